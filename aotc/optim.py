@@ -72,3 +72,26 @@ class SGD(_WithoutCompiler, torch.optim.SGD):
         >>> from aotc.optim import SGD
         >>> optimizer = SGD(module.parameters(), lr=0.1, momentum=0.9, nesterov=True)
     """
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """As torch's, whose fused operator refuses parameters of which only some have a momentum yet."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with_momentum = [each for group in self.param_groups if group["momentum"] for each in group["params"]]
+        given = [each for each in with_momentum if each.grad is not None]
+        first = {each for each in given if self.state.get(each, {}).get("momentum_buffer") is None}
+        if len(first) in (0, len(given)):
+            super().step()
+            return loss
+        gradients = {each: each.grad for group in self.param_groups for each in group["params"]}
+        try:
+            for apart in (gradients.keys() - first, first):
+                for each, gradient in gradients.items():
+                    each.grad = gradient if each in apart else None
+                super().step()
+        finally:
+            for each, gradient in gradients.items():
+                each.grad = gradient
+        return loss

@@ -74,6 +74,20 @@ def test_steps_are_those_of_torch(name: str, options: dict[str, Any]) -> None:
     assert own.param_groups[0]["lr"] == torchs.param_groups[0]["lr"] != 0.01
 
 
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_a_parameter_may_get_its_first_gradient_later_than_others(name: str, options: dict[str, Any]) -> None:
+    """As one that was frozen at first, or an expert that had no tokens."""
+    model = Model()
+    expected = copy.deepcopy(model)
+    own = getattr(aotc.optim, name)(model.parameters(), lr=0.02, **options)
+    torchs = getattr(torch.optim, name)(expected.parameters(), lr=0.02, **options)
+    for trained, optimizer in ((model, own), (expected, torchs)):
+        train(trained, optimizer, range(3))
+        trained.enter.bias.requires_grad_(True)
+        train(trained, optimizer, range(3, 6))
+    assert_equal(model, expected)
+
+
 def clip(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     for group in optimizer.param_groups:
         torch.nn.utils.clip_grad_norm_(group["params"], 0.01)

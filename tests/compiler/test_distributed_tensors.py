@@ -171,7 +171,11 @@ models:
             marks=pytest.mark.skipif(not OF_2_13, reason="before torch 2.13, it is captured"),
         ),
         ("dist.all_gather_into_tensor(x.new_empty(2, *x.shape), x)", "all_gather_into_tensor", "all_gather_tensor("),
-        ("dist.all_to_all([x.clone(), x.clone()], [x, x])", "torch.distributed.all_to_all", "all_to_all_single("),
+        (
+            "dist.all_to_all([x.clone(), x.clone()], [x, x])",
+            "torch.distributed.all_to_all",
+            "all_to_all_single(tensor, received_sizes, sent_sizes, group)",
+        ),
         ("dist.gather(x, [x.clone(), x.clone()])", "torch.distributed.gather", "which every rank gets"),
         ("dist.send(x, 1)", "torch.distributed.send", "by `regions`"),
         ("dist.barrier()", "torch.distributed.barrier", "leave it out"),

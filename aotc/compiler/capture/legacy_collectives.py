@@ -20,7 +20,8 @@ from aotc.errors import BuildError
 from aotc.models.ranks import PARALLEL
 
 _SUM, _GATHER = 'all_reduce(tensor, "sum", group)', "all_gather_tensor(tensor, dim, group)"
-_SCATTER, _EXCHANGE = 'reduce_scatter_tensor(tensor, "sum", dim, group)', "all_to_all_single(tensor, to, from, group)"
+_SCATTER = 'reduce_scatter_tensor(tensor, "sum", dim, group)'
+_EXCHANGE = "all_to_all_single(tensor, received_sizes, sent_sizes, group)"
 _BROADCAST = "broadcast(tensor, source, group)"
 
 _FUNCTIONAL = MappingProxyType(

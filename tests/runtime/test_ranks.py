@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch.distributed as dist
@@ -42,6 +42,36 @@ def test_the_thread_that_watches_calls_ends_with_the_compiled_code() -> None:
     gc.collect()
     thread.join(10)
     assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("where", ["__enter__", "__exit__"])
+def test_a_call_after_a_ctrl_c_is_watched(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """Which comes while the watch is entered or left."""
+    watched: list[bool] = []
+
+    class Interrupted(Watch):
+        def __enter__(self) -> None:
+            super().__enter__()
+            if where == "__enter__" and not watched:
+                raise KeyboardInterrupt
+
+        def __exit__(self, *error: Any) -> None:
+            if where == "__exit__" and len(watched) == 1:
+                raise KeyboardInterrupt
+            super().__exit__(*error)
+
+    call: Any = object.__new__(ParallelCall)
+    call._waiting = watch = Interrupted(cast("Any", SimpleNamespace(size=1, rank=0, timeout=60)))
+    monkeypatch.setattr(ParallelCall, "_to_its_end", lambda self, run, *_: run())
+
+    def run() -> None:
+        watched.append(watch._calls == len(watched) + 1)
+
+    with pytest.raises(KeyboardInterrupt):
+        call.run_watched(run, (), {})
+    watched[:] = [True]
+    call.run_watched(run, (), {})
+    assert watched == [True, True]
 
 
 def test_an_error_of_the_call_itself_stays_what_it_is() -> None:

@@ -44,7 +44,8 @@ class _InRanks(CompiledCall):
 
     def run_watched(self, run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """`run(*args, **kwargs)` as a call in which all ranks take part, or within one that this thread makes."""
-        if self._waiting.is_inside:
+        thread = self._waiting.of_thread
+        if thread.is_inside:
             return run(*args, **kwargs)
         try:
             with self._waiting:
@@ -52,6 +53,8 @@ class _InRanks(CompiledCall):
         except GroupError:
             self.release()  # the abort of a communicator waits for its graphs
             raise
+        finally:
+            thread.is_inside = False  # also where Ctrl-C has ended the watch's __enter__ or __exit__
 
     def _to_its_end(self, run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         try:

@@ -31,6 +31,11 @@ _BEFORE_NEXT = 0.01
 """Seconds between two looks before the call that follows a failed one."""
 
 
+class _OfThread(threading.local):
+    is_inside = False
+    """Whether this thread is in a call."""
+
+
 class Watch:
     """A context for each call, in all of which one thread looks after the ranks."""
 
@@ -38,7 +43,7 @@ class Watch:
         self._ranks = ranks
         self._calls = 0
         self._inside = 0
-        self._of_thread = threading.local()
+        self.of_thread = _OfThread()
         self._began = 0.0
         self._failed = 0
         """The last call, if it failed on this rank."""
@@ -49,11 +54,6 @@ class Watch:
         self.failure: GroupError | None = None
         """Why no further call can run."""
 
-    @property
-    def is_inside(self) -> bool:
-        """Whether this thread is in a call."""
-        return getattr(self._of_thread, "is_inside", False)
-
     def __enter__(self) -> None:
         if self._failed:
             self._wait_for_failures()
@@ -62,7 +62,7 @@ class Watch:
         with self._lock:
             self._calls += 1
             self._inside += 1
-            self._of_thread.is_inside = True
+            self.of_thread.is_inside = True
             self._began = time.monotonic()
             if self._thread is None:
                 which = weakref.ref(self), self._wake
@@ -76,7 +76,7 @@ class Watch:
     ) -> None:
         with self._lock:
             self._inside -= 1
-            self._of_thread.is_inside = False
+            self.of_thread.is_inside = False
             if not self._inside:
                 self._wake.clear()
         if error is not None and error is self.failure:

@@ -25,6 +25,11 @@ from aotc.verify.comparison import VerifyJob
 from aotc.verify.report import Report
 from aotc.verify.runnable import spec_of
 
+_IN_RANKS = (
+    "a bisection runs one process, and the model is split over ranks\n"
+    "build the whole model, without `parallel:`, under another name, and bisect that"
+)
+
 
 def to_bisect(reports: Sequence[Report]) -> list[Report]:
     """Of each artifact the first report of a difference: others mostly have the same cause."""
@@ -48,6 +53,8 @@ def _bisect(store: Store, report: Report, folder: Path, seeds: int) -> Bisection
     bundle = read_bundle(store, Reference(None, report.model, digest=report.bundle))
     entry = next(one for one in bundle.artifacts if one.target == report.target)
     artifact = read_built(store, entry)
+    if artifact.parallel:
+        return Bisection(report.model, report.bucket, report.target, report.sizes, (), conclusion=_IN_RANKS)
     spec = spec_of(artifact)
     buckets = [variant.bucket for variant in model_dispatcher(artifact, spec.buckets).variants]
     bucket = next(one for one in buckets if bucket_name(one) == report.bucket)

@@ -62,9 +62,12 @@ class TrainingStep:
         loss: Callable[[Any], Any] | None = None,
         cuda_graph: bool | None = None,
     ) -> None:
+        if loss is not None and not callable(loss):
+            raise BindError(f"loss is {loss!r}, and may be a function of the model's result")
         if not isinstance(model, Compiled) or model.module is None or not model.artifact.trains:
+            given = repr(model) if isinstance(model, Compiled) else f"a {type(model).__name__}"
             raise BindError(
-                f"{model!r} gives no gradients",
+                f"{given} gives no gradients",
                 hint="write `train: true` in the manifest, build, and give what aotc.load(ref, module) returns",
             )
         self.model, self.optimizer = model, optimizer

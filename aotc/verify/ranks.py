@@ -17,7 +17,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from aotc.errors import VerifyError
+from aotc.errors import ManifestError, VerifyError
 from aotc.manifest.types import ModelSpec
 from aotc.models.calls import arguments_of, modes_of, signature_leaves
 from aotc.models.factory import build_module, import_object
@@ -93,7 +93,7 @@ def compare_with_whole(
     spec: ModelSpec, folder: Path, signature: Signature, dims: Dims, device: torch.device
 ) -> Mapping[str, Judgement]:
     """Judge this rank's eager results by those of the whole model, each from the factory's weights: by their paths,
-    those that have the same shape in both. Empty where the factory makes no whole model."""
+    those that have the same shape in both. Empty where the factory makes no whole model. Raises ManifestError."""
     factory = import_object(spec.factory, folder)
     if not makes_unsharded(factory, spec.kwargs):
         return {}
@@ -105,7 +105,15 @@ def compare_with_whole(
         with torch.no_grad(), modes_of(spec, device.type):
             return contents(module.to(device)(*args, **kwargs))
 
-    part, whole = run(build_module(spec, folder)), run(build_module(spec, folder, unsharded=True))
+    try:
+        unsharded = build_module(spec, folder, unsharded=True)
+    except ManifestError as error:
+        raise ManifestError(
+            error.message,
+            hint="for the whole model, the factory is called without its `group`, `mesh`, `rank` and `world_size`: "
+            "give these no defaults if it makes none",
+        ) from error
+    part, whole = run(build_module(spec, folder)), run(unsharded)
     judged = {}
     for path, value in part.items():
         other = whole.get(path)

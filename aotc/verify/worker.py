@@ -23,6 +23,11 @@ from aotc.verify.report import Report, Status
 from aotc.verify.tolerance import Judgement
 from aotc.verify.training import STEPS, compare_training
 
+_NOT_THE_WHOLE = (
+    "in eager, the ranks compute something else than the whole model (are their weights parts of those that the "
+    "factory makes for it?)"
+)
+
 
 class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the worker says: that it begins with a step at some sizes, and then how that ended. At last, of code that
@@ -63,7 +68,7 @@ def _whole(job: VerifyJob, comparison: Comparison, dispatcher: Dispatcher) -> It
             bucket = bucket_name(variant.bucket)
             judged = compare_with_whole(job.spec, comparison.folder, comparison.signature, dims, comparison.device)
             wrong = [f"output{path}: {one.detail}" for path, one in judged.items() if not one.ok]
-            detail = f"in eager, the ranks compute something else than the whole model: {wrong[0]}" if wrong else ""
+            detail = f"{_NOT_THE_WHOLE}: {wrong[0]}" if wrong else ""
             status: Status = "failed" if wrong else "ok"
             report = comparison.ranks.worst(_report(job, bucket, describe_sizes(dims), status, detail=detail))
             if report.status != "ok":

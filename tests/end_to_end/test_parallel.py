@@ -10,9 +10,11 @@ import pytest
 import torch
 from rank_suite import EXAMPLE, RankSuite
 
-from aotc.errors import CorruptError
+from aotc.bisection.run import bisect_reports
+from aotc.errors import CorruptError, ManifestError
 from aotc.inspection.picks import picks_of
 from aotc.manifest import read_manifest
+from aotc.manifest.types import ModelSpec
 from aotc.models.factory import build_module
 from aotc.models.ranks import group_left
 from aotc.models.signature import make_signature
@@ -23,6 +25,7 @@ from aotc.store.layout.check_record import check_record
 from aotc.store.layout.store import Store
 from aotc.store.reference import parse_reference
 from aotc.verify.ranks import compare_with_whole
+from aotc.verify.report import Report
 
 
 @pytest.fixture(scope="session")
@@ -74,6 +77,35 @@ def test_ranks_that_compute_something_else_than_the_whole_model_are_found() -> N
         signature = make_signature(spec, build_module(spec, EXAMPLE))
         judged = compare_with_whole(spec, EXAMPLE, signature, {"seq": 3}, torch.device("cpu"))
     assert [one.ok for one in judged.values()] == [False]
+
+
+NEEDS_ITS_GROUP = """
+import torch
+
+class Sized(torch.nn.Module):
+    def __init__(self, group=None):
+        super().__init__()
+        self.size = group.size()
+
+    def forward(self, x):
+        return x * self.size
+"""
+
+
+def test_a_factory_that_makes_no_whole_model_is_told_how_it_is_called(tmp_path: Path) -> None:
+    (tmp_path / "needs_its_group.py").write_text(NEEDS_ITS_GROUP)
+    spec = ModelSpec("sized", "needs_its_group.py:Sized", {"x": {"shape": [2]}}, ({},), parallel={"tensor": 2})
+    with group_left():
+        signature = make_signature(spec, build_module(spec, tmp_path))
+        with pytest.raises(ManifestError, match=r"(?s)has no attribute 'size'.*is called without its `group`"):
+            compare_with_whole(spec, tmp_path, signature, {}, torch.device("cpu"))
+
+
+def test_a_bisection_of_a_model_in_ranks_says_what_to_bisect(store: Path) -> None:
+    bundle = read_bundle(Store.open(store), parse_reference("llama"))
+    report = Report("llama", "seq=1", bundle.artifacts[0].target, "seq=1", "failed", bundle=bundle.digest)
+    ((_, found),) = bisect_reports(str(store), [report], EXAMPLE, 1)
+    assert "the model is split over ranks" in found.conclusion
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a native build is for the GPU: cuda/test_cuda_parallel.py")

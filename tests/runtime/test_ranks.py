@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 from torch.distributed import destroy_process_group  # before aotc is imported
 
-from aotc.errors import GradientError, GroupError
+from aotc.errors import BindError, GradientError, GroupError
 from aotc.runtime.parallel.call import ParallelCall
 from aotc.runtime.parallel.ranks import Ranks
 from aotc.runtime.parallel.release import released_with
@@ -30,6 +30,16 @@ def test_a_later_group_does_not_read_what_an_earlier_one_said() -> None:
         finally:
             dist.destroy_process_group()
     assert failed == [False, False]
+
+
+@pytest.mark.parametrize("timeout", [-1, 0, "60", None, float("inf")])
+def test_a_time_limit_is_some_seconds(timeout: Any) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(BindError, match=r"group_timeout is .*, and may be seconds, more than 0"):
+            Ranks(dist.group.WORLD, timeout)
+    finally:
+        dist.destroy_process_group()
 
 
 def test_the_thread_that_watches_calls_ends_with_the_compiled_code() -> None:

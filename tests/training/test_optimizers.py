@@ -190,8 +190,10 @@ def test_what_a_step_cannot_do_is_refused(training_store: Path, models: Any) -> 
     x, y = inputs("mixed", 6, 0)
     step = aotc.TrainingStep(compiled, optimizer)
 
-    with pytest.raises(aotc.BindError, match=r"(?s)Mixed.*gives no gradients.*train: true"):
+    with pytest.raises(aotc.BindError, match=r"(?s)a Mixed gives no gradients.*train: true"):
         aotc.TrainingStep(eager, optimizer)  # type: ignore[arg-type]
+    with pytest.raises(aotc.BindError, match="loss is 'mse', and may be a function"):
+        aotc.TrainingStep(compiled, optimizer, loss="mse")  # type: ignore[arg-type]
     with pytest.raises(aotc.BindError, match=r"(?s)not the model's.*group 0.*\(16, 8\).*compiled\.parameters\(\)"):
         aotc.TrainingStep(compiled, aotc.optim.SGD(eager.parameters()))
     with pytest.raises(aotc.BindError, match="on cpu cannot be a CUDA graph"):

@@ -6,6 +6,7 @@ import datetime
 import functools
 import itertools
 import json
+import math
 import weakref
 from typing import TYPE_CHECKING, Any, cast
 
@@ -63,7 +64,9 @@ class Ranks:
     """
 
     def __init__(self, group: Any, timeout: float) -> None:
-        """Raises BindError for what is not a process group."""
+        """Raises BindError for what is not a process group, or no time."""
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
+            raise BindError(f"group_timeout is {timeout!r}, and may be seconds, more than 0")
         if not dist.is_initialized():
             raise BindError(
                 "a group was given, and torch.distributed is not initialised in this process",

@@ -23,7 +23,7 @@ MANIFEST = """
 version: 1
 models:
   products:
-    factory: models.py:Products
+    factory: tiled.py:Products
     dtype: bfloat16
     targets: [cpu:x86-64-v3, cpu:amx]
     inputs: {x: {shape: [16, 8, 32]}}
@@ -57,7 +57,7 @@ class Built(NamedTuple):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("amx")
-    (folder / "models.py").write_text(MODELS)
+    (folder / "tiled.py").write_text(MODELS)
     (folder / "manifest.yaml").write_text(MANIFEST)
     return folder
 

@@ -100,7 +100,7 @@ def test_its_code_is_marked_as_untested(built: Built) -> None:
 SERVE = """
 import ctypes, sys
 sys.path.insert(0, sys.argv[1])
-import torch, aotc, models
+import torch, aotc, tiled
 
 class Stack(ctypes.Structure):
     _fields_ = [("at", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t)]
@@ -108,7 +108,7 @@ class Stack(ctypes.Structure):
 memory = ctypes.create_string_buffer(4096)  # too small for the tiles, which a signal's handler would have to save
 if sys.argv[2] == "refused":
     assert ctypes.CDLL(None).sigaltstack(ctypes.byref(Stack(ctypes.addressof(memory), 0, 4096)), None) == 0
-module, x = models.Products().eval().bfloat16(), torch.randn(16, 8, 32, dtype=torch.bfloat16)
+module, x = tiled.Products().eval().bfloat16(), torch.randn(16, 8, 32, dtype=torch.bfloat16)
 try:
     compiled = aotc.load(sys.argv[1] + "/store#products", module)
 except aotc.EnvironmentMismatchError as error:

@@ -17,14 +17,14 @@ from sample_artifacts import stored_artifact as stored
 from store_backends import QUICK, REMOTE, STARTS, WRITTEN_OVER_A_NETWORK, Backend
 
 from aotc.digest import canonical_json, sha256_bytes
-from aotc.errors import AotcError, CorruptError, NotFoundError, SchemaVersionError, StoreError
+from aotc.errors import AotcError, CorruptError, NotFoundError, RemoteError, SchemaVersionError, StoreError
 from aotc.records import Artifact, File
 from aotc.store.layout import oci
 from aotc.store.layout.bundle import ARTIFACT_TYPE, CONFIG, FILE, read_artifact, read_bundle
 from aotc.store.layout.oci import Descriptor, Index, Manifest
 from aotc.store.layout.publishing import publish
 from aotc.store.layout.store import Store
-from aotc.store.opening import open_readable
+from aotc.store.opening import open_readable, open_remote
 from aotc.store.reference import Reference
 from aotc.store.remote.fetch import fetch, of_targets
 from aotc.store.remote.push import push
@@ -495,6 +495,26 @@ def test_a_bundle_gets_a_further_name_and_a_tag_goes_back(
         (tagged,) = set_tags(where, backend.ref(where, f"tiny:{version}"), ["stable"])
         assert (tagged.digest, tagged.before, tagged.left) == (digest, before, False)
         assert (named("stable"), named("v1"), named("v2")) == (digest, published, newer)
+
+
+@backends("s3-ceph", "s3-rclone", "azure", "file")
+def test_a_removal_whose_answer_is_lost_is_no_missing_tag(
+    backend: Backend, where: str, published: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote = type(open_remote(where, QUICK))
+    remove, removals = remote.remove_tag, list[Reference]()
+
+    def unanswered_once(self: Any, reference: Reference) -> None:
+        remove(self, reference)
+        removals.append(reference)
+        if len(removals) == 1:
+            raise RemoteError("the connection broke", transient=True)
+
+    monkeypatch.setattr(remote, "remove_tag", unanswered_once)
+    assert remove_tag(where, backend.ref(where, "tiny:v1")).digest == published
+    assert len(removals) == 2
+    with pytest.raises(NotFoundError, match="tiny:v1 is not"):
+        remove_tag(where, backend.ref(where, "tiny:v1"))
 
 
 @backends("folder", "s3-ceph", "s3-rclone", "azure", "file")

@@ -127,9 +127,7 @@ class ObjectStore:
         def change(data: bytes) -> bytes:
             found = reader.tag_entries(oci.decode_index(data, where))
             gone = {(str(entry), entry.digest) for entry in found if str(entry) == reference.name}
-            if not gone:
-                raise not_found(reference, [str(entry) for entry in found], self.url)
-            return index.without_entries(data, gone)
+            return index.without_entries(data, gone) if gone else data
 
         self._change_index(change)
 

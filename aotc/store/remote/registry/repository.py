@@ -186,9 +186,7 @@ class Registry:
             expected=(202, 400, 404, 405),
         ) as response:
             status = response.status_code
-        if status == 404:
-            raise self._not_found(reference)
-        if status != 202:
+        if status not in (202, 404):
             raise StoreError(
                 f"{self.url} removes no tags: it answers {status}",
                 hint="remove it by the registry's own tools, or let it name another bundle: `aotc tag`",

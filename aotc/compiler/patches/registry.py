@@ -534,9 +534,12 @@ HOOKS: Mapping[str, tuple[str, ...]] = {
     "toolchain/precompiled_headers.py": (_BUILD, "torch._inductor.cpp_builder:CppBuilder.get_command_line()"),
     "capture/export.py": ("torch.fx.experimental.symbolic_shapes:GuardOnDataDependentSymNode.__init__(cond, ...)",),
     "capture/facts/custom_operators.py": ("torch:_ops._Ops.load_library(path)",),
+    "capture/distributed_tensors.py": ("torch._export.wrappers:_maybe_find_pre_dispatch_tf_mode_for_export()",),
+    "absent_gpu/lowering.py": (
+        "torch._inductor.codegen.wrapper:PythonWrapperCodegen.generate_and_run_autotune_block()",
+        "torch._inductor.fx_passes.joint_graph:UniformValueConstantFolder._deduce_value(node)",
+    ),
 }
 """Targets of hooks in other modules of the compiler, which observe torch or answer it for a unit. They change no
 result, so they have no bounds and no reproducers: a build needs them in every torch. The hooks of `autotune/hooks.py`
-and `workers/inductor_progress.py` are not listed: a build does without those that torch lacks. Nor are those of
-`absent_gpu/lowering.py`, which only a build for an absent GPU has, and of `capture/distributed_tensors.py`, which only
-a model of DTensors has."""
+and `workers/inductor_progress.py` are not listed: a build does without those that torch lacks."""

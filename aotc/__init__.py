@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from aotc.runtime.compiled import Compiled
     from aotc.runtime.fetch import fetch
     from aotc.runtime.load import load
-    from aotc.runtime.training_step import TrainingStep
+    from aotc.runtime.training.step import TrainingStep
 
 __version__ = "0.2.0"
 
@@ -85,7 +85,7 @@ del level
 
 _MODULES = {
     "Compiled": "aotc.runtime.compiled",
-    "TrainingStep": "aotc.runtime.training_step",
+    "TrainingStep": "aotc.runtime.training.step",
     "attach": "aotc.runtime.attach",
     "fetch": "aotc.runtime.fetch",
     "load": "aotc.runtime.load",

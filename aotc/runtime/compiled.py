@@ -219,7 +219,7 @@ for _name in HOOKS:
 def compiled_module(call: CompiledCall) -> Compiled:
     """The module whose calls are `call`; or that has it in the place of the method that was compiled."""
     if call.module is None:
-        from aotc.runtime.without_module import CompiledAlone
+        from aotc.runtime.checkpoints.without_module import CompiledAlone
 
         return CompiledAlone(call)
     base = Compiled

@@ -281,7 +281,7 @@ def bind_artifact(
             message = f"the artifact of `{artifact.model}` for {artifact.target} holds no variant"
             raise CorruptError(message, hint="it was not written by `aotc build`: build it again")
         if artifact.trains:
-            from aotc.runtime.training import check_trainable
+            from aotc.runtime.training.library import check_trainable
 
             check_trainable(artifact, module, graphs)
             graphs = None
@@ -484,7 +484,7 @@ def open_variant(files: LibraryFiles, variant: Variant, device: torch.device, co
     check_counts(library, variant)
     if variant.backward is None:
         return library
-    from aotc.runtime.training import open_backward, with_backward
+    from aotc.runtime.training.library import open_backward, with_backward
 
     backward = open_backward(files.of(variant.backward.library), device, concurrency)
     return with_backward(library, variant, backward)

@@ -22,7 +22,7 @@ from aotc.models.gradients import gradients_of, names_of_gradients
 from aotc.optim import SGD
 from aotc.records import Dims
 from aotc.runtime.compiled import Compiled
-from aotc.runtime.training_step import TrainingStep
+from aotc.runtime.training.step import TrainingStep
 from aotc.snapshot.tensors import plain_state
 from aotc.tensors.comparison import rms
 from aotc.verify.tolerance import Judgement, floor_of, judge

@@ -14,7 +14,7 @@ import torch
 from aotc.runtime.libraries.cuda_library import CudaCLibrary
 from aotc.runtime.libraries.folder import FilesInFolder
 from aotc.runtime.libraries.library import open_library
-from aotc.runtime.training import open_backward
+from aotc.runtime.training.library import open_backward
 
 
 @pytest.mark.parametrize("concurrency", [1, 4])

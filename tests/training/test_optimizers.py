@@ -225,7 +225,7 @@ def test_a_graph_of_a_step_is_of_what_requires_gradients_and_of_all_modes(
     training_store: Path, models: Any, monkeypatch: pytest.MonkeyPatch, changed: str
 ) -> None:
     """Only what is compared before a replay, since there is no GPU: a replay would go on training a frozen tensor."""
-    from aotc.runtime.cuda import step_graphs
+    from aotc.runtime.training import step_graphs
 
     for name in ("Turn", "make_stream"):
         monkeypatch.setattr(step_graphs, name, lambda *_: None)
@@ -244,7 +244,7 @@ def test_a_graph_of_a_step_is_of_what_requires_gradients_and_of_all_modes(
 
 @pytest.mark.parametrize("result", ["tensor", "tuple", "dict", "attribute"])
 def test_where_the_loss_is_found(result: str) -> None:
-    from aotc.runtime.training_step import _loss_of
+    from aotc.runtime.training.step import _loss_of
 
     class Output:
         loss = torch.ones(())

@@ -16,7 +16,7 @@ import aotc
 from aotc.compiler.smoke.smoke_run import _Called, _compare_gradients, _compare_with_eager
 from aotc.errors import LibraryError
 from aotc.records import Parameter, Signature, TensorLeaf, Variant
-from aotc.runtime.training import TrainingLibrary
+from aotc.runtime.training.library import TrainingLibrary
 
 Tamper = Callable[[list[Tensor]], None]
 

@@ -1,4 +1,4 @@
-"""Whole training steps as CUDA graphs: see `aotc.runtime.training_step`.
+"""Whole training steps as CUDA graphs: see `aotc.runtime.training.step`.
 
 The first step with inputs of some shapes runs directly, on the stream of the captures. It loads kernels, and makes the
 optimizer's states, which would be cleared in every replay if they were made in a capture. The second is captured, with

@@ -17,7 +17,7 @@ from aotc.runtime.state.weights import slots_of
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from aotc.runtime.cuda.step_graphs import StepGraphs
+    from aotc.runtime.training.step_graphs import StepGraphs
 
 
 class TrainingStep:
@@ -79,7 +79,7 @@ class TrainingStep:
         self._check_optimizer()
         self._graphs: StepGraphs | None = None
         if model.device.type == "cuda" and cuda_graph is not False:
-            from aotc.runtime.cuda.step_graphs import StepGraphs
+            from aotc.runtime.training.step_graphs import StepGraphs
 
             self._graphs = StepGraphs(self._run, model._aotc, optimizer)
         elif cuda_graph:

@@ -298,12 +298,24 @@ class Backward(Record, frozen=True):
     without: tuple[Argument, ...] = ()
 
 
+class Reads(Record, frozen=True):
+    """What the run of a capture read, and `ModuleGuard.attributes` leaves out, in plain JSON.
+
+    `attributes`: by submodule, then by the path to the attribute from there. `outside`: global variables, attributes of
+    classes and the environment, by the names of `aotc.snapshot.outside`.
+    """
+
+    attributes: dict[str, dict[str, Any]] = {}
+    outside: dict[str, Any] = {}
+
+
 class Variant(Record, frozen=True):
     """What compiling one unit gives. `region` names the region that it is code of; "" for the whole model.
 
     `padded` names the dims along which requests are padded to sizes of a bucket that has a range. `origins` are those
-    that its capture read, see `aotc.snapshot`; `reads` are the attributes that it read, each as `Class.attribute`, and
-    `read_values` is the file with the values of those that `ModuleGuard.attributes` leaves out.
+    that its capture read, see `aotc.snapshot`; `reads` are the attributes that it read, each as `Class.attribute`,
+    `read_values` is the file of `Reads` with the values, and `asked` has the modes of the process that forward asked
+    for, as they were (`aotc.snapshot.modes`).
 
     The unit was built for lists, and for dicts and `**kwargs` in the order of the signature. `any_sequence`: the model
     does the same with tuples in the place of lists. `any_order`: it does the same with keys in another order.
@@ -342,6 +354,7 @@ class Variant(Record, frozen=True):
     left: dict[str, str] = msgspec.field(default_factory=dict)
     reads: tuple[str, ...] = ()
     read_values: File | None = None
+    asked: dict[str, Scalar] = msgspec.field(default_factory=dict)
     untested: bool = False
     backward: Backward | None = None
 

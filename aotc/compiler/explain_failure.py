@@ -7,6 +7,7 @@ import re
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
+from types import FrameType
 
 import torch
 from torch import fx
@@ -257,6 +258,16 @@ def lines_shown(stack: Iterable[traceback.FrameSummary]) -> str:
     own = [index for index, frame in enumerate(frames) if not is_installed(frame.filename)]
     chosen = sorted({own[-1], len(frames) - 1} if own else {len(frames) - 1}) if frames else []
     return " → ".join(_shown(frames[index]) for index in chosen)
+
+
+def stack_of(frame: FrameType, line: int = 0) -> list[traceback.FrameSummary]:
+    """The stack of a frame, outermost first; `line` is the innermost frame's, if it is not the one that runs."""
+    frames = [traceback.FrameSummary(frame.f_code.co_filename, line or frame.f_lineno, frame.f_code.co_name)]
+    outer = frame.f_back
+    while outer is not None:
+        frames.append(traceback.FrameSummary(outer.f_code.co_filename, outer.f_lineno, outer.f_code.co_name))
+        outer = outer.f_back
+    return frames[::-1]
 
 
 def line_named(text: str) -> str:

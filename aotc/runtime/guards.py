@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -12,10 +13,11 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.utils._device import DeviceContext
 
 from aotc.records import Ambient, Artifact, ConstantLeaf, TensorLeaf
 from aotc.runtime.dispatch import Shape
-from aotc.snapshot.modes import matmul_precision
+from aotc.snapshot.modes import ASKED, OF_INPUT, OF_STATE, matmul_precision
 from aotc.snapshot.tensors import dtype_of
 from aotc.tensors.layouts import MEMORY_FORMATS
 
@@ -26,6 +28,8 @@ transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
 """The transform of torch.func (vmap, grad, jvp) around this call, or None. Its tensors look like any other."""
 _dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 """How many modes that are told of each operator, as FakeTensorMode's and make_fx's are, are around this call."""
+_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
+"""How many modes that are told of each function of torch are around this call."""
 _traced: Callable[[], bool] = torch._C._is_tracing
 """Whether torch.jit.trace writes this call down."""
 
@@ -35,9 +39,16 @@ PLAIN_TENSORS = frozenset({torch.Tensor, nn.Parameter, nn.Buffer})
 
 
 def is_followed() -> bool:
-    """True while a dispatch mode or `torch.jit.trace` is recording: outputs of compiled code would be recorded as
-    constants."""
-    return _dispatch_modes() > 0 or _traced()
+    """True while a mode of torch follows operators or functions, or `torch.jit.trace` is recording: outputs of compiled
+    code would be recorded as constants, and the mode would not see what runs in it. The default device is such a mode,
+    and changes compiled code only where forward asks for it."""
+    return (
+        _dispatch_modes() > 0 or _traced() or (_function_modes() > 0 and any(map(_follows, range(_function_modes()))))
+    )
+
+
+def _follows(index: int) -> bool:
+    return type(torch._C._get_function_stack_at(index)) is not DeviceContext
 
 
 class Guards:
@@ -56,6 +67,7 @@ class Guards:
         self.training = artifact.module.training
         self.trains = artifact.trains
         self._reads = artifact.reads
+        self.asked = {name: mode for variant in artifact.variants for name, mode in variant.asked.items()}
         self.refresh()
         self.ambient = artifact.ambient
         self.copies = artifact.signature.make_contiguous
@@ -89,6 +101,8 @@ class Guards:
             for path, part in (self.module.named_modules() if self.module is not None else ())
             if f"{type(part).__qualname__}.training" in self._reads
         ]
+        self.asked_now = asked_readers(self.asked, self.module)
+        self._asked = [(read, self.asked[name]) for name, read in self.asked_now.items()]
         self._with_mode = [attributes for _, attributes in self.moded]
         self.modes = list(map(_training_of, self._with_mode))
 
@@ -126,8 +140,27 @@ class Guards:
             self.ambient_holds()
             and (self.module is None or self.module.training is self.training)
             and list(map(_training_of, self._with_mode)) == self.modes
+            and not any(read() is not mode and read() != mode for read, mode in self._asked)
+            and not (OF_INPUT in self.asked and any(leaves[index].requires_grad for index, *_ in self.tensors))
             and not (forward_ad._current_level >= 0 and has_tangent(leaves[index] for index, *_ in self.tensors))
         )
+
+
+def asked_readers(asked: Iterable[str], module: nn.Module | None) -> dict[str, Callable[[], Any]]:
+    """What reads each mode that forward asked for; of the module's tensors only with a module."""
+    readers: dict[str, Callable[[], Any]] = {name: ASKED[name] for name in asked if name in ASKED}
+    for name in asked:
+        if name.startswith(OF_STATE) and module is not None:
+            path, _, key = name.removeprefix(OF_STATE).rpartition(".")
+            part = module.get_submodule(path)
+            table: dict[str, Any] = part._parameters if key in part._parameters else part._buffers
+            readers[name] = functools.partial(_requires_grad, table, key)
+    return readers
+
+
+def _requires_grad(table: dict[str, Any], key: str) -> bool:
+    tensor = table.get(key)
+    return tensor is not None and tensor.requires_grad
 
 
 def equal_constant(value: Any, expected: Any) -> bool:

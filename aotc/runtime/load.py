@@ -24,8 +24,7 @@ from aotc.runtime.compiled import Compiled, compiled_module
 from aotc.runtime.libraries.files import LibraryFiles, Source, read_all
 from aotc.runtime.libraries.library import Library, check_counts, open_library
 from aotc.runtime.select import device_of, select_target
-from aotc.runtime.state.module import ModuleCheck, check_module
-from aotc.runtime.state.watch import ModuleWatch
+from aotc.runtime.state.module import ModuleCheck, check_module, watch_module
 from aotc.runtime.state.weights import Bound, bind_state
 from aotc.store.layout.bundle import Bundle, read_artifact, read_bundle
 from aotc.store.layout.reader import StoreReader
@@ -209,7 +208,7 @@ def load(
             on_miss=on_miss,
             concurrency=concurrency,
             ignore=ignore,
-            read_file=lambda file: opened.blobs.load(file, READ_LIMIT),
+            read_file=functools.cache(lambda file: opened.blobs.load(file, READ_LIMIT)),
             weights=weights,
             graphs=graphs,
             allow_imports=allow_imports,
@@ -298,8 +297,7 @@ def bind_artifact(
         watch = None
         if module is not None:
             check_module(artifact, module, ignore, read_file)
-            if "attributes" not in ignore:
-                watch = ModuleWatch(module, artifact.reads, artifact.model)
+            watch = watch_module(artifact, module, ignore, read_file)
         state = _bind(artifact, module, weights, device, read_file, ranks)
         timer.took("module")
         _provide_operators(artifact, allow_imports)

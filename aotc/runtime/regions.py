@@ -22,7 +22,7 @@ from aotc.runtime.explain.misses import Explanation
 from aotc.runtime.forks import renew_in_child
 from aotc.runtime.libraries.library import Library
 from aotc.runtime.state.gate import Gate, set_all
-from aotc.runtime.state.module import ModuleCheck, ReadFile, check_module
+from aotc.runtime.state.module import ModuleCheck, ReadFile, check_module, watch_module
 from aotc.runtime.state.watch import ModuleWatch
 from aotc.runtime.state.weights import Bound, ModuleState, State, bind_state
 from aotc.runtime.stats import BucketStats, Stats
@@ -117,11 +117,12 @@ class CompiledRegions(CompiledCall):
         on_miss: OnMiss,
         *,
         graphs: GraphOptions | None = None,
-        watched: bool = True,
+        watch: Callable[[Artifact, nn.Module, str], ModuleWatch],
         check_again: Callable[[], None] = lambda: None,
     ) -> None:
-        """`watched`: each region looks at its attributes in every call."""
-        self._watched, self._check_again = watched, check_again
+        """`watch` makes the look that each call of a region takes at its instance: of the region's artifact, the
+        instance, and what it is called."""
+        self.watch_of, self._check_again = watch, check_again
         self._gate = Gate()
         """Inside are calls of the model; `update_weights` is alone."""
         self._updating = threading.RLock()
@@ -157,9 +158,7 @@ class CompiledRegions(CompiledCall):
             bound = bind_state(part, instance, self.device, self._gate)
         except BindError as error:
             raise BindError(f"{path}: {error.message}", hint=error.hint, issues=error.issues) from error
-        watch = None
-        if self._watched:
-            watch = ModuleWatch(instance, part.reads, f"{self.artifact.model} {path}", as_region=True)
+        watch = self.watch_of(part, instance, f"{self.artifact.model} {path}")
         eager = own_forward(instance)
         compiled = self.regions[_key(region, path)] = CompiledCall(
             part,
@@ -354,14 +353,17 @@ def attach_regions(
         check_module(artifact, instances, ignore, read_file)
 
     check()
-    watched = "attributes" not in ignore
+
+    def watch(part: Artifact, instance: nn.Module, name: str) -> ModuleWatch:
+        return watch_module(part, instance, ignore, read_file, name=name, as_region=True)
+
     with no_collection():
         make = CompiledRegions
         if ranks is not None:
             from aotc.runtime.parallel.call import ParallelRegions
 
             make = functools.partial(ParallelRegions, ranks=ranks)  # type: ignore[assignment]
-        return make(artifact, libraries, module, device, on_miss, graphs=graphs, watched=watched, check_again=check)
+        return make(artifact, libraries, module, device, on_miss, graphs=graphs, watch=watch, check_again=check)
 
 
 def _pool_of(graphs: GraphOptions | None, device: torch.device) -> GraphPool | None:

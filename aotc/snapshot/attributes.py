@@ -8,9 +8,9 @@ import functools
 import math
 import numbers
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
-from types import BuiltinFunctionType, FunctionType, MappingProxyType, MethodType, SimpleNamespace
+from types import BuiltinFunctionType, CellType, FunctionType, MappingProxyType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -46,14 +46,15 @@ def origin_of(attribute: str) -> str:
 
 
 def module_attributes(module: nn.Module) -> dict[str, dict[str, Any]]:
-    """The Python values that a capture may have baked in: for each submodule its class and its plain attributes.
+    """What a capture may have baked in of each submodule: its class, its plain attributes, and which of its parameters,
+    buffers and children it has, or has as None.
 
     Plain are None, bool, numbers of any kind, str, bytes, enums, ranges, dtypes, layouts, memory formats, devices (but
-    not which of a kind), tensors other than buffers (by their bytes), functions, methods and classes (by their names),
-    lists, tuples, sets, slices, dicts, namespaces and partial functions of these, and what a dataclass (a model's
-    configuration) holds that is plain. Private attributes (`_x`) and anything else are left out: they are torch's own,
-    or hold no value that can be compared. A module, parameter or buffer that is also registered stands by its name, and
-    a view of one by its layout: their values live.
+    not which of a kind), tensors other than buffers (by their bytes), functions, methods and classes (by their names; a
+    function also by its defaults and its closure), lists, tuples, sets, slices, dicts, namespaces and partial functions
+    of these, and what a dataclass (a model's configuration) holds that is plain. Private attributes (`_x`) and anything
+    else are left out: they are torch's own, or hold no value that can be compared. A module, parameter or buffer that
+    is also registered stands by its name, and a view of one by its layout: their values live.
     Origins stand under names of their own: `origin config.dtype`. A forward in the place of the class's is always
     there, if only by the name of its own class.
     """
@@ -102,6 +103,9 @@ def _attributes(module: nn.Module, name_of: NameOf) -> Iterator[tuple[str, Any]]
     yield "class", type(module).__qualname__
     if hooks := forward_hooks(module):
         yield "forward hooks", len(hooks)
+    for kind, table in (("parameter", module._parameters), ("buffer", module._buffers), ("module", module._modules)):
+        for name, held in table.items():
+            yield name, kind if held is not None else f"no {kind}"
     not_read = vars(module).get(NOT_READ, ())
     for name, value in sorted(vars(module).items()):
         if name.startswith("_") or name == "training" or name in not_read:
@@ -123,9 +127,17 @@ def forward_hooks(module: nn.Module) -> list[Any]:
     return [hook for hook in hooks if getattr(hook, "__module__", "") != "transformers.utils.output_capturing"]
 
 
-def hooks_on_all_modules() -> tuple[dict[int, Any], dict[int, Any]]:
-    """What `torch.nn.modules.module.register_module_forward_hook` and its like have registered."""
-    return nn.modules.module._global_forward_hooks, nn.modules.module._global_forward_pre_hooks
+def hooks_on_all_modules(trains: bool) -> list[dict[int, Any]]:
+    """What `torch.nn.modules.module.register_module_forward_hook` and its like have registered; where code is trained,
+    for the backward, too."""
+    of = nn.modules.module
+    backward = [of._global_backward_hooks, of._global_backward_pre_hooks] if trains else []
+    return [of._global_forward_hooks, of._global_forward_pre_hooks, *backward]
+
+
+def backward_hooks(parts: Iterable[nn.Module]) -> list[dict[int, Any]]:
+    """The tables of the hooks on the backward of these modules."""
+    return [table for part in parts for table in (part._backward_hooks, part._backward_pre_hooks)]
 
 
 def training_differs(module: nn.Module) -> tuple[str, ...]:
@@ -164,8 +176,9 @@ def _origins(value: Any, path: str, depth: int = 4) -> Iterator[tuple[str, Any]]
 
 
 def read_attributes(module: nn.Module, names: Collection[str]) -> dict[str, dict[str, Any]]:
-    """The plain values of those attributes called `names` (as `Class.attribute`) that `module_attributes` leaves out:
-    private ones, and those of objects of classes of the model's own. By submodule, then by path from there."""
+    """The values of those attributes called `names` (as `Class.attribute`) that `module_attributes` leaves out: private
+    ones, those of classes, methods, and those of objects of classes of the model's own; of what is not plain, its type.
+    By submodule, then by path from there."""
     found = {path: dict(_read_attributes(part, names)) for path, part in module.named_modules(remove_duplicate=False)}
     return {path: attributes for path, attributes in found.items() if attributes}
 
@@ -175,10 +188,14 @@ def _read_attributes(module: nn.Module, names: Collection[str]) -> Iterator[tupl
         return
     for path, holder in (("", module), *objects_in(module)):
         for name in attributes_in(holder, names):
-            if path or name.startswith("_"):
-                plain = _plain(without_origins(getattr(holder, name, None)))
-                if plain is not _SKIP:
-                    yield f"{path}.{name}".removeprefix("."), plain
+            plain = plain_or_type(getattr(holder, name, None))
+            if path or name.startswith("_") or name not in vars(module) or is_type(plain):
+                yield f"{path}.{name}".removeprefix("."), plain
+
+
+def is_type(plain: Any) -> bool:
+    """Whether `plain_or_type` gave the type."""
+    return isinstance(plain, list) and plain[:1] == ["type"]
 
 
 def attributes_in(holder: Any, names: Collection[str]) -> list[str]:
@@ -262,7 +279,9 @@ def _plain(value: Any, depth: int = 4, name_of: NameOf = lambda value: "") -> An
     if type(value) is Tensor and value.layout is torch.strided and not value.is_meta:
         return f"tensor {dtype_name(value.dtype)} {list(value.shape)} {tensor_digest(value)}"
     if isinstance(value, FunctionType | BuiltinFunctionType | type):
-        return f"{public_name(str(value.__module__))}.{value.__qualname__}"
+        name = f"{public_name(str(value.__module__))}.{value.__qualname__}"
+        held = held_by(value) if depth and isinstance(value, FunctionType) else {}
+        return [name, {key: plain_or_type(item, depth - 1, name_of) for key, item in held.items()}] if held else name
     if isinstance(value, MethodType):
         return _plain(value.__func__, depth, name_of)
     if depth and isinstance(value, slice):
@@ -287,6 +306,41 @@ def _plain(value: Any, depth: int = 4, name_of: NameOf = lambda value: "") -> An
         }
         return {name: item for name, item in members.items() if item is not _SKIP}
     return _SKIP
+
+
+def held_by(function: FunctionType) -> dict[str, Any]:
+    """What a function has beside its code, by name: its defaults and the variables of its closure. Of torch's own
+    functions nothing: they come with the version."""
+    if is_torchs(function):
+        return {}
+    code, defaults, closure = function.__code__, function.__defaults__ or (), function.__closure__ or ()
+    names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
+    cells = {name: contents_of(cell) for name, cell in zip(code.co_freevars, closure, strict=True)}
+    return {**cells, **dict(zip(names, defaults, strict=True)), **(function.__kwdefaults__ or {})}
+
+
+def contents_of(cell: CellType) -> Any:
+    """The value of a variable of a closure; None for one that is not assigned yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+def is_torchs(value: Any) -> bool:
+    """Whether a function or a class is one of torch's."""
+    return str(getattr(value, "__module__", None)).partition(".")[0] == "torch"
+
+
+def plain_or_type(value: Any, depth: int = 4, name_of: NameOf = lambda value: "") -> Any:
+    """As `plain_value`; of what cannot be compared, its type."""
+    plain = _plain(without_origins(value), depth, name_of)
+    if plain is not _SKIP:
+        return plain
+    if isinstance(value, ModuleType):
+        return f"Python module {public_name(value.__name__)}"
+    cls = type(value)
+    return ["type", f"{public_name(cls.__module__)}.{cls.__qualname__}"]
 
 
 def _members(value: Any) -> list[str]:

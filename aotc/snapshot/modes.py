@@ -1,4 +1,4 @@
-"""The modes of the process that a capture bakes in: autocast, default dtype, TF32 and others."""
+"""The modes of the process that a capture bakes in: autocast, default dtype, TF32 and others; and what forward asks."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils import _device as current_device
 
-from aotc.records import Ambient
+from aotc.records import Ambient, Scalar
 from aotc.snapshot.tensors import dtype_name
 
 
@@ -24,6 +25,25 @@ def mode_readers(device: str) -> dict[str, Callable[[], Any]]:
         "deterministic": torch.are_deterministic_algorithms_enabled,
         "num_threads": torch.get_num_threads,
     }
+
+
+ASKED: dict[str, Callable[[], Scalar]] = {
+    "grad": torch.is_grad_enabled,
+    "inference": torch.is_inference_mode_enabled,
+    "device": lambda: default_device(),
+}
+"""What reads each mode that a forward may ask for: of these a call is compared only where it did."""
+
+OF_STATE = "requires_grad of "
+"""Asked of a parameter or buffer: the name follows."""
+OF_INPUT = "requires_grad"
+"""Asked of an input, or of what is computed from inputs."""
+
+
+def default_device() -> str:
+    """The kind of device on which tensors are made that are given none, as `torch.set_default_device` sets it."""
+    device = current_device.CURRENT_DEVICE
+    return "cpu" if device is None else torch.device(device).type
 
 
 def take_ambient(device: str) -> Ambient:

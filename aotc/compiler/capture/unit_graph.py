@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -32,7 +33,8 @@ from aotc.models.calls import signature_leaves
 from aotc.models.ranks import parallel_of
 from aotc.models.regions import example_of
 from aotc.models.signature import make_signature
-from aotc.records import Output, Region, Signature
+from aotc.records import Output, Region, Scalar, Signature
+from aotc.snapshot.modes import OF_INPUT
 from aotc.snapshot.tensors import plain_state
 
 _log = logging.getLogger("aotc")
@@ -72,7 +74,8 @@ def subject_of(job: Job, model: nn.Module, target: Target) -> Subject:
 class Exported(NamedTuple):
     """The graph of a unit, with the facts of its sizes, its outputs' axes and its module's attributes for the record.
 
-    `reads` are those of `facts.attribute_reads`, without attributes that calls of the model change.
+    `reads` are those of `facts.attribute_reads`, without attributes that calls of the model change; `outside` and
+    `asked` those of `facts.outside_reads`.
     """
 
     captured: Capture
@@ -83,6 +86,8 @@ class Exported(NamedTuple):
     forms: Forms
     assigned: Assigned
     reads: Collection[str]
+    outside: Collection[str] = ()
+    asked: Mapping[str, Scalar] = MappingProxyType({})
     notes: Collection[str] = ()
 
 
@@ -110,7 +115,7 @@ def export(
             raise
     sizes_needed = conditions(captured.guards, signature, job.bucket)
     try:
-        with outside_reads() as notes:
+        with outside_reads(module) as outside:
             result = check_second_call(module, signature, captured.mutated_state, kept, leaves, other_leaves)
     except BuildError:
         raise
@@ -122,12 +127,24 @@ def export(
     assigned = assigned_attributes(module, signature, captured.mutated_state, kept, leaves, result)
     del result  # copies of outputs and state, whose memory the next runs need
     check_edges(module, signature, job.bucket, captured, subject.leaves_at, sizes_needed)
+    reads.names_read |= outside.methods
     origins, names = reads.origins, _read(reads, captured, kept)
+    asked = _asked(outside.asked, job.spec.train)
+    outputs, padded = captured.outputs, padded_dims(signature, job.bucket)
     if job.region:  # its inputs are not padded, so its outputs need not be cropped
-        return Exported(captured, sizes_needed, (), captured.outputs, origins, forms, assigned, names, notes)
-    outputs = output_dims(job.spec, module, signature, job.bucket, captured, target, Path(job.folder))
-    padded = padded_dims(signature, job.bucket)
-    return Exported(captured, sizes_needed, padded, outputs, origins, forms, assigned, names, notes)
+        padded = ()
+    else:
+        outputs = output_dims(job.spec, module, signature, job.bucket, captured, target, Path(job.folder))
+    return Exported(
+        *(captured, sizes_needed, padded, outputs, origins, forms, assigned, names, outside.names, asked, outside.notes)
+    )
+
+
+def _asked(asked: Mapping[str, Scalar], train: bool) -> dict[str, Scalar]:
+    """The modes that forward asked for as the capture had them; what is computed from inputs requires gradients in
+    training as it does in eager."""
+    of_capture = {"grad": train} if "grad" in asked else {}
+    return {name: mode for name, mode in {**asked, **of_capture}.items() if not (train and name == OF_INPUT)}
 
 
 _TRACED_HERE = ("auto_functionalized", "triton_kernel_wrapper", "with_effects", "wrap_with_")

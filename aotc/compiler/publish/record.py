@@ -36,10 +36,12 @@ from aotc.records import (
     ModuleGuard,
     OperatorNeed,
     Parallel,
+    Reads,
     Region,
     StateSpec,
 )
 from aotc.snapshot.attributes import module_attributes, read_attributes, training_differs
+from aotc.snapshot.outside import Outside
 from aotc.snapshot.sources import Trees, source_digests
 from aotc.snapshot.state_specs import named_constants, state_specs, submodules
 from aotc.snapshot.tensors import dtype_name, named_state, plain_state
@@ -118,8 +120,9 @@ def write_record(unit: BuiltUnit) -> None:
         (output / PICKS).write_bytes(canonical_json(unit.picks))
     if len(attributes := canonical_json(snapshot.attributes)) <= CONFIG_LIMIT:  # else a reader would refuse it
         (output / ATTRIBUTES).write_bytes(attributes)
-    if values := read_attributes(snapshot.guarded, exported.reads):
-        (output / READ_VALUES).write_bytes(canonical_json(values))
+    outside = Outside(snapshot.guarded).values(exported.outside)
+    reads = Reads(read_attributes(snapshot.guarded, exported.reads), outside)
+    (output / READ_VALUES).write_bytes(canonical_json(reads))
     if snapshot.constants_file:
         (output / CONSTANTS).write_bytes(snapshot.constants_file)
     (output / RECORD).write_bytes(_artifact(unit, _variant(unit)).encode())
@@ -152,7 +155,8 @@ def _variant(unit: BuiltUnit) -> BuiltVariant:
         assigned=tuple(sorted(at for name in exported.assigned.first for at in _places(job, name))),
         left={at: value for name, value in exported.assigned.left.items() for at in _places(job, name)},
         reads=tuple(sorted(exported.reads)),
-        read_values=_if_written(output, READ_VALUES),
+        read_values=staged_file(output, READ_VALUES),
+        asked=dict(sorted(exported.asked.items())),
         untested=not job.runs_here,
         untuned=unit.untuned,
         backward=unit.backward,

@@ -87,7 +87,8 @@ def _passing(
     A share of the same call, since other work on the machine slows both.
     """
     timed = _Timed(library)
-    other = CompiledRegions(compiled.artifact, [timed], compiled.module, compiled.device, compiled.on_miss)
+    whole = compiled.artifact, [timed], compiled.module, compiled.device, compiled.on_miss
+    other = CompiledRegions(*whole, watch=compiled.watch_of)
     other.detach()
     other.attach([region])
     instances = [compiled.module.get_submodule(path) for path in other.instances(region)]

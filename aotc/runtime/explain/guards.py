@@ -16,7 +16,7 @@ from aotc.runtime.dispatch import Shape
 from aotc.runtime.explain.module import call_of_mode
 from aotc.runtime.explain.values import describe
 from aotc.runtime.guards import PLAIN_TENSORS, Guards, equal_constant, has_layout, tangent_of, transform
-from aotc.snapshot.modes import mode_readers
+from aotc.snapshot.modes import OF_INPUT, mode_readers
 from aotc.snapshot.tensors import dtype_name
 from aotc.tensors.layouts import has_memory
 
@@ -64,7 +64,7 @@ def guard_issues(
             for index, leaf, *_ in guards.tensors
             if index in guards.from_storage and (offset := leaves[index].storage_offset())
         ]
-    found += mode_issues(guards)
+    found += [*mode_issues(guards), *_asked_issues(guards, leaves)]
     if not found and all(shapes[index] is not None for index, *_ in guards.tensors):
         more = ", or set `make_contiguous: true` in the manifest"
         layouts = [msgspec.structs.replace(issue, hint=issue.hint + more) for issue in layouts]
@@ -199,6 +199,27 @@ _MODE_HINTS = {
 def _autocast_hint(device: str, built: str) -> str:
     under = "outside of torch.autocast" if built == "off" else f"under torch.autocast({device!r}, dtype=torch.{built})"
     return f"call {under}, or set `autocast:` in the manifest to match, and build again"
+
+
+_ASKED_HINTS = {
+    "grad": ("gradients are enabled", "call under torch.no_grad() as the build did, or build with `train: true`"),
+    "inference": ("inference mode is on", "call under torch.no_grad() in place of torch.inference_mode()"),
+    "device": ("the default device", "call outside of torch.device(…), or let forward say `device=x.device`"),
+}
+
+
+def _asked_issues(guards: Guards, leaves: Sequence[Any]) -> Iterator[Issue]:
+    """The modes that forward asks for, which are not those of the build."""
+    for name, read in guards.asked_now.items():
+        expected, now = str(guards.asked[name]), str(read())
+        if expected != now:
+            label, hint = _ASKED_HINTS.get(name, (name, "set it as it was at the build"))
+            yield Issue(f"forward asks for it ({label}): {expected} at the build, {now} now", "", expected, now, hint)
+    if OF_INPUT in guards.asked:
+        for index, leaf, *_ in guards.tensors:
+            if isinstance(leaves[index], Tensor) and leaves[index].requires_grad:
+                what = "forward asks whether it requires a gradient, which it did not at the build"
+                yield Issue(what, leaf.path, "False", "True", "pass x.detach()")
 
 
 def mode_issues(guards: Guards) -> list[Issue]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -11,13 +12,24 @@ from torch import nn
 from aotc.digest import canonical_json, sha256_json
 from aotc.errors import CorruptError, Issue
 from aotc.records import Artifact, ModuleGuard
-from aotc.runtime.state.module import ModuleCheck, ReadFile, changed_imports, is_read_value
-from aotc.snapshot.attributes import hooks_on_all_modules, module_attributes, origin_of, read_attributes
+from aotc.runtime.state.module import (
+    ModuleCheck,
+    ReadFile,
+    backward_hooks_here,
+    changed_imports,
+    read_here,
+    recorded_reads,
+)
+from aotc.snapshot.attributes import hooks_on_all_modules, module_attributes, origin_of
+from aotc.snapshot.outside import ABSENT, ENVIRONMENT, differences
 from aotc.snapshot.sources import file_of, source_digests
 
 SHOWN = 10
 _HOOKS_HINT = (
     "compiled code runs the hooks of the build and no others: remove the hook before the load, or rebuild with it"
+)
+BACKWARD_HOOKS = (
+    "remove them; hooks on parameters, inputs and results run, as does one on a module that stays eager around this one"
 )
 _CACHE_HINT = "write `use_cache: false` among the manifest's inputs and build again: then no configuration decides it"
 _ATTRIBUTES_HINT = (
@@ -35,7 +47,7 @@ def module_issues(
         "training": lambda: _training_issues(artifact, module),
         "source": lambda: [*_source_issues(artifact.module, module), *_import_issues(artifact.module, module)],
         "attributes": lambda: [
-            *_hook_issues(),
+            *_hook_issues(artifact, module),
             *_attribute_issues(artifact, module, read_file),
             *_read_issues(artifact, module, read_file),
         ],
@@ -144,7 +156,8 @@ def _attribute_issues(artifact: Artifact, module: nn.Module, read_file: ReadFile
     if artifact.module.attributes_file is None:
         return [differ]
     try:
-        found = _found_differences(read_file(artifact.module.attributes_file), here)
+        built = _decode_attributes(read_file(artifact.module.attributes_file))
+        found = _found_differences(built, _decode_attributes(canonical_json(here)))
     except RecursionError as error:
         raise CorruptError("the record of the module's attributes is nested too deeply") from error
     read = {origin for variant in artifact.variants for origin in variant.origins}
@@ -166,9 +179,10 @@ def _is_set_by_forward(artifact: Artifact, attribute: str, value: Any) -> bool:
     return bool(left) and sha256_json(value) in left
 
 
-def _found_differences(data: bytes, here: Any) -> list[tuple[str, str, tuple[str, ...], str, str]]:
+def _found_differences(
+    built: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mapping[str, Any]]
+) -> list[tuple[str, str, tuple[str, ...], str, str]]:
     """Of each difference the submodule's path, the attribute, the members of it that lead there, and both values."""
-    built, now = _decode_attributes(data), _decode_attributes(canonical_json(here))
     return [
         (path, name, members, _shown(one), _shown(other))
         for path in sorted(built.keys() | now.keys())
@@ -180,17 +194,29 @@ def _found_differences(data: bytes, here: Any) -> list[tuple[str, str, tuple[str
 
 
 def _read_issues(artifact: Artifact, module: nn.Module, read_file: ReadFile) -> list[Issue]:
-    """Of attributes that are compared only because a capture read them."""
-    files = {variant.reads: variant.read_values for variant in artifact.variants}
-    found: dict[tuple[str, str, tuple[str, ...], str, str], None] = {}
-    for names, file in files.items():
-        here = read_attributes(module, names)
-        if not is_read_value(here, file):
-            try:
-                found.update(dict.fromkeys(_found_differences(read_file(file) if file else b"{}", here)))
-            except RecursionError as error:
-                raise CorruptError("the record of the attributes that were read is nested too deeply") from error
-    return list(map(_differs, found))[:SHOWN]
+    """Of attributes that are compared only because a capture read them, and of what it read elsewhere."""
+    found: dict[Issue, None] = {}
+    for names, recorded in recorded_reads(artifact, read_file):
+        here = read_here(module, names, recorded)
+        found |= dict.fromkeys(map(_differs, _found_differences(recorded.attributes, here.attributes)))
+        found |= dict.fromkeys(_outside_issue(*each) for each in differences(recorded.outside, here.outside))
+    return list(found)
+
+
+def _outside_issue(name: str, built: Any, here: Any) -> Issue:
+    if name.startswith(ENVIRONMENT):
+        set_at_build, now = built is not None, os.environ.get(name[1:])
+        built, here = "another value" if set_at_build else "not set", "not set" if now is None else repr(now)
+        what = f"the environment variable {name[1:]}, which forward reads, was {built} at the build, and is {here} here"
+        return Issue(what, where=name, expected=built, actual=here, hint="set it as the build had it, or rebuild")
+    built, here = (_shown(_ABSENT if value == ABSENT else value) for value in (built, here))
+    return Issue(
+        f"forward reads it: built with {built}, here it is {here}",
+        where=name,
+        expected=built,
+        actual=here,
+        hint="values that forward reads are part of the compiled code: set it as the build had it, or rebuild",
+    )
 
 
 def _differs(difference: tuple[str, str, tuple[str, ...], str, str]) -> Issue:
@@ -205,10 +231,13 @@ def _differs(difference: tuple[str, str, tuple[str, ...], str, str]) -> Issue:
     )
 
 
-def _hook_issues() -> list[Issue]:
-    count = sum(map(len, hooks_on_all_modules()))
-    what = f"{count} forward hooks are registered on all modules, which compiled code does not run"
-    return [Issue(what, expected="0", actual=str(count), hint="remove them before the load")] if count else []
+def _hook_issues(artifact: Artifact, module: nn.Module) -> Iterator[Issue]:
+    if count := sum(map(len, hooks_on_all_modules(artifact.trains))):
+        what = f"{count} hooks are registered on all modules, which compiled code does not run"
+        yield Issue(what, expected="0", actual=str(count), hint="remove them before the load")
+    if count := sum(map(len, backward_hooks_here(artifact, module))):
+        what = f"{count} hooks are registered on the backward of its modules, which compiled code does not run"
+        yield Issue(what, expected="0", actual=str(count), hint=BACKWARD_HOOKS)
 
 
 _ABSENT = object()

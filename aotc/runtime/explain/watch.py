@@ -1,63 +1,91 @@
-"""What of a module has changed since the load, with both values."""
+"""What of a module, and of what its code reads elsewhere, has changed since the load, with both values."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
-
-from torch import Tensor, nn
 
 from aotc.digest import canonical_json
 from aotc.errors import Issue
-from aotc.runtime.state.watch import Seen, Slot
-from aotc.snapshot.attributes import NO_VALUE, forward_hooks, hooks_on_all_modules, plain_forward, plain_value
+from aotc.runtime.state.watch import ModuleWatch, Seen, Tree, here_in
+from aotc.snapshot.attributes import NO_VALUE, backward_hooks, forward_hooks, hooks_on_all_modules
+from aotc.snapshot.outside import ENVIRONMENT
+
+_SWAPPED = "set it back, or call compiled.refresh(), which checks the new one"
 
 
-def changes(seen: Seen, slots: Sequence[Slot], module: nn.Module) -> list[Issue]:
-    """Issues for each slot of the module that differs from the values that were seen."""
-    return [*_attribute_changes(seen, slots), *_hook_changes(seen, module)]
-
-
-def _attribute_changes(seen: Seen, slots: Sequence[Slot]) -> Iterator[Issue]:
+def changes(seen: Seen, watch: ModuleWatch) -> list[Issue]:
+    """Issues for each place that differs from the values that were seen."""
+    tree, slots = watch.look()
     then = {
-        slot.path: seen.plain_of[index] if index in seen.plain_of else _plain(slot, seen.values[index])
+        slot.path: seen.held[index] if index in seen.held else here_in(slot, seen.values[index])
         for index, slot in enumerate(seen.slots)
     }
-    now = {slot.path: _plain(slot, slot.owner.get(slot.key)) for slot in slots}
+    now = {slot.path: here_in(slot, slot.owner.get(slot.key)) for slot in slots}
+    return [
+        *_tree_changes(seen.tree, tree),
+        *_value_changes(then, now),
+        *_value_changes(seen.outside, watch.look_outside(slots)),
+        *(_hook_changes(seen, tree, watch.trains) if watch.hooks else ()),
+    ]
+
+
+def _tree_changes(then: Tree, now: Tree) -> Iterator[Issue]:
+    classes = dict(zip(then.parts, then.classes, strict=True))
+    for path in dict.fromkeys([*then.parts, *now.parts]):
+        old, new = then.parts.get(path), now.parts.get(path)
+        if old is not new:
+            built, here = (type(part).__qualname__ if part is not None else "no module" for part in (old, new))
+            what = f"the submodule was replaced after the load: a {built} then, a {here} now"
+            yield Issue(what, where=path, expected=built, actual=here, hint=_SWAPPED)
+        elif type(new) is not classes[path]:
+            built, here = classes[path].__qualname__, type(new).__qualname__
+            yield Issue(f"its class was {built} at the load, it is {here} now", path, built, here, _SWAPPED)
+    copies = {id(table): copy for table, copy in zip(then.tables, then.copies, strict=True)}
+    for path, part in then.parts.items():
+        for kind, table in (("parameter", part._parameters), ("buffer", part._buffers), ("module", part._modules)):
+            before = copies.get(id(table), {})
+            for name in before.keys() | table.keys():
+                built, here = (_kind(kind, held.get(name, _ABSENT)) for held in (before, table))
+                if built != here:
+                    where = f"{path}.{name}".removeprefix(".")
+                    yield Issue(f"{built} at the load, {here} now", where, built, here, _SWAPPED)
+
+
+_ABSENT: Any = object()
+
+
+def _kind(kind: str, held: Any) -> str:
+    return "absent" if held is _ABSENT else f"no {kind}" if held is None else f"a {kind}"
+
+
+def _value_changes(then: dict[str, Any], now: dict[str, Any]) -> Iterator[Issue]:
     for path in sorted(then.keys() | now.keys()):
         built, here = then.get(path, NO_VALUE), now.get(path, NO_VALUE)
         if built is not here and _text(built) != _text(here):
-            yield Issue(
-                f"{_text(built)[:60]} at the load, {_text(here)[:60]} now",
-                where=path,
-                expected=_text(built)[:60],
-                actual=_text(here)[:60],
-            )
+            values = ("another value", "this one") if path.startswith(ENVIRONMENT) else (_shown(built), _shown(here))
+            yield Issue(f"{values[0]} at the load, {values[1]} now", where=path, expected=values[0], actual=values[1])
 
 
-def _hook_changes(seen: Seen, module: nn.Module) -> Iterator[Issue]:
-    for path, part in module.named_modules():
+def _hook_changes(seen: Seen, tree: Tree, trains: bool) -> Iterator[Issue]:
+    for path, part in tree.parts.items():
         built, here = seen.hooks_of.get(id(part)), forward_hooks(part)
         if built is not None and here != built:
             yield _hooks(path or type(part).__qualname__, len(built), len(here))
-    if count := sum(map(len, hooks_on_all_modules())):
+        if trains and built is not None and (count := sum(map(len, backward_hooks([part])))):
+            yield _hooks(path or type(part).__qualname__, 0, count)
+    if count := sum(map(len, hooks_on_all_modules(trains))):
         yield _hooks("all modules", 0, count)
 
 
-def _plain(slot: Slot, value: Any) -> Any:
-    if slot.key == "forward":
-        return NO_VALUE if value is None else plain_forward(slot.part, value)
-    if isinstance(value, Tensor):
-        return f"the tensor {id(value):#x}"
-    is_object = dataclasses.is_dataclass(value) and not isinstance(value, type)  # of which the attributes are compared
-    return NO_VALUE if is_object else plain_value(value)
+def _text(value: Any) -> str:
+    return "nothing of its own" if value is NO_VALUE else canonical_json(value).decode()
 
 
-def _text(plain: Any) -> str:
-    return "nothing of its own" if plain is NO_VALUE else canonical_json(plain).decode()
+def _shown(value: Any) -> str:
+    return _text(value)[:60]
 
 
 def _hooks(where: str, built: int, here: int) -> Issue:
-    what = f"{built} forward hooks at the load, {here} now; compiled code runs none that was registered since"
+    what = f"{built} hooks at the load, {here} now; compiled code runs none that was registered since"
     return Issue(what, where=where, expected=str(built), actual=str(here), hint="remove them")

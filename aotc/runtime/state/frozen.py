@@ -17,7 +17,6 @@ from aotc.runtime.state.weights import (
     forms_check,
     lacks_values,
     slots_of,
-    watch_tree,
 )
 from aotc.snapshot.tensors import dtype_name, named_state, tensor_digests
 from aotc.tensors.subclasses import describe, inner_tensors
@@ -47,7 +46,6 @@ def watch_frozen(artifact: Artifact, module: nn.Module | None) -> TakeState:
             f"the weights are inference tensors, whose changes cannot be seen: {', '.join(blind[:5])}",
             hint="build the module outside of torch.inference_mode(), or load the frozen artifact without a module",
         )
-    check_tree = watch_tree(module, present)
     slots = slots_of(module, present)
     registered = list(present.values())
     inner = [(name, each) for name, tensor in present.items() for each in inner_tensors(tensor).values()]
@@ -58,7 +56,6 @@ def watch_frozen(artifact: Artifact, module: nn.Module | None) -> TakeState:
 
     def take(_keep: Sequence[Tensor] = storages) -> State:
         """`_keep` holds the storages, so that no other tensor can come to lie at the same address unnoticed."""
-        check_tree()
         now = [owner.get(key) for owner, key in slots]
         if (
             not all(map(operator.is_, now, registered))

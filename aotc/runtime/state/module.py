@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from typing import Literal
+from typing import Any, Literal
 
 from torch import nn
 
-from aotc.digest import sha256_json
+from aotc.digest import canonical_json, sha256_json
 from aotc.errors import BindError
-from aotc.records import Artifact, File, ModuleGuard
-from aotc.snapshot.attributes import hooks_on_all_modules, module_attributes, read_attributes, training_differs
+from aotc.records import Artifact, File, ModuleGuard, Reads, decode
+from aotc.runtime.state.watch import ModuleWatch
+from aotc.snapshot.attributes import (
+    backward_hooks,
+    hooks_on_all_modules,
+    module_attributes,
+    read_attributes,
+    training_differs,
+)
+from aotc.snapshot.outside import Outside
 from aotc.snapshot.sources import BY_DIGEST, file_identity, source_digests
 
 ModuleCheck = Literal["class", "source", "attributes", "training"]
@@ -24,7 +32,7 @@ def check_module(artifact: Artifact, module: nn.Module, ignore: Collection[Modul
         "class": lambda: type(module).__qualname__ == guard.class_name,
         "training": lambda: module.training is guard.training and training_differs(module) == guard.training_differs,
         "source": lambda: same_sources(guard, module) and not any(changed_imports(guard, module)),
-        "attributes": lambda: same_attributes(artifact, module),
+        "attributes": lambda: same_attributes(artifact, module, read_file),
     }
     if differ := [name for name, same in checks.items() if name not in ignore and not same()]:
         from aotc.runtime.explain.module import ignore_hint, module_issues
@@ -60,13 +68,52 @@ def changed_imports(guard: ModuleGuard, module: nn.Module) -> Iterator[tuple[str
                 yield name, here
 
 
-def same_attributes(artifact: Artifact, module: nn.Module) -> bool:
-    """Also those that are compared only because a capture read them; and no hook is registered on all modules."""
-    if any(hooks_on_all_modules()) or sha256_json(module_attributes(module)) != artifact.module.attributes:
-        return False
-    files = {variant.reads: variant.read_values for variant in artifact.variants}
-    return all(is_read_value(read_attributes(module, names), file) for names, file in files.items())
+def same_attributes(artifact: Artifact, module: nn.Module, read_file: ReadFile) -> bool:
+    """Also those that are compared only because a capture read them, and what it read elsewhere; and no hook is
+    registered on all modules, of which training runs those of the backward, too."""
+    return (
+        not any(backward_hooks_here(artifact, module))
+        and not any(hooks_on_all_modules(artifact.trains))
+        and sha256_json(module_attributes(module)) == artifact.module.attributes
+        and all(
+            canonical_json(read_here(module, names, recorded)) == canonical_json(recorded)
+            for names, recorded in recorded_reads(artifact, read_file)
+        )
+    )
 
 
-def is_read_value(here: object, file: File | None) -> bool:
-    return not here if file is None else sha256_json(here) == file.digest
+def backward_hooks_here(artifact: Artifact, module: nn.Module) -> list[dict[int, Any]]:
+    """The tables of hooks that compiled code of a backward does not run: torch runs those on a region's own."""
+    left_out = {module, *module.children()} if artifact.regions else set()
+    return backward_hooks(part for part in module.modules() if part not in left_out) if artifact.trains else []
+
+
+def recorded_reads(artifact: Artifact, read_file: ReadFile) -> Iterator[tuple[tuple[str, ...], Reads]]:
+    """What the captures of the variants read: the names of attributes, and all values. Raises CorruptError."""
+    for names, file in {(variant.reads, variant.read_values): None for variant in artifact.variants}:
+        if file is not None:
+            yield names, decode(read_file(file), Reads)
+
+
+def watch_module(
+    artifact: Artifact,
+    module: nn.Module,
+    ignore: Collection[ModuleCheck],
+    read_file: ReadFile,
+    *,
+    name: str = "",
+    as_region: bool = False,
+) -> ModuleWatch:
+    """The look that each call takes at the module; without the attributes, at its tree alone."""
+    if "attributes" in ignore:
+        return ModuleWatch(module, (), (), name or artifact.model, as_region=as_region, hooks=False)
+    outside = sorted({name for _, recorded in recorded_reads(artifact, read_file) for name in recorded.outside})
+    return ModuleWatch(
+        module, artifact.reads, outside, name or artifact.model, as_region=as_region, trains=artifact.trains
+    )
+
+
+def read_here(module: nn.Module, names: Collection[str], recorded: Reads) -> Reads:
+    """The same of this module and process. What cannot be found here is as it was recorded."""
+    outside = Outside(module).values(recorded.outside)
+    return Reads(read_attributes(module, names), {**recorded.outside, **outside})

@@ -10,7 +10,7 @@ import operator
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from aotc.runtime.state.weights import ModuleState, _Seen, watch_tree
+from aotc.runtime.state.weights import ModuleState, _Seen
 from aotc.tensors.subclasses import describe, holders, inner_name, is_wrapper, slots_of
 
 Slot = tuple[dict[str, Any], str]
@@ -62,7 +62,6 @@ class SubclassState(ModuleState):
         within = [spec for spec in self._specs if spec.subclass is not None]
         names = [spec.name for spec in self._specs] + [alias for spec in self._specs for alias in spec.aliases]
         places = self._places(names)
-        self._check_tree = watch_tree(self._module, (place.parameter for place in places))
         self._outer = {
             place.parameter: (place.slot, spec.subclass)
             for spec, place in zip(within, self._places(spec.name for spec in within), strict=True)

@@ -1,38 +1,37 @@
-"""What of a module compiled code depends on beside its tensors, looked at in every call: attributes, forwards, hooks.
+"""What compiled code depends on beside its weights, looked at in every call: the module tree, hooks, forward's reads.
 
-Attributes are those that the captures read (`Variant.reads`). They are fetched and compared in a few calls of C; what
-differs, and whether that matters, is looked at only then.
+The look is a few calls of C over all places at once: the tables of parameters, buffers and children; the classes of the
+parts, and how many attributes each has; the attributes, global variables, defaults and cells of closures that the
+captures read (`Variant.reads`, `Reads.outside`); what the lists and dicts among these hold, and how often the tensors
+were written to. What differs, and whether that matters, is looked at only then.
 """
 
 from __future__ import annotations
 
-import enum
 import operator
-from collections.abc import Collection, Iterator
-from types import FunctionType, SimpleNamespace
+from collections.abc import Collection, Iterable, Iterator
+from itertools import chain
+from types import FunctionType, MethodType, SimpleNamespace
 from typing import Any, NamedTuple
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from aotc.errors import BindError
-from aotc.snapshot.attributes import attributes_in, forward_hooks, hooks_on_all_modules, objects_in, plain_value
+from aotc.snapshot.attributes import (
+    NO_VALUE,
+    attributes_in,
+    backward_hooks,
+    forward_hooks,
+    hooks_on_all_modules,
+    is_anothers,
+    objects_in,
+    parts_of,
+    plain_forward,
+    plain_value,
+)
+from aotc.snapshot.outside import Outside, Step
 
 SHOWN = 10
-_COMPARED = (
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    type(None),
-    enum.Enum,
-    torch.dtype,
-    torch.device,
-    FunctionType,
-    type,
-)
 
 
 class Slot(NamedTuple):
@@ -44,77 +43,193 @@ class Slot(NamedTuple):
     part: nn.Module
 
 
-class Seen(NamedTuple):
-    """What was found: the slots, and as many values; what those hold that may change, and a copy of that, and the plain
-    form of each by its slot's position; the dicts that held no hooks, and the hooks of each module."""
+class Tree(NamedTuple):
+    """The module tree: its parts by their paths; the tables that hold something, with copies; the classes of the parts,
+    and the number of attributes of each."""
 
+    parts: dict[str, nn.Module]
+    tables: list[dict[str, Any]]
+    copies: list[dict[str, Any]]
+    classes: list[type]
+    own: list[dict[str, Any]]
+    lengths: list[int]
+
+
+class Seen(NamedTuple):
+    """What was found: values in dicts and of objects' attributes, what the containers among them held (also as one
+    sequence), and what must hold nothing.
+
+    `slots` are the first of `owners`. `bound` are attributes of which each look gives another object, as class methods.
+    `tensors` are plain ones, with how often each was written to. `held` has what the mutable values were, by their
+    positions in `values`; `outside` and `hooks_of` have the values by name, and the hooks of each module.
+    """
+
+    tree: Tree
     slots: list[Slot]
-    owners: list[dict[str, Any]]
-    keys: list[str]
+    owners: list[dict[Any, Any]]
+    keys: list[Any]
     values: list[Any]
+    objects: list[Any]
+    names: list[str]
+    of_objects: list[Any]
+    bound: list[Step]
     containers: list[Any]
     copies: list[Any]
-    plain_of: dict[int, Any]
-    unhooked: list[dict[int, Any]]
+    items: list[Any]
+    tensors: list[Tensor]
+    writes: list[int]
+    empty: list[dict[Any, Any]]
+    held: dict[int, Any]
+    outside: dict[str, Any]
     hooks_of: dict[int, list[Any]]
 
 
 class ModuleWatch:
-    """The attributes, forwards and hooks of a module as they are now, with which later ones are compared."""
+    """A module, and what its code reads elsewhere, as they are now, with which later ones are compared."""
 
-    def __init__(self, module: nn.Module, reads: Collection[str], model: str, *, as_region: bool = False) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        reads: Collection[str],
+        outside: Collection[str],
+        model: str,
+        *,
+        as_region: bool = False,
+        trains: bool = False,
+        hooks: bool = True,
+    ) -> None:
         """`as_region`: compiled code is the module's forward, and torch runs its hooks around it."""
-        self._module, self._reads, self._model, self._as_region = module, reads, model, as_region
+        self.module, self.model, self.trains, self.hooks = module, model, trains, hooks
+        self._reads, self._outside, self._as_region = reads, outside, as_region
         self.refresh()
 
     def refresh(self) -> None:
-        """Record the module's present values."""
-        slots = list(_slots(self._module, self._reads, self._as_region))
-        values = [slot.owner.get(slot.key) for slot in slots]
-        held = {index: value for index, value in enumerate(values) if _may_change(value)}
-        parts = list(self._module.modules())[1 if self._as_region else 0 :]
-        hooks = [each for part in parts for each in (part._forward_hooks, part._forward_pre_hooks)]
+        """Record the present values."""
+        tree, slots = self.look()
+        steps = [*Outside(self.module).steps(self._outside), *_of_classes(slots)]
+        in_dicts = [step for step in steps if isinstance(step.owner, dict)]
+        in_objects = [step for step in steps if not isinstance(step.owner, dict) and _is_kept(step)]
+        values = [*(slot.owner.get(slot.key) for slot in slots), *(step.value for step in in_dicts)]
+        hooked = list(tree.parts.values())[1 if self._as_region else 0 :] if self.hooks else []
+        hooks = [table for part in hooked for table in (part._forward_hooks, part._forward_pre_hooks)]
+        found = [*values, *(step.value for step in in_objects)]
+        containers = [*_containers(found), *filter(None, hooks)]
+        items = list(chain.from_iterable(map(_items, containers)))
+        tensors = [each for each in (*found, *items) if isinstance(each, Tensor) and not each.is_inference()]
         self._seen = Seen(  # replaced as a whole: any thread may call
+            tree,
             slots,
-            [slot.owner for slot in slots],
-            [slot.key for slot in slots],
+            [*(slot.owner for slot in slots), *(step.owner for step in in_dicts)],
+            [*(slot.key for slot in slots), *(step.key for step in in_dicts)],
             values,
-            [*held.values(), *(each for each in hooks if each)],
-            [*map(_copied, held.values()), *(dict(each) for each in hooks if each)],
-            {index: plain_value(value) for index, value in held.items()},
-            [each for each in (*hooks, *hooks_on_all_modules()) if not each],
-            {id(part): forward_hooks(part) for part in parts},
+            [step.owner for step in in_objects],
+            [step.key for step in in_objects],
+            [step.value for step in in_objects],
+            [step for step in steps if not isinstance(step.owner, dict) and not _is_kept(step)],
+            containers,
+            [each.copy() for each in containers],
+            items,
+            tensors,
+            list(map(_writes, tensors)),
+            [
+                *(table for part in tree.parts.values() for table in _tables(part) if not table),
+                *(table for table in hooks if not table),
+                *(backward_hooks(hooked) if self.trains else ()),
+                *(hooks_on_all_modules(self.trains) if self.hooks else ()),
+            ],
+            {index: here(value) for index, value in enumerate(values[: len(slots)]) if _is_mutable(value)},
+            self.look_outside(slots),
+            {id(part): forward_hooks(part) for part in hooked},
         )
+
+    def look(self) -> tuple[Tree, list[Slot]]:
+        tree = _tree(self.module)
+        return tree, list(_slots(tree, self._reads, self._as_region))
+
+    def look_outside(self, slots: Iterable[Slot]) -> dict[str, Any]:
+        """What each name outside the module is in this process, and what classes have for what their objects lack."""
+        of_classes = {f"{step.owner.__qualname__}.{step.key}": here(step.value) for step in _of_classes(slots)}
+        return of_classes | {name: here(value) for name, value in Outside(self.module).found(self._outside)}
 
     def check(self) -> None:
         """Raises BindError where something is another than it was."""
         seen = self._seen
+        tree = seen.tree
         try:
             is_same = (
                 all(map(operator.is_, map(dict.get, seen.owners, seen.keys), seen.values))
+                and all(map(operator.is_, map(getattr, seen.objects, seen.names), seen.of_objects))
+                and not any(getattr(step.owner, step.key) != step.value for step in seen.bound)
+                and tree.tables == tree.copies
+                and not any(seen.empty)
+                and list(map(type, tree.parts.values())) == tree.classes
+                and list(map(len, tree.own)) == tree.lengths
                 and seen.containers == seen.copies
-                and not any(seen.unhooked)
+                and all(map(operator.is_, chain.from_iterable(map(_items, seen.containers)), seen.items))
+                and list(map(_writes, seen.tensors)) == seen.writes
             )
-        except (RuntimeError, ValueError):  # a tensor or an array in a number's place is neither equal nor unequal
-            is_same = False
+        except (RuntimeError, ValueError, TypeError, AttributeError):
+            is_same = False  # a tensor in a number's place is neither equal nor unequal; an attribute may be gone
         if is_same:
             return
         from aotc.runtime.explain.watch import changes
 
-        if issues := changes(seen, list(_slots(self._module, self._reads, self._as_region)), self._module):
+        if issues := changes(seen, self):
             raise BindError(
-                f"the module of `{self._model}` is no longer as it was at the load",
+                f"the module of `{self.model}` is no longer as it was at the load",
                 issues=tuple(issues[:SHOWN]),
                 hint="set it back, or build the module as it is now; compiled.refresh() compares all of it anew",
             )
         self.refresh()
 
 
-def _slots(module: nn.Module, reads: Collection[str], as_region: bool) -> Iterator[Slot]:
+def here(value: Any, depth: int = 4) -> Any:
+    """What a value is within this process, to compare it with a later one: plain, as far as that is possible; a
+    function with its code; a tensor with the number of writes; an object of a class of the model's own by that class,
+    since its attributes are compared; any other by its identity."""
+    if isinstance(value, MethodType):
+        value = value.__func__
+    if isinstance(value, FunctionType):
+        return [plain_value(value), hash(value.__code__)]
+    if isinstance(value, Tensor):
+        return f"the tensor {id(value):#x}" + ("" if value.is_inference() else f", written to {_writes(value)} times")
+    if depth and (inner := vars(value) if isinstance(value, SimpleNamespace) else _inner(value)) is not None:
+        return {str(key): here(item, depth - 1) for key, item in inner.items()}
+    if (plain := plain_value(value)) is not NO_VALUE:
+        return plain
+    return f"a {type(value).__qualname__}" + ("" if is_anothers(type(value)) else f" at {id(value):#x}")
+
+
+def _inner(value: Any) -> dict[Any, Any] | None:
+    """What a container holds, by its index or key."""
+    if isinstance(value, list | tuple | dict):
+        return parts_of(value)
+    return {hash(item): item for item in value} if isinstance(value, set | frozenset) else None
+
+
+def here_in(slot: Slot, value: Any) -> Any:
+    """As `here`, for the value of an attribute; NO_VALUE for the class's own forward."""
+    if slot.key == "forward":
+        return NO_VALUE if value is None else plain_forward(slot.part, value)
+    return here(value)
+
+
+def _tree(module: nn.Module) -> Tree:
+    parts = dict(module.named_modules())
+    tables = [table for part in parts.values() for table in _tables(part) if table]
+    own: list[Any] = [vars(part) for part in parts.values()]
+    return Tree(parts, tables, [table.copy() for table in tables], [*map(type, parts.values())], own, [*map(len, own)])
+
+
+def _tables(part: nn.Module) -> tuple[dict[str, Any], ...]:
+    return part._parameters, part._buffers, part._modules
+
+
+def _slots(tree: Tree, reads: Collection[str], as_region: bool) -> Iterator[Slot]:
     names: dict[type, list[str]] = {}
-    for path, part in module.named_modules():
+    for path, part in tree.parts.items():
         prefix = f"{path}." if path else ""
-        if path or not as_region:
+        if "forward" in vars(part) and (path or not as_region):  # else its number of attributes grows
             yield Slot(f"{prefix}forward", vars(part), "forward", part)
         for inner, holder in (("", part), *objects_in(part)):
             if type(holder) not in names:
@@ -124,29 +239,38 @@ def _slots(module: nn.Module, reads: Collection[str], as_region: bool) -> Iterat
                 yield Slot(f"{prefix}{inner}.{name}" if inner else f"{prefix}{name}", own, name, part)
 
 
-def _may_change(value: Any) -> bool:
-    """Whether a value is mutable and can be compared."""
-    if isinstance(value, tuple):
-        return any(map(_may_change, value)) and _is_compared(value, 4)
-    return isinstance(value, list | dict | set | SimpleNamespace) and _is_compared(value, 4)
+def _of_classes(slots: Iterable[Slot]) -> Iterator[Step]:
+    """The attributes of classes that stand for those that objects lack."""
+    seen: set[tuple[type, str]] = set()
+    for slot in slots:
+        cls = type(slot.part)
+        if slot.owner is vars(slot.part) and slot.key not in slot.owner and (cls, slot.key) not in seen:
+            seen.add((cls, slot.key))
+            if hasattr(cls, slot.key):
+                yield Step(cls, slot.key, getattr(cls, slot.key))
 
 
-def _is_compared(value: Any, depth: int) -> bool:
-    if isinstance(value, SimpleNamespace):
-        value = vars(value)
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list | tuple | set):
-        return depth > 0 and all(_is_compared(item, depth - 1) for item in value)
-    return isinstance(value, _COMPARED)
+def _is_kept(step: Step) -> bool:
+    """Whether each look at the attribute gives the same object."""
+    return getattr(step.owner, step.key) is step.value
 
 
-def _copied(value: Any) -> Any:
-    if isinstance(value, SimpleNamespace):
-        return SimpleNamespace(**_copied(vars(value)))
-    if isinstance(value, dict):
-        return {key: _copied(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        items = [_copied(item) for item in value]
-        return items if isinstance(value, list) else tuple(items)
-    return set(value) if isinstance(value, set) else value
+_writes = operator.attrgetter("_version")
+
+
+def _is_mutable(value: Any) -> bool:
+    return isinstance(value, Tensor) or any(_containers([value]))
+
+
+def _containers(values: Iterable[Any], depth: int = 4) -> Iterator[Any]:
+    """The lists, dicts and sets among values, and those within them."""
+    for value in values:
+        found = vars(value) if isinstance(value, SimpleNamespace) else value
+        if isinstance(found, list | dict | set):
+            yield found
+        if depth and isinstance(found, list | dict | tuple):
+            yield from _containers(_items(found), depth - 1)
+
+
+def _items(container: Any) -> Iterable[Any]:
+    return container.values() if isinstance(container, dict) else container

@@ -186,7 +186,6 @@ class ModuleState:
 
     def _look(self) -> None:
         names = [spec.name for spec in self._specs] + [alias for spec in self._specs for alias in spec.aliases]
-        self._check_tree = watch_tree(self._module, names)
         self._slots = self._slots_of(names)
         self._owners, self._keys = [owner for owner, _ in self._slots], [key for _, key in self._slots]
 
@@ -200,7 +199,6 @@ class ModuleState:
                 self._seen = self._check()
 
     def take(self) -> State:
-        self._check_tree()
         last = self._seen  # replaced as a whole: any thread may call, and each gives only a state that it found checked
         if self._is_current(last):
             return last.state
@@ -254,35 +252,6 @@ class ModuleState:
 def saw(tensors: list[Tensor], state: State) -> _Seen:
     pointers, aliases = list(map(_data_ptr, tensors)), [tensor.detach() for tensor in tensors]
     return _Seen(tensors, pointers, forms_check(tensors), aliases, state)
-
-
-def watch_tree(module: nn.Module, names: Iterable[str]) -> Callable[[], None]:
-    """A function that raises BindError once a submodule that holds one of these tensors is another object.
-
-    Its tensors could be found, but its class and attributes are not those that were checked at the load.
-    """
-    modules = _modules_of(module)
-    paths: set[str] = set()
-    for name in names:
-        path = name.rpartition(".")[0]
-        while path and path in modules and path not in paths:
-            paths.add(path)
-            path = path.rpartition(".")[0]
-    ordered = sorted(paths)
-    parts = [path.rpartition(".") for path in ordered]
-    owners, keys = [modules[parent]._modules for parent, _, _ in parts], [name for _, _, name in parts]
-    children = list(map(dict.get, owners, keys))
-
-    def check() -> None:
-        now = list(map(dict.get, owners, keys))
-        if not all(map(operator.is_, now, children)):
-            replaced = [path for path, old, new in zip(ordered, children, now, strict=True) if old is not new]
-            raise BindError(
-                f"submodules were replaced after the load: {', '.join(replaced[:5])}",
-                hint="set them back, or call compiled.refresh(), which checks the new ones",
-            )
-
-    return check
 
 
 def slots_of(module: nn.Module, names: Iterable[str]) -> list[tuple[dict[str, Any], str]]:

@@ -11,7 +11,6 @@ submodules, and mixes them up where some are None. So buffers are compared, too.
 from __future__ import annotations
 
 import sys
-import traceback
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from types import FrameType
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from aotc.compiler.capture.module_objects import Change, KeptObjects
-from aotc.compiler.explain_failure import is_model_code, lines_shown
+from aotc.compiler.explain_failure import is_model_code, lines_shown, stack_of
 from aotc.errors import BuildError
 from aotc.models.calls import ContainersChanged, arguments_of, call_model, containers_changed, state_put_back
 from aotc.records import Signature
@@ -176,7 +175,7 @@ def _line_of(is_made: Callable[[], bool], call: Callable[[], Any]) -> str:
             return None
         if is_made():
             if seen:
-                found.append(lines_shown(_stack(*seen[-1])))
+                found.append(lines_shown(stack_of(*seen[-1])))
             return None
         caller = frame.f_back if event == "return" else frame
         while caller is not None and not is_model_code(caller.f_code.co_filename):
@@ -193,16 +192,6 @@ def _line_of(is_made: Callable[[], bool], call: Callable[[], Any]) -> str:
     finally:
         sys.settrace(before)
     return next(iter(found), "")
-
-
-def _stack(frame: FrameType, line: int) -> list[traceback.FrameSummary]:
-    """The stack of a frame, outermost first; `line` is the innermost frame's."""
-    frames = [traceback.FrameSummary(frame.f_code.co_filename, line, frame.f_code.co_name)]
-    outer = frame.f_back
-    while outer is not None:
-        frames.append(traceback.FrameSummary(outer.f_code.co_filename, outer.f_lineno, outer.f_code.co_name))
-        outer = outer.f_back
-    return frames[::-1]
 
 
 def _forgotten(changes: Sequence[Change], source: str) -> BuildError:

@@ -33,16 +33,16 @@ class Reads:
     def __init__(self) -> None:
         self.origins: set[str] = set()
         self._all: set[str] = set()
-        self._read: set[str] = set()
+        self.names_read: set[str] = set()
         self._written: set[str] = set()
 
     @property
     def names(self) -> set[str]:
-        return self._read - self._written
+        return self.names_read - self._written
 
     def take_all(self) -> None:
         """Count every attribute as read: torch's Dynamo traces branches of `torch.cond`, and its reads are not seen."""
-        self._read |= self._all
+        self.names_read |= self._all
 
 
 @contextmanager
@@ -69,7 +69,7 @@ def attributes_read(module: nn.Module) -> Iterator[Reads]:
                 try:
                     stack.enter_context(_replaced(cls, name, watch))
                 except (AttributeError, TypeError):  # raised by a metaclass
-                    reads._read.add(f"{cls.__qualname__}.{name}")
+                    reads.names_read.add(f"{cls.__qualname__}.{name}")
         yield reads
 
 
@@ -125,7 +125,7 @@ def _watching(cls: type, names: Collection[str], reads: Reads) -> Any:
         if name in noted:
             reads.origins.update(noted[name])
         if name in names:
-            reads._read.add(f"{type(self).__qualname__}.{name}")
+            reads.names_read.add(f"{type(self).__qualname__}.{name}")
         return own(self, name)
 
     return __getattribute__
@@ -139,14 +139,14 @@ class _Watch:
     """
 
     def __init__(self, name: str, default: Any, reads: Reads) -> None:
-        self._name, self._default, self._reads = name, default, reads
+        self._name, self._default, self.names_reads = name, default, reads
 
     def __get__(self, instance: Any, owner: type) -> Any:
         if instance is not None and not torch.compiler.is_dynamo_compiling():
             cls = type(instance)
-            self._reads._read.add(f"{cls.__qualname__}.{self._name}")
+            self.names_reads.names_read.add(f"{cls.__qualname__}.{self._name}")
             if self._name in MODULE_ORIGINS and has_origins(instance):
-                self._reads.origins.add(self._name)
+                self.names_reads.origins.add(self._name)
         value = vars(instance).get(self._name, self._default) if instance is not None else self._default
         if value is _MISSING:
             raise AttributeError(f"{owner.__name__!r} object has no attribute {self._name!r}")
@@ -154,7 +154,7 @@ class _Watch:
 
     def __set__(self, instance: Any, value: Any) -> None:
         if not torch.compiler.is_dynamo_compiling():
-            self._reads._written.add(f"{type(instance).__qualname__}.{self._name}")
+            self.names_reads._written.add(f"{type(instance).__qualname__}.{self._name}")
         vars(instance)[self._name] = value
 
     def __delete__(self, instance: Any) -> None:

@@ -1,9 +1,9 @@
-"""What forward reads outside of its module and its arguments, and is compiled in: clocks, and global variables that
-other code may change.
+"""What forward reads outside of its module and its arguments: global variables, attributes of classes, functions, the
+environment, modes of the process, clocks.
 
-Both are found while the model runs in eager: a profile function sees every call. Global variables are those that the
-model's own functions name. Of these a constant is compared with its source at load, as all code is; here are those of
-which the source shows a change within a function, or whose value is no longer the literal in the source.
+The model runs in eager, where a profile function sees every call. The names are those in the code of the functions that
+ran: the model's own, and the forwards of `torch.nn`. What they read is in the record with its value
+(`aotc.snapshot.outside`), but for what these functions themselves change, which is told, as are clocks.
 """
 
 from __future__ import annotations
@@ -12,111 +12,310 @@ import ast
 import datetime
 import dis
 import functools
+import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-from aotc.compiler.explain_failure import is_installed, is_model_code
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
+
+from aotc.compiler.explain_failure import is_model_code, lines_shown, stack_of
+from aotc.errors import BuildError
+from aotc.records import Scalar
+from aotc.snapshot.attributes import is_anothers
+from aotc.snapshot.modes import ASKED, OF_INPUT, OF_STATE, default_device
+from aotc.snapshot.outside import ENVIRONMENT, name_of_class
+from aotc.snapshot.sources import public_name
+from aotc.snapshot.tensors import named_state
 
 _CLOCKS = {
     getattr(time, name): f"time.{name}"
     for name in (*("time", "monotonic", "perf_counter", "process_time", "thread_time"), "time_ns", "monotonic_ns")
 }
 _OF_DATES = (datetime.datetime, datetime.date)
-_CONTAINERS = (list, dict, set)
-_PLAIN = (bool, int, float, str, *_CONTAINERS)
 _CHANGING = frozenset(
     {*("append", "extend", "insert", "pop", "remove", "clear", "update", "add", "setdefault", "discard", "popitem")}
 )
+_SEEDS: tuple[Callable[..., Any], ...] = (torch.manual_seed, torch.seed, torch.cuda.manual_seed, torch.set_rng_state)
+_SEEDING = {function.__code__ for function in _SEEDS if isinstance(function, FunctionType)}
+_READS_VARIABLE = type(os.environ).__getitem__.__code__
+_TORCH_FORWARDS = str(Path(nn.__file__).parent / "modules")
+_MODES = {torch.is_grad_enabled: "grad", torch.is_inference_mode_enabled: "inference"}
+_DEFAULT_DEVICE = frozenset({*_device_constructors(), torch.get_default_device})
+
+
+class OutsideReads:
+    """What calls of the model read; complete at the end of the block.
+
+    names: as `aotc.snapshot.outside` names them, without those that the functions that ran change.
+    methods: `Class.method` of each method that ran, which an object of the class may get as its own.
+    asked: as `Variant.asked`.
+    notes: a sentence for each clock, and for each global variable that is left out of `names`.
+    """
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self.methods: set[str] = set()
+        self.asked: dict[str, Scalar] = {}
+        self.notes: list[str] = []
 
 
 @contextmanager
-def outside_reads() -> Iterator[list[str]]:
-    """While active, note what calls of the model read. The yielded list has a sentence for each, at the end."""
-    notes: list[str] = []
-    codes: dict[int, tuple[CodeType, dict[str, Any]]] = {}
+def outside_reads(module: nn.Module) -> Iterator[OutsideReads]:
+    """While active, note what calls of the module read. At the end, raises BuildError where forward has seeded a
+    generator."""
+    reads, ran = OutsideReads(), dict[CodeType, _Ran]()
     clocks: dict[str, None] = {}
+    seeded: list[BuildError] = []
 
-    def profile(frame: Any, event: str, argument: Any) -> None:
+    def profile(frame: FrameType, event: str, argument: Any) -> None:
         if event == "call":
-            codes.setdefault(id(frame.f_code), (frame.f_code, frame.f_globals))
-        elif event == "c_call" and (name := _clock(argument)) and is_model_code(frame.f_code.co_filename):
-            clocks[f"`{name}` at {_place(frame.f_code.co_filename, frame.f_lineno)}"] = None
+            code = frame.f_code
+            if code not in ran and _counts(code.co_filename):
+                ran[code] = _Ran(code, frame.f_globals, _first_argument(frame))
+            elif code is _READS_VARIABLE and _is_models(_outer(frame, ("os", "collections.abc"))):
+                reads.names.add(f"{ENVIRONMENT}{frame.f_locals['key']}")
+            elif code in _SEEDING and _is_models(frame.f_back):
+                seeded.append(_seeds(frame.f_back))
+        elif event == "c_call" and is_model_code(frame.f_code.co_filename):
+            if name := _clock(argument):
+                clocks[f"`{name}` at {_place(frame.f_code.co_filename, frame.f_lineno)}"] = None
+            elif getattr(argument, "__name__", "") == "manual_seed":
+                seeded.append(_seeds(frame))
+            elif (mode := _known(_MODES, argument)) is not None:
+                reads.asked[mode] = ASKED[mode]()
 
     before = sys.getprofile()
     sys.setprofile(profile)
     try:
-        yield notes
+        with _Asked(module, reads.asked):
+            yield reads
     finally:
         sys.setprofile(before)
-    notes += [f"the model reads {clock}: the time of the build is compiled in; pass it as an input" for clock in clocks]
-    own = [one for one in codes.values() if is_model_code(one[0].co_filename) and not is_installed(one[0].co_filename)]
-    notes += dict.fromkeys(
-        f"the model reads the global variable {read} at {read.place}, which other code may change: its value at the "
-        "build is compiled in, and a change is not noticed; keep it in an attribute of the module, which is compared"
-        for code, variables in own
-        for read in _globals_read(code, variables)
-        if _may_change(read)
+    if seeded:
+        raise seeded[0]
+    reads.notes += [
+        f"the model reads {clock}: the time of the build is compiled in; pass it as an input" for clock in clocks
+    ]
+    for one in ran.values():
+        reads.methods |= {f"{cls.__qualname__}.{name}" for cls, name in one.found_in()}
+        reads.names |= {f"{name_of_class(cls)}.{name}" for cls, name in one.defined_in()}
+        for name, place in _names_in(one.code, one.variables):
+            if _is_changed(name, ran):
+                reads.notes.append(
+                    f"the model reads the global variable `{name.partition(':')[2]}` at {place}, which it also "
+                    "changes: its value at the build is compiled in, and a change is not noticed; keep it in an "
+                    "attribute of the module, which is compared"
+                )
+            else:
+                reads.names.add(name)
+    reads.notes[:] = dict.fromkeys(reads.notes)
+
+
+class _Ran(NamedTuple):
+    """A function that ran: its code, its module's variables, and what its first argument was."""
+
+    code: CodeType
+    variables: dict[str, Any]
+    first: Any
+
+    def found_in(self) -> Iterator[tuple[type, str]]:
+        """The class of the object whose method it is, and the name under which it was found there."""
+        for cls, name in self.defined_in():
+            if is_anothers(cls) and name != "forward":  # which is compared by itself
+                yield from ((each, name) for each in (type(self.first), self.first) if _is_a(each, cls))
+
+    def defined_in(self) -> Iterator[tuple[type, str]]:
+        """The class whose attribute it is, and the attribute's name."""
+        owner = self.first if isinstance(self.first, type) else type(self.first)
+        for cls in owner.__mro__[:-1]:
+            if not (is_anothers(cls) or issubclass(cls, nn.Module)) or cls is nn.Module:
+                continue
+            if _has_code(vars(cls).get(self.code.co_name), self.code):
+                yield cls, self.code.co_name
+                return
+
+
+def _is_a(each: Any, cls: type) -> bool:
+    return isinstance(each, type) and issubclass(each, cls)
+
+
+def _has_code(value: Any, code: CodeType) -> bool:
+    """Whether a class's attribute is a function of that code, bare or within a decorator or a property."""
+    for _ in range(8):
+        if getattr(value, "__code__", None) is code:
+            return True
+        value = next(
+            (
+                inner
+                for name in ("__func__", "fget", "__wrapped__")
+                if (inner := getattr(value, name, None)) is not None
+            ),
+            None,
+        )
+        if value is None:
+            return False
+    return False
+
+
+def _first_argument(frame: FrameType) -> Any:
+    code = frame.f_code
+    return frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+
+
+def _counts(filename: str) -> bool:
+    """Whether names in the code of that file count: a model's, and that of the forwards in `torch.nn`."""
+    return is_model_code(filename) or (filename.startswith(_TORCH_FORWARDS) and not filename.endswith("module.py"))
+
+
+def _is_models(frame: FrameType | None) -> bool:
+    return frame is not None and is_model_code(frame.f_code.co_filename)
+
+
+def _outer(frame: FrameType | None, modules: tuple[str, ...]) -> FrameType | None:
+    """The innermost frame that is not of these modules."""
+    while frame is not None and frame.f_globals.get("__name__") in modules:
+        frame = frame.f_back
+    return frame
+
+
+def _seeds(frame: FrameType | None) -> BuildError:
+    return BuildError(
+        "forward seeds a generator of random numbers, and compiled code would not: each call would draw other numbers",
+        hint="draw the numbers once, in the factory, into a buffer; or let forward take them, or a seed's noise, as an "
+        "input",
+        stage="export",
+        source=lines_shown(stack_of(frame)) if frame is not None else "",
     )
 
 
-def _clock(function: Any) -> str:
+class _Asked(TorchFunctionMode):
+    """Notes which tensors of the module and of the inputs forward asks whether they require a gradient, and whether it
+    makes tensors on the default device."""
+
+    def __init__(self, module: nn.Module, asked: dict[str, Scalar]) -> None:
+        super().__init__()
+        self._names = {id(tensor): f"{OF_STATE}{name}" for name, tensor in reversed(named_state(module).items())}
+        self._asked = asked
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__self__", None) is _REQUIRES_GRAD and _is_models(_outer(sys._getframe(1), _HERE)):
+            if (name := self._names.get(id(args[0]))) is not None:
+                self._asked[name] = bool(args[0].requires_grad)
+            else:  # an input, or what is computed from inputs
+                self._asked[OF_INPUT] = False
+        elif _known(_DEFAULTS, func) and kwargs.get("device") is None and _is_models(_outer(sys._getframe(1), _HERE)):
+            self._asked["device"] = default_device()
+        return func(*args, **kwargs)
+
+
+_REQUIRES_GRAD = vars(torch._C.TensorBase)["requires_grad"]
+_DEFAULTS = dict.fromkeys(_DEFAULT_DEVICE, True)
+_HERE = (__name__, "torch.overrides", "torch.utils._device", "torch._tensor")
+
+
+def _known(table: Mapping[Any, Any], function: Any) -> Any:
     try:
-        if (name := _CLOCKS.get(function)) is not None:
-            return name
+        return table.get(function)
     except TypeError:  # bound to an object that has no hash
-        return ""
+        return None
+
+
+def _clock(function: Any) -> str:
+    if (name := _known(_CLOCKS, function)) is not None:
+        return str(name)
     owner = getattr(function, "__self__", None)
-    if owner in _OF_DATES and function.__name__ in ("now", "utcnow", "today"):
+    if isinstance(owner, type) and owner in _OF_DATES and function.__name__ in ("now", "utcnow", "today"):
         return f"{owner.__name__}.{function.__name__}"
     return ""
 
 
-class _Read(NamedTuple):
-    """A global variable with a plain value: of the module in `file`, read at `place`."""
-
-    name: str
-    file: str
-    value: Any
-    place: str
-
-    def __str__(self) -> str:
-        return f"`{self.name}` of {Path(self.file).name}"
-
-
-def _globals_read(code: CodeType, variables: dict[str, Any]) -> Iterator[_Read]:
-    """The global variables that a function names, and those of modules, as in `settings.LAYERS`."""
-    module: ModuleType | None = None
-    line = code.co_firstlineno
+def _names_in(code: CodeType, variables: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The names that a function's code reads, each with its place: global variables, and what follows them in dots, as
+    far as these are of modules, classes and objects of the model's own."""
+    of_torch = not is_model_code(code.co_filename)
+    line, holder, path = code.co_firstlineno, None, ""
+    local: dict[str, ModuleType] = {}
+    imported: ModuleType | None = None
     for step in dis.get_instructions(code):
         line = (step.positions and step.positions.lineno) or line
-        value: Any = None
-        file = code.co_filename
+        name, value = "", _MISSING
         if step.opname == "LOAD_GLOBAL":
-            value = variables.get(step.argval)
-        elif step.opname in ("LOAD_ATTR", "LOAD_METHOD") and module is not None:
-            value, file = vars(module).get(step.argval), str(getattr(module, "__file__", None))
-        module = value if isinstance(value, ModuleType) else None
-        if type(value) in _PLAIN:
-            yield _Read(step.argval, file, value, _place(code.co_filename, line))
+            value = variables.get(step.argval, _MISSING)
+            name = f"{public_name(str(variables.get('__name__')))}:{step.argval}"
+        elif step.opname in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM"):
+            holder = imported if step.opname == "IMPORT_FROM" else holder
+            if isinstance(holder, ModuleType):
+                value = vars(holder).get(step.argval, _MISSING)
+                name = f"{public_name(holder.__name__)}:{step.argval}"
+            elif path and _is_looked_into(holder):
+                value, name = _attribute(holder, step.argval), f"{path}.{step.argval}"
+        elif step.opname == "IMPORT_NAME":
+            imported = _imported(step.argval, variables)
+            continue
+        elif step.opname == "STORE_FAST" and imported is not None:
+            local[step.argval], imported = imported, None
+        elif step.opname.startswith("LOAD_FAST") and step.argval in local:
+            holder, path = local[step.argval], ""
+            continue
+        holder, path = value, name
+        if value is not _MISSING and not (of_torch and not callable(value)):
+            yield name, _place(code.co_filename, line)
 
 
-def _may_change(read: _Read) -> bool:
-    file, name = read.file, read.name
-    for _ in range(3):  # `from settings import LAYERS`
-        tree = _tree(file)
-        origin = tree and _imported_from(tree, name)
-        if not origin:
-            break
-        module = sys.modules.get(origin[0])
-        file, name = str(getattr(module, "__file__", None)), origin[1]
-    if tree is None or not is_model_code(file) or is_installed(file):
+_MISSING: Any = object()
+
+
+def _imported(name: str, variables: dict[str, Any]) -> ModuleType | None:
+    package = variables.get("__package__") or ""
+    return sys.modules.get(name) or sys.modules.get(f"{package}.{name}")
+
+
+def _is_looked_into(holder: Any) -> bool:
+    cls = holder if isinstance(holder, type) else type(holder)
+    return is_anothers(cls) and not isinstance(holder, nn.Module | Tensor | FunctionType)
+
+
+def _attribute(holder: Any, name: str) -> Any:
+    """The attribute, without running a property."""
+    if isinstance(held := getattr(holder, "__dict__", None), Mapping) and name in held:
+        return getattr(holder, name, _MISSING)
+    found = getattr(type(holder), name, _MISSING)
+    return _MISSING if isinstance(found, property) else getattr(holder, name, _MISSING)
+
+
+def _is_changed(name: str, ran: Mapping[CodeType, _Ran]) -> bool:
+    """Whether one of the functions that ran sets the global variable, or changes what it holds."""
+    module_name, _, path = name.partition(":")
+    if "." in path:
         return False
-    return _changed_in_functions(tree, name) or _is_no_longer_its_literal(tree, name, read.value)
+    for code, one in ran.items():
+        if public_name(str(one.variables.get("__name__"))) != module_name or path not in code.co_names:
+            continue
+        function = _function(code.co_filename, code.co_name, code.co_firstlineno)
+        for node in ast.walk(function) if function is not None else ():
+            if (isinstance(node, ast.Global) and path in node.names) or _changes(node, path):
+                return True
+    return False
+
+
+@functools.cache
+def _function(file: str, name: str, line: int) -> ast.AST | None:
+    tree = _tree(file)
+    for node in ast.walk(tree) if tree is not None else ():
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
+            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            if first == line:
+                return node
+    return None
 
 
 @functools.cache
@@ -127,29 +326,6 @@ def _tree(file: str) -> ast.Module | None:
         return None
 
 
-def _imported_from(tree: ast.Module, name: str) -> tuple[str, str] | None:
-    for statement in tree.body:
-        if isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
-            for alias in statement.names:
-                if (alias.asname or alias.name) == name:
-                    return statement.module, alias.name
-    return None
-
-
-def _changed_in_functions(tree: ast.Module, name: str) -> bool:
-    """Whether a function of the module sets the global variable, or changes what it holds."""
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    for function in functions:
-        nodes = list(ast.walk(function))
-        if any(isinstance(node, ast.Global) and name in node.names for node in nodes):
-            return True
-        own = {node.arg for node in nodes if isinstance(node, ast.arg)}
-        own |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-        if name not in own and any(_changes(node, name) for node in nodes):
-            return True
-    return False
-
-
 def _changes(node: ast.AST, name: str) -> bool:
     match node:
         case ast.Subscript(value=ast.Name(id=found), ctx=ast.Store() | ast.Del()):
@@ -157,24 +333,6 @@ def _changes(node: ast.AST, name: str) -> bool:
         case ast.Call(func=ast.Attribute(value=ast.Name(id=found), attr=method)):
             return found == name and method in _CHANGING
     return False
-
-
-def _is_no_longer_its_literal(tree: ast.Module, name: str, value: Any) -> bool:
-    assigned = []
-    for statement in tree.body:
-        match statement:
-            case ast.Assign(targets=[ast.Name(id=found)], value=expression) if found == name:
-                assigned.append(expression)
-            case ast.AnnAssign(target=ast.Name(id=found), value=ast.expr() as expression) if found == name:
-                assigned.append(expression)
-            case ast.Assign() | ast.AnnAssign() | ast.Import() | ast.ImportFrom() | ast.FunctionDef() | ast.ClassDef():
-                pass
-            case _ if any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(statement)):
-                return False  # it is made up by several statements of the module
-    try:
-        return len(assigned) == 1 and bool(ast.literal_eval(assigned[0]) != value)
-    except (ValueError, TypeError):
-        return False
 
 
 def _place(file: str, line: int) -> str:

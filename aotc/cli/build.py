@@ -67,6 +67,7 @@ class Options:
     untuned: bool = False
     share: bool = True
     dummy_weights: bool = False
+    partial: bool = False
     yes: bool = False
     suggest_regions: bool = False
     check: bool = False
@@ -152,6 +153,11 @@ class Options:
     help="Do not fill the modules' parameters: for live weights that are larger than this machine's memory. The checks "
     "of the build run on random values.",
 )
+@click.option(
+    "--partial",
+    is_flag=True,
+    help="Publish a model of which a unit failed, too, with the units that were built; else its tag stays as it is.",
+)
 @click.option("--yes", is_flag=True, help=f"In a terminal: do not ask before more than {ASK_ABOVE} units are compiled.")
 @click.option("--suggest-regions", is_flag=True, help="Suggest submodules for `regions:`; compile nothing.")
 @click.option("--check", is_flag=True, help="Compile the store's units again, with their picks, and compare all bytes.")
@@ -214,6 +220,7 @@ def request_of(options: Options, manifest: Manifest) -> BuildRequest:
         force=options.force,
         share=options.share,
         dummy_weights=options.dummy_weights,
+        partial=options.partial,
         jobs=options.jobs,
         cluster=cluster,
     )
@@ -248,7 +255,7 @@ def _build(options: Options, request: BuildRequest, servers: ForkServers) -> Non
     show_report(report, options.tag, options.store_path, options.as_json, shown.plan if options.explain else ())
     if request.shard and not options.as_json:
         units = counted(report.units, "unit")
-        echo(f"shard {request.shard}: {len(report.outcomes)} of {units}; `aotc merge` publishes them")
+        echo(f"shard {request.shard}: {len(shown.plan)} of {units}; `aotc merge` publishes them")
     sys.exit(1 if report.failed else 0)
 
 

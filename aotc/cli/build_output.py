@@ -124,6 +124,8 @@ def show_report(
                     for outcome in report.outcomes
                 ],
                 "bundles": report.bundles,
+                "before": report.before,
+                "unpublished": report.unpublished,
                 "shared": report.shared,
                 "store": str(store_path),
             }
@@ -147,9 +149,15 @@ def show_report(
         units = [outcome for outcome in report.outcomes if outcome.model == model]
         built = sum(outcome.status != "failed" for outcome in units)
         part = f"  (only {built} of {counted(len(units), 'unit')})" if built < len(units) else ""
-        echo_lines(f"published {store_path}#{model}:{tag}  {digest}{part}")
-    for model in report.unpublished:
-        echo_lines(f"not published: {model}: a region of which no unit was built leaves no call that could run")
+        before = report.before.get(model, "")
+        was = "" if not before else "  (as before)" if before == digest else f"  (was {before})"
+        echo_lines(f"published {store_path}#{model}:{tag}  {digest}{part}{was}")
+    for model, why in report.unpublished.items():
+        names = f"; {model}:{tag} still names {report.before[model]}" if model in report.before else ""
+        echo_lines(f"not published: {model}: {why}{names}", err=True)
+    if report.unpublished:
+        kept = "what did compile stays in the store, and the next build compiles the rest only"
+        echo_lines(f"  hint: {kept}; --partial publishes what there is", err=True)
 
 
 @contextmanager

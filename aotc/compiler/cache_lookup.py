@@ -9,8 +9,7 @@ from aotc.compiler.key import explain
 from aotc.compiler.plan import Unit
 from aotc.compiler.workers.unit_log import log_name
 from aotc.errors import Issue
-from aotc.store.layout.store import Store
-from aotc.store.layout.units import UnitRecord, find_unit, latest_unit, targets_built
+from aotc.store.layout.units import StoredUnits, UnitRecord, find_unit
 
 
 @dataclass(frozen=True)
@@ -27,27 +26,30 @@ class PlannedUnit:
 
 
 def look_up(
-    store: Store | None, unit: Unit, force: bool, line_of: Callable[..., str] = lambda *keys: ""
+    stored: StoredUnits | None, unit: Unit, force: bool, line_of: Callable[..., str] = lambda *keys: ""
 ) -> PlannedUnit:
-    """The unit with its record in the store, or with the reasons why it must be compiled; `line_of` as in `explain`."""
-    if store is None:
+    """The unit with its record in the store, or with the reasons why it must be compiled; `line_of` as in `explain`.
+
+    `stored` is None where there is no store yet. Raises StoreError.
+    """
+    if stored is None:
         return PlannedUnit(unit, None, (Issue("there is no store yet"),))
-    found = find_unit(store, unit.key)
+    found = find_unit(stored.store, unit.key)
     if force:
         return PlannedUnit(unit, None, (Issue("--force"),), replaced=found)
     if found is not None:
         return PlannedUnit(unit, found, ())
-    previous = latest_unit(store, unit.spec.name, unit.bucket, unit.target.name, unit.region)
+    previous = stored.latest(unit.spec.name, unit.bucket, unit.target.name, unit.region)
     if previous is None:
-        return PlannedUnit(unit, None, (Issue(_not_built(store, unit)),))
+        return PlannedUnit(unit, None, (Issue(_not_built(stored, unit)),))
     reasons = explain(previous.factors, unit.factors, line_of)
     return PlannedUnit(unit, None, tuple(reasons) or (Issue("its blobs are gone"),))
 
 
-def _not_built(store: Store, unit: Unit) -> str:
+def _not_built(stored: StoredUnits, unit: Unit) -> str:
     """Why the store has no record of the unit with any key."""
     log = f".aotc/logs/{log_name(unit)}"
-    if (store.path / log).exists():
+    if (stored.store.path / log).exists():
         return f"failed in the last build: see {log}"
-    others = targets_built(store, unit.spec.name, unit.bucket, unit.region)
+    others = stored.targets(unit.spec.name, unit.bucket, unit.region)
     return f"built for {', '.join(others)} only" if others else "not built before"

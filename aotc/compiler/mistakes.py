@@ -39,10 +39,10 @@ def _settings(manifest: Manifest) -> list[Issue]:
 
 
 def _together(manifest: Manifest, issues: list[Issue]) -> ManifestError:
-    from aotc.models.factory import build_modules
+    from aotc.models.factory import visit_modules
 
     try:
-        build_modules(manifest)
+        visit_modules(manifest, lambda *made: None)
     except ManifestError as error:
         issues += error.issues
     found = tuple(sorted(dict.fromkeys(issues), key=_line_of))

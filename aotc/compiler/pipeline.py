@@ -11,7 +11,7 @@ publish    one bundle for each model, and its tag                 `publish.bundl
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,14 +19,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import filelock
-from torch import nn
 
 from aotc.compiler.cache_lookup import PlannedUnit, look_up
 from aotc.compiler.estimate import estimate
 from aotc.compiler.executors import Executor
 from aotc.compiler.executors.choice import executor_for
-from aotc.compiler.plan import Unit, plan_units
-from aotc.compiler.publish.bundles import Result, publish_bundles
+from aotc.compiler.plan import LookedAt, Unit, plan_units
+from aotc.compiler.publish.bundles import Publication, Result, publish_bundles
 from aotc.compiler.publish.unit_files import store_unit
 from aotc.compiler.publish.url_store import Place, keeping, place_of, publish_remotely, with_remote_units
 from aotc.compiler.report import (
@@ -51,31 +50,31 @@ from aotc.compiler.workers.stage_costs import StageCosts
 from aotc.compiler.workers.unit_log import begin_log, log_name
 from aotc.errors import AotcError
 from aotc.machine.environment import refuse_free_threading
-from aotc.models.factory import build_modules
 from aotc.models.ranks import group_left
 from aotc.store.layout.plans import ShardPlan, put_plan
 from aotc.store.layout.store import Store
-from aotc.store.layout.units import UnitRecord, use_unit
+from aotc.store.layout.units import StoredUnits, UnitRecord, use_unit
 
 
 def build(request: BuildRequest, servers: ForkServers, watcher: Watcher | None = None) -> BuildReport:
     """Compile the units that the store lacks, and publish one bundle for each model; a shard publishes none.
 
-    The other units are built even if one fails. On KeyboardInterrupt every process is ended; finished units are kept
-    and need not be compiled again, and no tag is moved. The units' processes are forked from `servers`, which may
+    The other units are built even if one fails; its model's tag stays as it is, unless `request.partial`. On
+    KeyboardInterrupt every process is ended, and no tag is moved. Finished units are kept and need not be compiled
+    again. The units' processes are forked from `servers`, which may
     already be importing, and which the caller closes.
 
     Raises ManifestError, BuildError, EnvironmentMismatchError where nothing can be planned, StoreError where the store
     cannot be written, RemoteError where its URL cannot be reached.
     """
     refuse_free_threading()
-    watcher, bundles = watcher or NoWatcher(), dict[str, str]()
+    watcher = watcher or NoWatcher()
     place = place_of(request.store)
     with watcher.planning(), group_left():
-        modules = None if request.cluster else modules_made_once(request.manifest, servers, request.dummy_weights)
+        looked = None if request.cluster else modules_made_once(request.manifest, servers, request.dummy_weights)
         left_out: dict[str, AotcError] = {}
-        planned, whole = plan_build(request, place, modules, left_out)
-    del modules  # the units' processes hold their own
+        planned, whole = plan_build(request, place, looked, left_out)
+    del looked  # the units' processes hold their own modules
     watcher.planned(planned)
     known, units = estimate(place.opened(), planned), [plan.unit for plan in planned if plan.cached is None]
     with executor_for(request, units, place, known, servers) as executor:
@@ -83,15 +82,19 @@ def build(request: BuildRequest, servers: ForkServers, watcher: Watcher | None =
             store = Store.create(place.folder)
             with store.writing("aotc build"):
                 each = UnitBuild(request, store, executor, keeping(place.staging, on_event))
-                results = each_unit(each.result, planned, executor)
+                done = Publication(each_unit(each.result, planned, executor), {}, {})
+                before: dict[str, str] = {}
                 if request.shard is None:
-                    results, bundles = publish_bundles(store, request.tag, results)
+                    models = dict.fromkeys(outcome.model for outcome, _ in done.results)
+                    before = {model: named for model in models if (named := place.named(model, request.tag))}
+                    done = publish_bundles(store, request.tag, done.results, request.partial)
         if place.staging is not None:
-            publish_remotely(planned, tuple(bundles), request.tag, place.staging)
+            publish_remotely(planned, tuple(done.bundles), request.tag, place.staging)
         elif request.shard is not None:  # at a URL, where all shards upload, the next build finds every unit
             put_plan(store, request.tag, whole)
     unplanned = [not_planned(request.manifest.models[name], error) for name, error in left_out.items()]
-    return BuildReport((*(outcome for outcome, _ in results), *unplanned), bundles, len(whole.units))
+    outcomes = (*(outcome for outcome, _ in done.results), *unplanned)
+    return BuildReport(outcomes, done.bundles, len(whole.units), done.unpublished, before)
 
 
 class BuildPlan(NamedTuple):
@@ -104,18 +107,17 @@ class BuildPlan(NamedTuple):
 def plan_build(
     request: BuildRequest,
     place: Place,
-    modules: Mapping[str, nn.Module] | None = None,
+    looked: LookedAt | None = None,
     failed: dict[str, AotcError] | None = None,
 ) -> BuildPlan:
-    """Plan a build; nothing is compiled. `failed` is as in `plan_units`.
+    """Plan a build; nothing is compiled. `looked` and `failed` are as in `plan_units`.
 
     Raises ManifestError, BuildError, EnvironmentMismatchError.
     """
     elsewhere = request.cluster is not None
-    modules = modules or build_modules(request.manifest, dummy_weights=request.dummy_weights)
     units = plan_units(
         request.manifest,
-        modules,
+        looked,
         request.picks,
         targets=request.targets,
         elsewhere=elsewhere,
@@ -129,10 +131,11 @@ def plan_build(
             for unit in units
         ]
     store = place.opened()
+    stored = StoredUnits(store) if store is not None else None
     lines = {
         spec.name: partial(request.manifest.where, "models", spec.name) for spec in request.manifest.models.values()
     }
-    found = [look_up(store, unit, request.force, lines[unit.spec.name]) for unit in units]
+    found = [look_up(stored, unit, request.force, lines[unit.spec.name]) for unit in units]
     planned, whole = split(found, request.shard or Shard(1, 1))
     if place.staging is not None and not request.force:
         planned = with_remote_units(planned, place.staging)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -24,6 +25,7 @@ from aotc.compiler.key import (
     unit_key,
 )
 from aotc.compiler.sources import model_sources
+from aotc.compiler.workers.memory import memory_here
 from aotc.errors import AotcError, BuildError, EnvironmentMismatchError, Issue, ManifestError
 from aotc.machine.environment import cpu_features
 from aotc.machine.gpus import Gpu, gpu_for, known_targets
@@ -31,12 +33,12 @@ from aotc.machine.native import resolve_target
 from aotc.machine.targets import CPU_FEATURES, Target, parse_target
 from aotc.manifest import Manifest, ModelSpec
 from aotc.manifest.findings import did_you_mean
-from aotc.models.auto_inputs import with_inputs
-from aotc.models.factory import build_module, build_modules
+from aotc.models.factory import build_module, visit_modules
 from aotc.models.ranks import become_rank, parallel_of
 from aotc.models.regions import region_paths
 from aotc.picks import PickFile
 from aotc.records import Bucket, Dims, Region, Variant, part_name
+from aotc.snapshot.sources import Trees
 from aotc.snapshot.state_specs import submodules
 from aotc.snapshot.tensors import plain_state
 
@@ -83,9 +85,76 @@ class Unit:
         return f"{self.spec.name} {self.part} {self.target.name}"
 
 
+@dataclass(frozen=True)
+class ModelFacts:
+    """What the plan needs of a model's module: the spec with its inputs, the key's factors that all units of the model
+    have in common, and the bytes of the parameters and buffers."""
+
+    spec: ModelSpec
+    factors: Factors
+    state_bytes: int
+
+
+WORTH = 1.5
+"""Seconds of a factory from which its module is kept. The process that keeps it for the units imports the compiler,
+which takes two to three, and saves each unit two calls of the factory."""
+
+
+class LookedAt(NamedTuple):
+    """The facts of each model, or why it cannot be planned; and modules that were slow to make."""
+
+    facts: dict[str, ModelFacts | AotcError]
+    slow: dict[str, nn.Module]
+
+
+def look_at_models(manifest: Manifest, dummy_weights: bool = False, all_slow: bool = False) -> LookedAt:
+    """Build every model's module, one after the other. One that was slow to make is kept where the model is by regions
+    and so is run by the plan; with `all_slow`, where it is not, too: but further ones only while they all take no more
+    memory than is left. Raises ManifestError as `visit_modules` does."""
+    looked = LookedAt({}, {})
+    trees: Trees = {}
+
+    def look(spec: ModelSpec, module: nn.Module, seconds: float) -> None:
+        try:
+            factors = _common_factors(spec, module, manifest.folder, dummy_weights, trees)
+            looked.facts[spec.name] = ModelFacts(spec, factors, _state_bytes(module))
+        except (BuildError, ManifestError) as error:
+            looked.facts[spec.name] = error.with_traceback(None)  # whose frames hold the module
+        if seconds < WORTH or not (all_slow or spec.regions):
+            return
+        together = sum(map(_state_bytes, (*looked.slow.values(), module)))
+        if dummy_weights or not looked.slow or together <= memory_here():
+            looked.slow[spec.name] = module
+
+    visit_modules(manifest, look, dummy_weights=dummy_weights)
+    return looked
+
+
+def _state_bytes(module: nn.Module) -> int:
+    """The bytes of the module's parameters and buffers."""
+    state = {id(one): one.numel() * one.element_size() for one in plain_state(module).values()}
+    return sum(state.values())
+
+
+def _common_factors(spec: ModelSpec, module: nn.Module, folder: Path, dummy_weights: bool, trees: Trees) -> Factors:
+    def factors_of(module: nn.Module) -> Factors:
+        guarded = submodules(module, region_paths(spec, module)) if spec.regions else module
+        return model_factors(spec, guarded, model_sources(spec, module, folder, trees))
+
+    factors = factors_of(module)
+    if (parallel := parallel_of(spec.parallel)) is None:
+        return factors
+    others = {
+        rank: factors_of(build_module(spec, folder, dummy_weights=dummy_weights, rank=rank))
+        for rank in range(1, parallel.size)
+    }
+    become_rank(parallel)
+    return {**factors, **further_ranks(factors, others)}
+
+
 def plan_units(
     manifest: Manifest,
-    modules: Mapping[str, nn.Module] | None = None,
+    looked: LookedAt | None = None,
     picks: PickFile | None = None,
     *,
     targets: Collection[str] = (),
@@ -98,7 +167,8 @@ def plan_units(
 
     `targets` limits the units to these targets, if it is not empty. With `elsewhere`, units are compiled on other
     machines, and a target that this machine cannot build is accepted. With `untuned`, a unit for a GPU that this
-    machine lacks needs no picks. Further ranks of a parallel model are made with `dummy_weights`, as in `build_module`.
+    machine lacks needs no picks. A model by regions is run: its module is taken out of `looked.slow`, or
+    made anew, with `dummy_weights` as in `build_module`.
 
     A model whose regions cannot be found, or whose target cannot be built here, is put into `failed` with its error.
     Without `failed`, or if no model has units, the first such error is raised with the model's name.
@@ -106,21 +176,25 @@ def plan_units(
     Raises ManifestError for a factory that fails, EnvironmentMismatchError or BuildError for a target that cannot be
     built here.
     """
-    modules = modules or build_modules(manifest)
-    specs = [with_inputs(manifest, spec, modules[name]) for name, spec in manifest.models.items()]
+    looked = looked or look_at_models(manifest, dummy_weights)
+    specs = manifest.models.values()
     wanted = {checked_target(name) for name in targets}
     found = {spec.name: _targets_of(manifest, spec, wanted) for spec in specs}
     if wanted and not any(found.values()):
-        known = {name for spec in specs for name in spec.targets}
+        theirs = {name for spec in specs for name in spec.targets}
         raise BuildError(
             f"no model of the manifest is for {', '.join(sorted(wanted))}",
-            hint=f"their targets are {', '.join(sorted(known))}",
+            hint=f"their targets are {', '.join(sorted(theirs))}",
         )
     units: list[Unit] = []
     errors: dict[str, AotcError] = {}
     for spec in specs:
+        known = looked.facts[spec.name]
+        if isinstance(known, AotcError):
+            errors[spec.name] = known
+            continue
+        planner = _Planner(known, picks, elsewhere, untuned, manifest.folder, dummy_weights, looked.slow)
         try:
-            planner = _Planner(spec, modules[spec.name], manifest.folder, picks, elsewhere, untuned, dummy_weights)
             units += [unit for target in found[spec.name] for unit in planner.units(parse_target(target))]
         except (BuildError, ManifestError) as error:
             errors[spec.name] = error
@@ -187,13 +261,17 @@ def _targets_of(manifest: Manifest, spec: ModelSpec, wanted: Collection[str]) ->
 class _Planner:
     """Plans the units of one model."""
 
-    spec: ModelSpec
-    module: nn.Module
-    folder: Path
+    facts: ModelFacts
     picks: PickFile | None
     elsewhere: bool
     untuned: bool
+    folder: Path
     dummy_weights: bool
+    made: dict[str, nn.Module]
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.facts.spec
 
     def units(self, target: Target) -> list[Unit]:
         """The model's units for a target; of a model by regions, one for each region and each bucket that changes the
@@ -206,7 +284,7 @@ class _Planner:
             check_buildable(spec, target)
         if not spec.regions:
             return [self._unit(target, bucket) for bucket in spec.buckets]
-        parts, calls = _regions_on(target, spec, self.module, self.folder)
+        parts, calls = _regions_on(target, spec, self._module, self.folder)
         regions = regions_of(parts)
         return [self._unit(target, bucket, region.name, regions, calls, sizes) for region, bucket, sizes in parts]
 
@@ -233,32 +311,15 @@ class _Planner:
             )
         of_region = region_factors(region, regions, calls, sizes) if region else NOT_A_REGION
         further = {**of_region, **absence_factors(gpu, absent, untuned)}
-        factors = unit_factors(self._common, bucket, target, pins, further)
-        key, size = unit_key(factors), self._state_bytes
+        factors = unit_factors(self.facts.factors, bucket, target, pins, further)
+        key, size = unit_key(factors), self.facts.state_bytes
         place = region, regions, calls, sizes
         return Unit(spec, bucket, target, factors, key, pins, size, *place, gpu, absent, untuned)
 
     @cached_property
-    def _common(self) -> Factors:
-        factors = self._factors_of(self.module)
-        if (parallel := parallel_of(self.spec.parallel)) is None:
-            return factors
-        others = {rank: self._factors_of(self._made_for(rank)) for rank in range(1, parallel.size)}
-        become_rank(parallel)
-        return {**factors, **further_ranks(factors, others)}
-
-    def _factors_of(self, module: nn.Module) -> Factors:
-        spec = self.spec
-        guarded = submodules(module, region_paths(spec, module)) if spec.regions else module
-        return model_factors(spec, guarded, model_sources(spec, module, self.folder))
-
-    def _made_for(self, rank: int) -> nn.Module:
-        return build_module(self.spec, self.folder, dummy_weights=self.dummy_weights, rank=rank)
-
-    @cached_property
-    def _state_bytes(self) -> int:
-        state = {id(one): one.numel() * one.element_size() for one in plain_state(self.module).values()}
-        return sum(state.values())
+    def _module(self) -> nn.Module:
+        made = self.made.pop(self.spec.name, None)
+        return made if made is not None else build_module(self.spec, self.folder, dummy_weights=self.dummy_weights)
 
 
 def absent_gpu(target: Target, pins: Pins) -> Gpu | None:

@@ -51,23 +51,21 @@ class Event(msgspec.Struct, frozen=True):
 
 class BuildReport(msgspec.Struct, frozen=True):
     """All outcomes in the manifest's order, the digest of each published bundle by model, the number of units of all
-    shards."""
+    shards.
+
+    `unpublished` says of other models why they were not published though a unit was built; it is empty for a shard.
+    `before` is the digest that each model's tag named before; models whose tag is new are not in it.
+    """
 
     outcomes: tuple[Outcome, ...]
     bundles: dict[str, str]
     units: int
+    unpublished: dict[str, str] = {}
+    before: dict[str, str] = {}
 
     @property
     def failed(self) -> list[Outcome]:
         return [outcome for outcome in self.outcomes if outcome.status == "failed"]
-
-    @property
-    def unpublished(self) -> list[str]:
-        """Models of which units were built, but no bundle was published; none for a shard, which publishes nothing."""
-        if len(self.outcomes) < self.units:
-            return []
-        built = dict.fromkeys(outcome.model for outcome in self.outcomes if outcome.status != "failed")
-        return [model for model in built if model not in self.bundles]
 
     @property
     def shared(self) -> Shared:

@@ -22,6 +22,7 @@ class BuildRequest:
            `untuned`, one for a GPU that this machine lacks takes Inductor's default.
            `force`: also compile units that the store holds. `share`: units share measurements and object files.
            `dummy_weights`: the modules' parameters need no memory, and the checks run on random values.
+           `partial`: the bundle of a model of which a unit failed is published, too, without that unit.
     Where: `jobs` units at a time on this machine, by default as many as fit its cores and memory; or on a `cluster`.
     To:    `store`, a folder or a URL, as MODEL:`tag`.
     """
@@ -37,5 +38,6 @@ class BuildRequest:
     force: bool = False
     share: bool = True
     dummy_weights: bool = False
+    partial: bool = False
     jobs: int | None = None
     cluster: RayOptions | None = None

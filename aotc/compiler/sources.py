@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import sys
 import sysconfig
@@ -19,9 +20,9 @@ from aotc.manifest.inputs import TensorInput, nested_factories, parse_inputs
 from aotc.snapshot.sources import BY_DIGEST, Trees, file_identity, file_of, is_installed, public_name, read_source
 
 
-def model_sources(spec: ModelSpec, module: nn.Module, folder: Path) -> dict[str, str]:
+def model_sources(spec: ModelSpec, module: nn.Module, folder: Path, trees: Trees | None = None) -> dict[str, str]:
     """The code of a spec's model, of its factories and of its inputs' `init` functions: identity by module name."""
-    return source_closure(module, _modules_named(spec, folder))
+    return source_closure(module, _modules_named(spec, folder), trees)
 
 
 def source_closure(module: nn.Module, functions: Iterable[str], trees: Trees | None = None) -> dict[str, str]:
@@ -121,15 +122,21 @@ def _named_in_imports(file: Path | None, package: str) -> Iterator[str]:
     `import a.b` names `a`, too.
     """
     try:
-        tree = ast.parse(read_source(file) if file else b"")
+        imports = _import_statements(read_source(file) if file else b"")
     except (OSError, ImportError, SyntaxError, ValueError):
         return
     parents = package.split(".")
-    for node in ast.walk(tree):
+    for node in imports:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield from accumulate(alias.name.split("."), "{}.{}".format)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             base = ".".join(parents[: len(parents) - node.level + 1]) if node.level else ""
             origin = ".".join(filter(None, (base, node.module)))
             yield from (origin, *(f"{origin}.{alias.name}" for alias in node.names))
+
+
+@functools.lru_cache(maxsize=1024)
+def _import_statements(source: bytes) -> tuple[ast.Import | ast.ImportFrom, ...]:
+    """Models of one manifest share files, which take long to parse. Raises SyntaxError, ValueError."""
+    return tuple(node for node in ast.walk(ast.parse(source)) if isinstance(node, (ast.Import, ast.ImportFrom)))

@@ -302,37 +302,52 @@ DUMMY_WEIGHTS = "--dummy-weights"
 _REAL = f"leave out {DUMMY_WEIGHTS}: parameters then have the factory's values"
 
 
-def build_modules(
-    manifest: Manifest, seconds: dict[str, float] | None = None, *, dummy_weights: bool = False
-) -> dict[str, torch.nn.Module]:
-    """Every model's module, each fit for its inputs; `seconds` is told what each took to make. `dummy_weights`: as in
-    `build_module`.
+Visit = Callable[[ModelSpec, torch.nn.Module, float], None]
+"""Takes a model's spec with its inputs, its module, and the seconds that its factory took."""
+
+
+def build_modules(manifest: Manifest, *, dummy_weights: bool = False) -> dict[str, torch.nn.Module]:
+    """Every model's module. `dummy_weights` and errors are as in `visit_modules`."""
+    modules: dict[str, torch.nn.Module] = {}
+
+    def keep(spec: ModelSpec, module: torch.nn.Module, seconds: float) -> None:
+        modules[spec.name] = module
+
+    visit_modules(manifest, keep, dummy_weights=dummy_weights)
+    return modules
+
+
+def visit_modules(manifest: Manifest, visit: Visit, *, dummy_weights: bool = False) -> None:
+    """Build every model's module, each fit for its inputs, one after the other: each is gone when the next is built,
+    unless `visit` keeps it. After a first mistake nothing is visited any more. `dummy_weights`: as in `build_module`.
 
     Raises one ManifestError with what is wrong in any of them: factories and init functions that cannot be imported or
     that raise, inputs that `forward` does not take, parameters without an input.
     """
-    modules: dict[str, torch.nn.Module] = {}
     issues: list[Issue] = []
-    for name, spec in manifest.models.items():
-        issues += _init_issues(manifest, spec)
-        began = time.monotonic()
-        try:
-            modules[name] = build_module(spec, manifest.folder, dummy_weights=dummy_weights)
-        except ManifestError as error:
-            key = "method" if spec.method and "has no method" in error.message else "factory"
-            issues.append(Issue(error.message, where=manifest.where("models", name, key), hint=error.hint))
-            continue
-        if seconds is not None:
-            seconds[name] = time.monotonic() - began
-        try:
-            spec = with_inputs(manifest, spec, modules[name])
-        except ManifestError as error:
-            issues += error.issues
-        else:
-            issues += _forward_issues(manifest, spec, modules[name])
+    for spec in manifest.models.values():
+        issues += _visit(manifest, spec, None if issues else visit, dummy_weights)
     if issues:
         raise ManifestError(f"{manifest.path}: not every model can be built", issues=tuple(dict.fromkeys(issues)))
-    return modules
+
+
+def _visit(manifest: Manifest, spec: ModelSpec, visit: Visit | None, dummy_weights: bool) -> list[Issue]:
+    """Build the model's module. Without mistakes, it is visited; else the mistakes are returned."""
+    issues, began = [*_init_issues(manifest, spec)], time.monotonic()
+    try:
+        module = build_module(spec, manifest.folder, dummy_weights=dummy_weights)
+    except ManifestError as error:
+        key = "method" if spec.method and "has no method" in error.message else "factory"
+        return [*issues, Issue(error.message, where=manifest.where("models", spec.name, key), hint=error.hint)]
+    seconds = time.monotonic() - began
+    try:
+        spec = with_inputs(manifest, spec, module)
+    except ManifestError as error:
+        return [*issues, *error.issues]
+    issues += _forward_issues(manifest, spec, module)
+    if visit is not None and not issues:
+        visit(spec, module, seconds)
+    return issues
 
 
 def _call_hint(factory: Any, reference: str, kwargs: Mapping[str, Any]) -> str:

@@ -18,11 +18,14 @@ from in_process import run_here
 from processes import ZOO, run_aotc
 
 from aotc.compiler.explain_failure import hint_for
+from aotc.compiler.pipeline import UnitBuild
+from aotc.compiler.plan import Unit
 from aotc.compiler.workers.process_failure import statically_linked_libstdcxx
 from aotc.compiler.workers.unit_log import begin_log
 from aotc.compiler.workers.unit_process import _check_compilable
-from aotc.errors import StoreError
+from aotc.errors import BuildError, StoreError
 from aotc.store.layout.store import Store
+from aotc.store.layout.units import each_unit, units_folder
 
 LINEAR = {
     "factory": "models.py:Linear",
@@ -643,3 +646,30 @@ def test_a_folder_where_a_log_should_be_is_an_error_that_names_it(tmp_path: Path
 )
 def test_a_hint_is_of_the_words_in_a_message_not_of_letters_within_them(said: str, hint: str) -> None:
     assert hint in hint_for(said) and bool(hint) == bool(hint_for(said))
+
+
+def test_a_tag_stays_on_its_bundle_where_a_unit_of_the_new_one_fails(
+    zoo_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What services load by the tag goes on having all its buckets; --partial publishes what there is."""
+
+    def refused(build: UnitBuild, unit: Unit, log: Path) -> Any:
+        raise BuildError(f"{unit.name} is refused")
+
+    store = copy_store(zoo_store, tmp_path)
+    (before,) = [entry.digest for entry in store.tags() if entry.model == "linear"]
+    one, *others = (unit for unit in each_unit(store) if unit.artifact.model == "linear")
+    (units_folder(store) / f"{one.key.removeprefix('sha256:')}.json").unlink()
+    monkeypatch.setattr(UnitBuild, "_compile", refused)
+    command = ("build", ZOO / "manifest.yaml", "--model", "linear", "--store", store.path)
+    ran = run_here(*command)
+    assert ran.returncode == 1 and "is refused" in ran.stderr and "published " not in ran.stdout
+    total = 1 + len(others)
+    kept = f"not published: linear: 1 of {total} units failed; linear:latest still names {before}"
+    assert kept in ran.stderr and "--partial publishes what there is" in ran.stderr
+    assert [entry.digest for entry in store.tags() if entry.model == "linear"] == [before]
+    ran = run_here(*command, "--partial")
+    assert ran.returncode == 1
+    (now,) = [entry.digest for entry in store.tags() if entry.model == "linear"]
+    assert now != before
+    assert f"#linear:latest  {now}  (only {len(others)} of {total} units)  (was {before})" in ran.stdout

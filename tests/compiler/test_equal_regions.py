@@ -12,6 +12,7 @@ import torch
 from processes import ZOO, run_python
 from torch import Tensor, nn
 
+from aotc.compiler import plan
 from aotc.compiler.capture.regions.equal_regions import RegionPart, find_regions, regions_of, size_over_dims
 from aotc.compiler.plan import plan_units
 from aotc.errors import AotcError, BuildError, ManifestError
@@ -95,7 +96,8 @@ def test_the_module_is_as_before_afterwards() -> None:
     assert (module.count.item(), module.calls, module.last) == (0, 0, None)
 
 
-def test_planning_makes_the_module_once(tmp_path: Path) -> None:
+def test_planning_makes_a_slow_module_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "WORTH", 0.0)
     code = (
         "import torch\nmade = []\ndef block():\n    made.append(1)\n    return torch.nn.Sequential(torch.nn.ReLU())\n"
     )

@@ -20,8 +20,10 @@ from processes import processes_that_name, run_aotc, run_python, start, wait_unt
 from torch import nn
 
 import aotc
+from aotc.compiler import plan
 from aotc.compiler.capture.facts.custom_operators import Registrations
-from aotc.compiler.workers import fork_server, forks, module_holder
+from aotc.compiler.plan import LookedAt
+from aotc.compiler.workers import fork_server, forks
 from aotc.compiler.workers.forks import ForkServers, Holder
 from aotc.compiler.workers.module_holder import MadeModules, hold, make_modules
 from aotc.compiler.workers.process_group import Processes
@@ -69,7 +71,7 @@ def make(calls, seconds):
     by_several_threads()
     return Model()
 """
-SECONDS = {"slow": module_holder.WORTH + 0.1, "fast": 0}
+SECONDS = {"slow": plan.WORTH + 0.1, "fast": 0}
 BUCKETS = {"slow": [{"n": 2}, {"n": 3}], "fast": [{"n": 2}]}
 
 
@@ -258,10 +260,10 @@ def model_of(factory: str, folder: Path) -> Made:
 def test_what_took_long_may_be_kept(
     restored: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worth: float, long: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr(module_holder, "WORTH", worth)
+    monkeypatch.setattr(plan, "WORTH", worth)
     model = model_of("plain", tmp_path)
     made = make_modules(model.manifest)
-    assert made.long == long and isinstance(made.modules["model"], nn.ReLU)
+    assert made.long == long == (*made.looked.slow,) and made.looked.facts.keys() == {"model"}
     assert model.threads() == ["main"]
 
 
@@ -274,7 +276,7 @@ def test_a_factory_whose_error_speaks_of_threads_is_called_once(restored: None, 
 
 def test_a_factory_may_handle_signals(restored: None, tmp_path: Path) -> None:
     model = model_of("handles_signals", tmp_path)
-    assert isinstance(make_modules(model.manifest).modules["model"], nn.ReLU)
+    assert make_modules(model.manifest).looked.facts.keys() == {"model"}
     assert model.threads() == ["main"] and signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN
 
 
@@ -282,10 +284,10 @@ def test_a_factory_may_handle_signals(restored: None, tmp_path: Path) -> None:
 def test_what_sets_something_for_its_thread_is_not_kept(
     restored: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factory: str
 ) -> None:
-    monkeypatch.setattr(module_holder, "WORTH", 0.0)
+    monkeypatch.setattr(plan, "WORTH", 0.0)
     model = model_of(factory, tmp_path)
     made = make_modules(model.manifest)
-    assert made.long == () and isinstance(made.modules["model"], nn.ReLU)
+    assert made.long == () and isinstance(made.looked.slow["model"], nn.ReLU)
     assert model.threads() == ["main"]
     assert {
         "without_gradients": not torch.is_grad_enabled(),
@@ -299,7 +301,7 @@ def test_what_sets_something_for_its_thread_is_not_kept(
 def test_what_sets_something_for_its_process_is_made_once_more_in_those_of_its_units(
     restored: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factory: str
 ) -> None:
-    monkeypatch.setattr(module_holder, "WORTH", 0.0)
+    monkeypatch.setattr(plan, "WORTH", 0.0)
     model = model_of(factory, tmp_path)
     assert make_modules(model.manifest).long == () and model.threads() == ["main"]
 
@@ -386,7 +388,7 @@ def made() -> MadeModules:
     kept.load_state_dict({"weight": torch.tensor(KEPT["kept"]), "bias": torch.zeros(1)})
     registrations = Registrations()
     registrations.loaded = {name: OperatorNeed(name, "acme") for name in LOADED}
-    return MadeModules({"kept": kept, "quick": nn.Linear(2, 1)}, ("kept",), registrations)
+    return MadeModules(LookedAt({}, {"kept": kept, "quick": nn.Linear(2, 1)}), ("kept",), registrations)
 
 
 @pytest.fixture
@@ -482,11 +484,12 @@ def test_the_kept_s_processes_compute_with_several_threads_as_its_factory_did(tm
     (tmp_path / "manifest.yaml").write_text(yaml.safe_dump({"version": 1, "models": {"model": model}}))
     code = f"""
 import os, select, sys
+from aotc.compiler import plan
 from aotc.compiler.workers import forks, module_holder
 from aotc.manifest import read_manifest
 manifest = read_manifest({str(tmp_path / "manifest.yaml")!r})
 forks._PRELOADED = {{"multiplies": ()}}
-module_holder.WORTH = 0
+plan.WORTH = 0
 for _ in range(20):
     holder = module_holder.hold(module_holder.make_modules(manifest))
     process = holder.servers["multiplies"].start([], os.environ, sys.stderr.buffer)

@@ -24,7 +24,7 @@ from aotc.errors import BuildError
 from aotc.machine.targets import parse_target
 from aotc.manifest import read_manifest
 from aotc.store.layout.store import Store
-from aotc.store.layout.units import latest_unit, put_unit
+from aotc.store.layout.units import StoredUnits, latest_unit, put_unit
 
 MANIFEST = ZOO / "manifest.yaml"
 LINEAR = read_manifest(MANIFEST, ["linear"])
@@ -140,7 +140,9 @@ def test_force_compiles_what_was_there_when_it_began_whatever_the_clocks_say(
     put_unit(copied, msgspec.structs.replace(record, created="2199-01-01T00:00:00Z"))
     manifest = read_manifest(MANIFEST)
     target = parse_target(record.artifact.target)
-    plan = look_up(copied, Unit(manifest.models["linear"], {"batch": 2}, target, {}, record.key), force=True)
+    plan = look_up(
+        StoredUnits(copied), Unit(manifest.models["linear"], {"batch": 2}, target, {}, record.key), force=True
+    )
     if other_built_it:
         put_unit(copied, msgspec.structs.replace(record, created="2001-01-01T00:00:00Z"))
     each = UnitBuild(BuildRequest(manifest, copied.path), copied, Refusing(), lambda event: None)

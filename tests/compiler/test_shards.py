@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import yaml
 from doctoring import artifact_of, copy_store
 from in_process import build_here, plan_here, run_here
 from processes import ZOO
@@ -97,6 +98,19 @@ def test_a_shard_says_how_many_units_are_its(zoo_store: Path, tmp_path: Path) ->
     ran = run_here("build", MANIFEST, "--store", store, "--model", "linear", "--shard", "1/2")
     assert ran.returncode == 0, ran.stderr
     assert "shard 1/2: 1 of 2 units; `aotc merge` publishes them" in ran.stdout
+
+
+def test_a_shard_says_nothing_of_models_beside_one_that_cannot_be_planned(zoo_store: Path, tmp_path: Path) -> None:
+    manifest = yaml.safe_load(MANIFEST.read_text())
+    linear = manifest["models"]["linear"]
+    text = yaml.safe_dump({"version": 1, "models": {"linear": linear, "broken": {**linear, "regions": ["nowhere.*"]}}})
+    (tmp_path / "m.yaml").write_text(text)
+    shutil.copy(ZOO / "models.py", tmp_path)
+    store = copy_store(zoo_store, tmp_path / "full").path
+    ran = run_here("build", tmp_path / "m.yaml", "--store", store, "--shard", "1/1")
+    assert ran.returncode == 1 and "failed: broken - " in ran.stderr, ran.stderr
+    assert "shard 1/1: 2 of 2 units" in ran.stdout
+    assert "not published" not in ran.stdout + ran.stderr
 
 
 def test_merged_shards_are_the_bundles_that_one_build_gives(

@@ -18,6 +18,7 @@ import torch
 import yaml
 from processes import ROOT, run_python
 
+from aotc import syntax
 from aotc.compiler import key as key_module
 from aotc.compiler.key import Factors, explain
 from aotc.compiler.patches.registry import PATCHES
@@ -519,6 +520,22 @@ def test_the_same_key_despite_other_buckets_targets_and_models_beside_it(project
     more = {**SPEC, "buckets": [{"batch": 1}, {"batch": 2}], "targets": ["cpu:x86-64-v4", "cpu:x86-64-v3"]}
     path.write_text(yaml.safe_dump({"version": 1, "models": {"another": SPEC, "keyed": more}}))
     assert [unit.key for unit in plan_units(read_manifest(path))].count(key) == 1
+
+
+def test_a_file_is_parsed_once_for_all_models_that_share_it(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[bytes] = []
+    digest = syntax.syntax_digest
+
+    def noting(source: bytes) -> str:
+        parsed.append(source)
+        return digest(source)
+
+    monkeypatch.setattr(syntax, "syntax_digest", noting)
+    path = project.folder / "manifest.yaml"
+    path.write_text(yaml.safe_dump({"version": 1, "models": dict.fromkeys(["one", "two", "three"], SPEC)}))
+    assert len(plan_units(read_manifest(path))) == 3
+    files = [(project.folder / name).read_bytes() for name in ("keyed_helper.py", "keyed_model.py")]
+    assert [parsed.count(file) for file in files] == [1, 1]
 
 
 def test_the_same_key_despite_other_weights_that_stay_live(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:

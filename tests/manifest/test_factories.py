@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
 import torch
+from torch import nn
 
 from aotc.compiler.mistakes import read_checked
 from aotc.errors import Issue, ManifestError
 from aotc.manifest import Manifest, ModelSpec, read_manifest
-from aotc.models.factory import build_module, build_modules, import_object
+from aotc.models.factory import build_module, build_modules, import_object, visit_modules
 
 LINEAR = """\
 import torch
@@ -278,6 +280,21 @@ def test_every_model_is_built(folder: Path) -> None:
         "a": "Net",
         "b": "Varied",
     }
+
+
+def test_each_model_is_gone_when_the_next_is_built(folder: Path) -> None:
+    """Models of one manifest need not fit into memory side by side."""
+    text = "version: 1\nmodels:\n"
+    for name in "abc":
+        text += f'  {name}: {{factory: "nets.linear:make", inputs: {{input_ids: {{shape: [4]}}, mask: null}}}}\n'
+    seen: list[tuple[str, weakref.ref[nn.Module]]] = []
+
+    def visit(spec: ModelSpec, module: nn.Module, seconds: float) -> None:
+        assert not [name for name, earlier in seen if earlier() is not None]
+        seen.append((spec.name, weakref.ref(module)))
+
+    visit_modules(manifest_of(folder, text), visit)
+    assert [name for name, _ in seen] == ["a", "b", "c"]
 
 
 def test_the_failures_of_all_models_come_together_with_their_lines(folder: Path) -> None:

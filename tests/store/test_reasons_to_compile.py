@@ -15,7 +15,7 @@ from aotc.digest import sha256_bytes
 from aotc.machine.targets import parse_target
 from aotc.manifest import read_manifest
 from aotc.store.layout.store import Store
-from aotc.store.layout.units import UnitRecord, put_unit
+from aotc.store.layout.units import StoredUnits, UnitRecord, put_unit
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def unit() -> Unit:
 
 
 def reason(store: Store, unit: Unit) -> str:
-    (issue,) = look_up(store, unit, False).reasons
+    (issue,) = look_up(StoredUnits(store), unit, False).reasons
     return issue.message
 
 

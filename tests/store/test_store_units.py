@@ -13,8 +13,10 @@ from sample_artifacts import CREATED, stored_artifact
 
 from aotc.digest import canonical_json, sha256_bytes
 from aotc.errors import CorruptError, NotFoundError, StoreError
+from aotc.store.files.disk import read_limited
+from aotc.store.layout import units
 from aotc.store.layout.store import Store
-from aotc.store.layout.units import UnitRecord, find_unit, latest_unit, put_unit
+from aotc.store.layout.units import StoredUnits, UnitRecord, find_unit, latest_unit, put_unit
 
 KEY = sha256_bytes(b"a key")
 
@@ -137,6 +139,30 @@ def test_the_latest_unit_of_a_bucket_is_found_whatever_its_key(store: Store, wor
     assert latest_unit(store, "tiny", {"batch": 1}, "cpu:x86-64-v3") == latest
     assert latest_unit(store, "tiny", {"batch": 2}, "cpu:x86-64-v3") is None
     assert latest_unit(store, "other", {"batch": 1}, "cpu:x86-64-v3") is None
+    assert StoredUnits(store).targets("tiny", {"batch": 1}) == ["cpu:x86-64-v3", "cuda:sm_90"]
+    unit_path(store, new).write_bytes(unit_path(store, new).read_bytes().replace(b'"seconds":', b'"Seconds":'))
+    found = latest_unit(store, "tiny", {"batch": 1}, "cpu:x86-64-v3")
+    assert found is not None and found.key == old, "the newest that can be read"
+
+
+def test_each_unit_s_file_is_read_once_however_many_units_are_looked_for(
+    store: Store, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planning asks for each unit that is missing, in a store of thousands; only what is alike is checked."""
+    for number in range(4):
+        put_unit(store, make_unit(store, work, sha256_bytes(b"%d" % number), target=f"cuda:sm_9{number}"))
+    read: list[str] = []
+
+    def noting(path: Path, limit: int) -> bytes:
+        read.append(path.stem)
+        return read_limited(path, limit)
+
+    monkeypatch.setattr(units, "read_limited", noting)
+    stored = StoredUnits(store)
+    assert [stored.latest("tiny", {"batch": size}, "cuda:sm_90") for size in range(2, 10)] == [None] * 8
+    assert len(read) == len(set(read)) == 4
+    assert stored.latest("tiny", {"batch": 1}, "cuda:sm_90") is not None
+    assert len(read) == 5
 
 
 def test_a_full_disk_is_a_store_error_and_leaves_no_unit(

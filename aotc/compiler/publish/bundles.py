@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 import msgspec
 
+from aotc.amounts import counted
 from aotc.compiler.publish.target_artifacts import merge
 from aotc.compiler.report import Outcome
 from aotc.errors import BuildError
@@ -37,26 +39,41 @@ def source_date() -> str:
         ) from None
 
 
-def publish_bundles(store: Store, tag: str, results: Sequence[Result]) -> tuple[list[Result], dict[str, str]]:
-    """Publish one bundle for each model of which a unit was built, of the artifacts in which each region has code.
+class Publication(NamedTuple):
+    """The results, in which units that cannot be merged into one bundle have failed; the digest of each published
+    bundle by model; and why the other models of which a unit was built were not published."""
 
-    Returns the results, in which units that cannot be merged into one bundle have failed, and the digest of each bundle
-    by model.
+    results: list[Result]
+    bundles: dict[str, str]
+    unpublished: dict[str, str]
+
+
+def publish_bundles(store: Store, tag: str, results: Sequence[Result], partial: bool = False) -> Publication:
+    """Publish one bundle for each model all of whose units were built.
+
+    With `partial`, also of a model of which some were: of the artifacts in which each region has code.
     """
-    results, bundles, created = list(results), {}, source_date()
+    done, created = Publication([*results], {}, {}), source_date()
     for model in dict.fromkeys(outcome.model for outcome, _ in results):
-        built = {index: record for index, (outcome, record) in enumerate(results) if record and outcome.model == model}
+        units = [index for index, (outcome, _) in enumerate(results) if outcome.model == model]
+        built = {index: record for index in units if (record := results[index][1]) is not None}
         if not built:
+            continue
+        if missing := 0 if partial else len(units) - len(built):
+            done.unpublished[model] = f"{missing} of {counted(len(units), 'unit')} failed"
             continue
         try:
             artifacts = merge(record.artifact for record in built.values())
         except BuildError as error:
             for index, record in built.items():
-                results[index] = msgspec.structs.replace(results[index][0], status="failed", error=error), record
+                done.results[index] = msgspec.structs.replace(results[index][0], status="failed", error=error), record
+            done.unpublished[model] = "its units cannot be merged into one bundle"
             continue
         if callable_ones := [artifact for artifact in artifacts if not regions_without_code(artifact)]:
-            bundles[model] = publish(store, model, tag, callable_ones, created=created)
-    return results, bundles
+            done.bundles[model] = publish(store, model, tag, callable_ones, created=created)
+        else:
+            done.unpublished[model] = "a region of which no unit was built leaves no call that could run"
+    return done
 
 
 def regions_without_code(artifact: BuiltArtifact) -> list[str]:

@@ -9,9 +9,12 @@ from typing import NamedTuple
 
 from aotc.compiler.cache_lookup import PlannedUnit, look_up
 from aotc.compiler.report import Event, OnEvent
-from aotc.errors import RemoteError
+from aotc.errors import NotFoundError, RemoteError
 from aotc.store.files.disk import exists
 from aotc.store.layout.store import Store, refuse_foreign
+from aotc.store.layout.units import StoredUnits
+from aotc.store.opening import open_readable
+from aotc.store.reference import Reference
 from aotc.store.remote.staging import Staging
 
 _log = logging.getLogger("aotc")
@@ -31,6 +34,14 @@ class Place(NamedTuple):
             refuse_foreign(self.folder)  # as the build would
         return None
 
+    def named(self, model: str, tag: str) -> str:
+        """The digest that the tag names; "" where there is no such tag. Raises StoreError, RemoteError."""
+        url = self.staging.url if self.staging else None
+        try:
+            return open_readable(str(url or self.folder)).resolve(Reference(url, model, tag=tag)).digest
+        except NotFoundError:
+            return ""
+
 
 def place_of(store: Path | str) -> Place:
     """The place of a store's folder or URL. Raises StoreError for a URL that cannot be built into."""
@@ -43,7 +54,8 @@ def place_of(store: Path | str) -> Place:
 def with_remote_units(planned: Sequence[PlannedUnit], staging: Staging) -> list[PlannedUnit]:
     """Fetch the finished units that only the URL has. Returns the plan with them. Raises RemoteError, StoreError."""
     fetched = staging.fetch(plan.unit.key for plan in planned if plan.cached is None)
-    return [look_up(staging.store, plan.unit, False) if plan.unit.key in fetched else plan for plan in planned]
+    stored = StoredUnits(staging.store)
+    return [look_up(stored, plan.unit, False) if plan.unit.key in fetched else plan for plan in planned]
 
 
 def keeping(staging: Staging | None, on_event: OnEvent) -> OnEvent:

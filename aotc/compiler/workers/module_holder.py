@@ -21,51 +21,52 @@ import torch
 from torch import nn
 
 from aotc.compiler.capture.facts.custom_operators import Registrations
+from aotc.compiler.plan import LookedAt, look_at_models
 from aotc.compiler.workers.fork_server import ASK_NVML
 from aotc.compiler.workers.forks import ForkServers, Holder
 from aotc.manifest import Manifest
-from aotc.models.factory import build_modules, made_before
+from aotc.models.factory import made_before
 from aotc.snapshot.modes import take_ambient
 from aotc.snapshot.tensors import plain_state
-
-WORTH = 1.5
-"""Seconds of a factory from which its module is kept. The holder imports the compiler, which takes two to three, and
-saves each unit two calls of the factory."""
 
 CHOSEN_KERNELS = "ATEN_CPU_CAPABILITY"
 """The variable that limits torch's own kernels, read once in a process: units run without it."""
 
 
-def modules_made_once(manifest: Manifest, servers: ForkServers, dummy_weights: bool = False) -> dict[str, nn.Module]:
-    """Build every model's module, and fork a process that keeps the slow ones for their units."""
+def modules_made_once(manifest: Manifest, servers: ForkServers, dummy_weights: bool = False) -> LookedAt:
+    """Build every model's module, and fork a process that keeps the slow ones for their units.
+
+    This process then holds only those that the plan needs, of models by regions.
+    """
     made = make_modules(manifest, dummy_weights)
     servers.holder = hold(made)
-    return made.modules
+    looked, models = made.looked, manifest.models
+    return looked._replace(slow={name: module for name, module in looked.slow.items() if models[name].regions})
 
 
 class MadeModules(NamedTuple):
-    """The modules by model; the names of the slow ones that may be kept; operators that the factories registered."""
+    """What was seen of the models; the names of the slow ones that a process may keep; operators that the factories
+    registered."""
 
-    modules: dict[str, nn.Module]
+    looked: LookedAt
     long: tuple[str, ...]
     registrations: Registrations
 
 
 def make_modules(manifest: Manifest, dummy_weights: bool = False) -> MadeModules:
-    """Call every factory of the manifest. Raises the errors of `build_modules`."""
-    seconds: dict[str, float] = {}
+    """Call every factory of the manifest. Raises the errors of `look_at_models`."""
     registrations = Registrations()
     thread, process = _state_of_thread(), _state_of_process()
     with _asking_nvml(), registrations.watched():
-        modules = build_modules(manifest, seconds, dummy_weights=dummy_weights)
+        looked = look_at_models(manifest, dummy_weights, all_slow=True)
     alone = (_state_of_thread(), _state_of_process()) == (thread, process)
     # A factory that changes global state must not affect the units of other models.
     # One of a parallel model may have a device mesh, which is not that of its units' device.
-    kept = [name for name, spec in manifest.models.items() if not spec.parallel]
-    long = [name for name in kept if seconds[name] >= WORTH and not _is_shared(modules[name])] if alone else []
+    slow = looked.slow.items() if alone else ()
+    long = tuple(name for name, module in slow if not (manifest.models[name].parallel or _is_shared(module)))
     if long:
         registrations.take_down()
-    return MadeModules(modules, tuple(long), registrations)
+    return MadeModules(looked, long, registrations)
 
 
 @contextmanager
@@ -89,7 +90,7 @@ def hold(made: MadeModules) -> Holder | None:
     # For the fork, and the processes forked from it; this process does not build the modules again.
     with (
         suppress(OSError),
-        mock.patch.dict(made_before, {name: made.modules[name] for name in made.long}),
+        mock.patch.dict(made_before, {name: made.looked.slow[name] for name in made.long}),
         mock.patch.object(Registrations, "before", made.registrations),
     ):
         return Holder(made.long)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -124,20 +125,45 @@ def find_built(store: Readable, key: str) -> UnitRecord | None:
     return find_unit(store, key) if isinstance(store, Store) else None
 
 
+class StoredUnits:
+    """The finished units of a store, found by model, bucket, target and region. All their files are read when the first
+    one is asked for, and the rest of a record only where it is asked for: a store may hold thousands."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def latest(self, model: str, bucket: Bucket, target: str, region: str = "") -> UnitRecord | None:
+        """The newest unit of that model, bucket, target and region, with any key; its blobs may be gone.
+
+        A new unit's key is compared with it. Raises StoreError.
+        """
+        newest_first = sorted(self._alike(model, bucket, region).get(target, ()), reverse=True)
+        units = (read_unit(path) for _, _, path in newest_first)
+        return next((unit for unit in units if unit is not None), None)
+
+    def targets(self, model: str, bucket: Bucket, region: str = "") -> list[str]:
+        """The targets for which units of that model, bucket and region were finished. Raises StoreError."""
+        alike = self._alike(model, bucket, region)
+        return sorted(target for target in alike if self.latest(model, bucket, target, region) is not None)
+
+    def _alike(self, model: str, bucket: Bucket, region: str) -> dict[str, list[tuple[str, str, Path]]]:
+        return self._found.get((model, region, canonical_json(bucket)), {})
+
+    @functools.cached_property
+    def _found(self) -> dict[tuple[str, str, bytes], dict[str, list[tuple[str, str, Path]]]]:
+        """By model, region and bucket; then by target: the time, key and file of each unit."""
+        found: dict[tuple[str, str, bytes], dict[str, list[tuple[str, str, Path]]]] = {}
+        for path, head in _heads(self.store):
+            for variant in head.artifact.variants:
+                kind = head.artifact.model, variant.region, canonical_json(variant.bucket)
+                units = found.setdefault(kind, {}).setdefault(head.artifact.target, [])
+                units.append((head.created, path.stem, path))
+        return found
+
+
 def latest_unit(store: Store, model: str, bucket: Bucket, target: str, region: str = "") -> UnitRecord | None:
-    """The newest unit of that model, bucket, target and region, with any key; its blobs may be gone.
-
-    A new unit's key is compared with it. Raises StoreError.
-    """
-    units = (unit for unit in each_unit(store) if _is_of(unit, model, bucket, target, region))
-    return max(units, key=lambda unit: (unit.created, unit.key), default=None)
-
-
-def targets_built(store: Store, model: str, bucket: Bucket, region: str = "") -> list[str]:
-    """The targets for which units of that model, bucket and region were finished. Raises StoreError."""
-    return sorted(
-        {unit.artifact.target for unit in each_unit(store) if _is_of(unit, model, bucket, unit.artifact.target, region)}
-    )
+    """As `StoredUnits.latest`, for one unit."""
+    return StoredUnits(store).latest(model, bucket, target, region)
 
 
 class UnitCost(Record, frozen=True):
@@ -160,20 +186,24 @@ class UnitCost(Record, frozen=True):
 def unit_costs(store: Store) -> list[UnitCost]:
     """The cost of each finished unit, the oldest first; its blobs may be gone. Raises StoreError."""
     costs = []
-    for path in _unit_files(store):
-        try:
-            with typed_errors("read", path):
-                data = read_limited(path, UNIT_LIMIT)
-            head = decode(data, _CostHead)
-        except StoreError as error:
-            if isinstance(error, CorruptError) or _leads_nowhere(error):
-                continue  # of another aotc; an estimate can do without
-            raise
+    for _, head in _heads(store):
         artifact, memory = head.artifact, max((stage.memory for stage in head.stages.values()), default=0)
         for variant in artifact.variants:
             unit = artifact.model, variant.region, variant.bucket, artifact.target
             costs.append(UnitCost(*unit, head.created, head.seconds, memory, *variant.sizes()))
     return sorted(costs, key=lambda cost: cost.created)
+
+
+def _heads(store: Store) -> Iterator[tuple[Path, _Head]]:
+    """The file and the head of each unit, but for those of another aotc. Raises StoreError."""
+    for path in _unit_files(store):
+        try:
+            with typed_errors("read", path):
+                data = read_limited(path, UNIT_LIMIT)
+            yield path, decode(data, _Head)
+        except StoreError as error:
+            if not isinstance(error, CorruptError) and not _leads_nowhere(error):
+                raise
 
 
 class _CostFile(msgspec.Struct):
@@ -202,19 +232,13 @@ class _CostArtifact(msgspec.Struct):
     variants: tuple[_CostVariant, ...]
 
 
-class _CostHead(msgspec.Struct):
+class _Head(msgspec.Struct):
     """The part of a UnitRecord that is needed here: the rest need not be made sense of."""
 
     artifact: _CostArtifact
     seconds: float
     created: str
     stages: dict[str, StageCost] = msgspec.field(default_factory=dict)
-
-
-def _is_of(unit: UnitRecord, model: str, bucket: Bucket, target: str, region: str) -> bool:
-    artifact = unit.artifact
-    (variant,) = artifact.variants
-    return (artifact.model, artifact.target, variant.bucket, variant.region) == (model, target, bucket, region)
 
 
 def each_unit(store: Store) -> Iterator[UnitRecord]:

@@ -11,7 +11,7 @@ import functools
 import os
 import threading
 from collections.abc import Iterator
-from typing import Any, Literal, Self, TypeVar, cast
+from typing import Annotated, Any, Literal, Self, TypeVar, cast
 
 import msgspec
 
@@ -26,7 +26,11 @@ OTHER_VERSION = "build it again with this aotc, or load it with the one that bui
 R = TypeVar("R")
 
 Scalar = None | bool | int | float | str
-Dims = dict[str, int]
+Extent = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+"""A size, a stride, an offset: what torch can hold."""
+Place = Annotated[int, msgspec.Meta(ge=0, le=2**20)]
+"""A position among the tensors of one call or library, or their number: what a load counts to."""
+Dims = dict[str, Extent]
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -39,10 +43,10 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 class SizeRange(Record, frozen=True):
     """The sizes from `min` to `max`, both included, that `multiple_of` divides; code is tuned at `tune_at`."""
 
-    min: int
-    max: int
-    multiple_of: int = 1
-    tune_at: int = 0
+    min: Extent
+    max: Extent
+    multiple_of: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)] = 1
+    tune_at: Extent = 0
 
     def __contains__(self, size: int) -> bool:
         return self.min <= size <= self.max and size % self.multiple_of == 0
@@ -57,7 +61,7 @@ class SizeRange(Record, frozen=True):
         return f"{self.min}..{self.max}{step}"
 
 
-Size = int | SizeRange
+Size = Extent | SizeRange
 Bucket = dict[str, Size]
 
 
@@ -103,7 +107,7 @@ class TensorLeaf(Record, frozen=True, tag="tensor"):
 
     path: str
     dtype: str
-    shape: tuple[int | str, ...]
+    shape: tuple[Extent | str, ...]
     layout: Literal["contiguous", "channels_last", "channels_last_3d"] = "contiguous"
     pad: dict[str, PadRule] = {}
     default: Scalar = None
@@ -160,8 +164,8 @@ class StateSpec(Record, frozen=True):
 
     name: str
     dtype: str
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
+    shape: tuple[Extent, ...]
+    stride: tuple[Extent, ...]
     aliases: tuple[str, ...] = ()
     digest: str = ""
     persistent: bool = True
@@ -171,7 +175,7 @@ class StateSpec(Record, frozen=True):
 class Argument(Record, frozen=True):
     """What a library takes at one position: the leaf of that index, or the module's tensor of that name."""
 
-    leaf: int | None = None
+    leaf: Place | None = None
     state: str | None = None
 
 
@@ -183,12 +187,12 @@ class Output(Record, frozen=True):
     `dims` names the dims of a library output's axes, for cropping what was padded ("" where an axis has none).
     """
 
-    index: int | None = None
-    leaf: int | None = None
+    index: Place | None = None
+    leaf: Place | None = None
     state: str | None = None
     constant: Scalar = None
     dims: tuple[str, ...] = ()
-    axis: int | None = None
+    axis: Place | None = None
 
 
 class ResultContainer(Record, frozen=True):
@@ -199,7 +203,7 @@ class ResultContainer(Record, frozen=True):
     """
 
     type: str
-    items: tuple["int | ResultContainer", ...]
+    items: tuple["Place | ResultContainer", ...]
     keys: tuple[Scalar, ...] = ()
     context: Any = None
 
@@ -212,9 +216,9 @@ class File(Record, frozen=True):
 
     name: str
     digest: str
-    size: int
+    size: Extent
     blob: str
-    blob_size: int
+    blob_size: Extent
 
     @property
     def mapped(self) -> bool:
@@ -234,12 +238,12 @@ class Constant(Record, frozen=True):
 
     name: str
     file: str
-    offset: int
+    offset: Extent
     dtype: str
     device: Literal["cpu", "cuda"]
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    storage_offset: int = 0
+    shape: tuple[Extent, ...]
+    stride: tuple[Extent, ...]
+    storage_offset: Extent = 0
     packing: bytes = b""
 
 
@@ -268,16 +272,16 @@ class Saved(Record, frozen=True):
     """What a backward library takes at one position: the forward library's argument of that position, its output of
     that index, or the gradient of that output."""
 
-    argument: int | None = None
-    output: int | None = None
-    gradient: int | None = None
+    argument: Place | None = None
+    output: Place | None = None
+    gradient: Place | None = None
 
 
 class Gradient(Record, frozen=True):
     """The backward library's output `output` is the gradient of the forward library's argument `argument`."""
 
-    output: int
-    argument: int
+    output: Place
+    argument: Place
 
 
 class Backward(Record, frozen=True):
@@ -290,8 +294,8 @@ class Backward(Record, frozen=True):
     """
 
     library: str
-    results: int
-    differentiable: tuple[int, ...]
+    results: Place
+    differentiable: tuple[Place, ...]
     saved: tuple[Saved, ...]
     gradients: tuple[Gradient, ...]
     held: tuple[Saved, ...] = ()
@@ -337,9 +341,9 @@ class Variant(Record, frozen=True):
     files: tuple[File, ...]
     arguments: tuple[Argument, ...]
     outputs: tuple[Output, ...]
-    output_tree: int | ResultContainer
+    output_tree: Place | ResultContainer
     conditions: tuple[str, ...] = ()
-    mutated_leaves: tuple[int, ...] = ()
+    mutated_leaves: tuple[Place, ...] = ()
     mutated_state: tuple[str, ...] = ()
     operators: tuple[OperatorNeed, ...] = ()
     launch: LaunchPick | None = None
@@ -349,7 +353,7 @@ class Variant(Record, frozen=True):
     any_sequence: bool = False
     any_order: bool = False
     empty_is_none: tuple[str, ...] = ()
-    storage_leaves: tuple[int, ...] = ()
+    storage_leaves: tuple[Place, ...] = ()
     assigned: tuple[str, ...] = ()
     left: dict[str, str] = msgspec.field(default_factory=dict)
     reads: tuple[str, ...] = ()
@@ -447,8 +451,8 @@ class Parallel(Record, frozen=True):
     """
 
     dim: str
-    size: int
-    ranks: tuple[int, ...] = ()
+    size: Place
+    ranks: tuple[Place, ...] = ()
 
     @property
     def group_name(self) -> str:

@@ -33,7 +33,7 @@ _IN_RANKS = (
 
 def to_bisect(reports: Sequence[Report]) -> list[Report]:
     """Of each artifact the first report of a difference: others mostly have the same cause."""
-    wrong = [one for one in reports if one.status == "failed" and one.bundle and one.bucket != "-"]
+    wrong = [one for one in reports if one.status == "failed" and one.bundle]
     return list({(one.bundle, one.target): one for one in reversed(wrong)}.values())
 
 

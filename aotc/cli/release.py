@@ -125,7 +125,8 @@ def ask_password(confirm: bool = False) -> bytes:
 def push(ref: str, destination: str, store_path: Path | str, as_json: bool) -> None:
     """Upload a bundle to a registry or object storage.
 
-    Only missing blobs are sent; the tag is set last.
+    Only missing blobs are sent; the tag is set last. Signatures and attestations go along; an attestation that a key of
+    $AOTC_TRUSTED_KEYS has signed replaces older ones by the same key.
     """
 
     from aotc.cli.progress.transfer import TransferProgress
@@ -133,13 +134,15 @@ def push(ref: str, destination: str, store_path: Path | str, as_json: bool) -> N
     from aotc.store.reference import parse_reference
     from aotc.store.remote.push import parse_destination
     from aotc.store.remote.push import push as run_push
+    from aotc.store.signing.trust import read_trust
 
     end_on_sigterm()
     reference = parse_reference(ref)
     to = parse_destination(destination, reference)
     store = Store.open(local_folder(*store_of(store_path, reference)))
+    trust = read_trust()
     with TransferProgress(progress_console(), f"push {reference.name}") as progress:
-        copied = run_push(store, reference, to, on_event=progress.show)
+        copied = run_push(store, reference, to, keys=trust.keys if trust else (), on_event=progress.show)
     _show_copied("pushed", copied, as_json)
 
 

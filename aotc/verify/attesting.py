@@ -39,7 +39,7 @@ def attest_reports(
         for verification in found:
             attest(store, bundle, verification, key)
         if found and is_remote(where):
-            push_attestations(open_transfer(where), store, digest)
+            push_attestations(open_transfer(where), store, digest, () if key is None else (key.public,))
         attested += found
     if not attested:
         raise VerifyError("nothing was compared, so there is nothing to attest")
@@ -50,7 +50,7 @@ def verifications(reports: Sequence[Report], bundle: Bundle, limits: Sequence[Li
     """What the reports of one bundle say of each of its artifacts that ran here."""
     for entry in bundle.artifacts:
         ours = [report for report in reports if report.target == entry.target]
-        compared = [report for report in ours if report.sizes != "-"]
+        compared = [report for report in ours if report.status != "could not run"]
         if not compared:
             continue
         wrong = [report for report in ours if report.status != "ok"]

@@ -4,6 +4,8 @@ never another exception; nothing is imported."""
 from __future__ import annotations
 
 import contextlib
+import functools
+import json
 import sys
 import time
 import tracemalloc
@@ -38,6 +40,7 @@ from aotc.records import (
     Signature,
     SizeRange,
     StateSpec,
+    decode_artifact,
 )
 from aotc.runtime.libraries.folder import FilesInFolder
 from aotc.runtime.load import bind_artifact
@@ -112,7 +115,7 @@ ABSURD = {
     "what is saved from two places": (trained(saved=(Saved(0, 0),)), "1 of the tensors that pass between"),
     "a saved argument that is not there": (trained(saved=(Saved(argument=1),)), "1 of the tensors that pass between"),
     "a gradient of no result": (trained(saved=(Saved(gradient=1),)), "1 of the tensors that pass between"),
-    "no gradient of what is gone": (trained(without=(Argument(state="gone"),)), "1 of the tensors that pass between"),
+    "no gradient of what is gone": (trained(without=(Argument(state="gone"),)), "1 of the tensors without a gradient"),
     "a gradient for no argument": (trained(gradients=(Gradient(0, 1),)), "1 of the tensors that pass between"),
     "a dtype that is none": (signed([tensor("x", "batch", dtype="float33")]), "'float33' is not a dtype"),
     "a dtype that is a function": (signed([tensor("x", "batch", dtype="ones")]), "'ones' is not a dtype"),
@@ -291,6 +294,42 @@ def test_a_path_of_many_parts_takes_no_more_memory_than_it_has_characters() -> N
         tracemalloc.stop()
 
 
+HOSTILE: dict[str, tuple[Any, tuple[str | int, ...], int]] = {
+    "results beyond all memory": (trained(), ("variants", 0, "backward", "results"), 2**40),
+    "a result that is differentiable": (trained(), ("variants", 0, "backward", "differentiable", 0), 2**62),
+    "an argument of a gradient": (trained(), ("variants", 0, "backward", "gradients", 0, "argument"), 2**40),
+    "what is saved": (trained(), ("variants", 0, "backward", "saved", 0, "gradient"), -1),
+    "a leaf": (artifact_with(), ("variants", 0, "arguments", 0, "leaf"), -1),
+    "an output": (artifact_with(), ("variants", 0, "outputs", 0, "index"), 2**70),
+    "a size": (artifact_with(), ("signature", "leaves", 0, "shape", 1), -4),
+    "a bucket": (artifact_with(), ("variants", 0, "bucket", "batch"), 2**64),
+    "a step of a range": (
+        variant_with(bucket={"batch": SizeRange(0, 9, 3)}),
+        ("variants", 0, "bucket", "batch", "multiple_of"),
+        0,
+    ),
+    "a stride": (artifact_with(state=[WEIGHT]), ("state", 0, "stride", 0), 2**63),
+    "the size of a file": (trained(), ("variants", 0, "files", 0, "size"), -1),
+}
+"""A record, the place of a number in it, and what stands there instead."""
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_number_that_torch_or_memory_cannot_hold_is_refused_when_the_record_is_read(what: str) -> None:
+    """Also from a folder into which somebody else has written: no load counts to it."""
+    built, keys, number = HOSTILE[what]
+    artifact = built.record(File("provenance", "sha256:" + "0" * 64, 1, "sha256:" + "0" * 64, 1))
+    record = json.loads(artifact.encode())
+    assert decode_artifact(json.dumps(record).encode()) == artifact
+    *path, last = keys
+    inner = functools.reduce(lambda value, key: value[key], path, record)
+    assert last in inner if isinstance(inner, dict) else inner[last] is not None
+    inner[last] = number
+    with pytest.raises(CorruptError, match="Expected `int`") as caught:
+        decode_artifact(json.dumps(record).encode())
+    assert str(keys[-1]) in str(caught.value) or f"{keys[-2]}[...]" in str(caught.value)
+
+
 @pytest.mark.parametrize("what", ABSURD)
 def test_a_load_of_an_absurd_record_ends_with_no_other_error(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -345,6 +384,18 @@ def test_an_axis_that_shrinks_in_a_larger_bucket_is_refused() -> None:
 def test_a_bucket_that_divides_by_zero_is_refused() -> None:
     with pytest.raises(CorruptError, match="bucket n=0 gives the inputs no shape"):
         attach_fakes(make_artifact([tensor("x", "n", "8 // n")], [{"n": 0}]), lambda x: x)
+
+
+@pytest.mark.parametrize("size", [2**46, 2**62])
+def test_a_bucket_that_no_memory_holds_is_refused_when_a_call_is_padded_to_it(size: int) -> None:
+    with pytest.raises(CorruptError, match="which no memory holds"):
+        call(make_artifact([X], [{"batch": size}]), lambda x: x, torch.zeros(3, 4))
+
+
+def test_a_crop_to_a_size_beyond_64_bits_is_refused() -> None:
+    artifact = artifact_with(outputs=(Output(index=0, dims=(f"batch*{2**62}", "")),))
+    with pytest.raises(CorruptError, match="does not fit the library's output"):
+        call(artifact, lambda x: x, torch.zeros(3, 4))
 
 
 @pytest.mark.parametrize("dims", [("", "", "batch"), ("", "batch")])

@@ -240,6 +240,28 @@ def test_a_changed_payload_is_signed_by_nobody(bundle: Bundle, keys: list[Privat
     assert attestation is not None and attestation.verification.passed and attestation.signers == ()
 
 
+@needs_openssl
+def test_a_forgery_that_names_a_trusted_key_pushes_nothing_out(
+    store: Store, bundle: Bundle, keys: list[PrivateKey]
+) -> None:
+    """Whoever writes to the store from which a bundle is fetched can name any key and any time."""
+    (mine, other), genuine = keys, verification(bundle)
+    attest(store, bundle, genuine, mine)
+    forged = []
+    for said in (verification(bundle, minutes=60, passed=False), verification(bundle, minutes=61)):
+        envelope = json.loads(encode_envelope(bundle.digest, said, other))
+        envelope["signatures"][0]["keyid"] = mine.public.fingerprint
+        forged.append(Layer(json.dumps(envelope).encode()))
+    for trusted in ((), (mine.public,), (mine.public,)):
+        add_envelopes(store, bundle.digest, forged, trusted)
+        assert verified(store, bundle, trusting(mine)).verification == genuine
+        assert len(attached_to(store, bundle)) == 3
+    later = verification(bundle, minutes=1)
+    attest(store, bundle, later, mine)
+    assert verified(store, bundle, trusting(mine)).verification == later
+    assert len(attached_to(store, bundle)) == 3, "by a key that is known, the newest replaces the older ones"
+
+
 # -- with the bundle --------------------------------------------------------------------------------------------------
 
 

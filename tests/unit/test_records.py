@@ -42,6 +42,7 @@ from aotc.records import (
 
 texts = st.text(max_size=8)
 numbers = st.integers(0, 2**62)
+places = st.integers(0, 2**20)
 digests = st.sampled_from(["", "sha256:" + "0" * 64])
 scalars = st.none() | st.booleans() | numbers | st.floats(allow_nan=False, allow_infinity=False) | texts
 trees = st.recursive(numbers, lambda t: st.lists(t, max_size=3) | st.dictionaries(texts, t, max_size=3), max_leaves=5)
@@ -66,7 +67,7 @@ parameters = st.builds(
     default=scalars | st.just(msgspec.UNSET),
 )
 results = st.recursive(
-    numbers,
+    places,
     lambda items: st.builds(ResultContainer, type=texts, items=some(items), keys=some(scalars), context=trees),
     max_leaves=5,
 )
@@ -76,12 +77,12 @@ variants = st.builds(
     key=texts,
     library=texts,
     files=some(files),
-    arguments=some(st.builds(Argument, leaf=st.none() | numbers, state=st.none() | texts)),
+    arguments=some(st.builds(Argument, leaf=st.none() | places, state=st.none() | texts)),
     outputs=some(
         st.builds(
             Output,
-            index=st.none() | numbers,
-            leaf=st.none() | numbers,
+            index=st.none() | places,
+            leaf=st.none() | places,
             state=st.none() | texts,
             constant=scalars,
             dims=some(texts),
@@ -89,7 +90,7 @@ variants = st.builds(
     ),
     output_tree=results,
     conditions=some(texts),
-    mutated_leaves=some(numbers),
+    mutated_leaves=some(places),
     launch=st.none() | st.builds(LaunchPick, graph=st.booleans(), direct_ms=st.none() | st.floats(0, 9), reason=texts),
     report=st.none() | files,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -11,6 +12,9 @@ from torch import Tensor
 from aotc.errors import CorruptError
 from aotc.records import PadRule
 from aotc.tensors.layouts import laid_out
+
+MOST_BYTES = 1 << 47
+"""The addresses that a process has."""
 
 
 class Pad(NamedTuple):
@@ -32,9 +36,15 @@ class Crop(NamedTuple):
 
 
 def apply_pad(tensor: Tensor, pad: Pad) -> Tensor:
-    """The tensor with the axis grown at its end. An empty axis has no edge to repeat and is filled with 0."""
+    """The tensor with the axis grown at its end. An empty axis has no edge to repeat and is filled with 0.
+
+    Raises CorruptError for a size that no memory holds.
+    """
     missing = pad.size - tensor.shape[pad.axis]
     shape = list(tensor.shape)
+    shape[pad.axis] = pad.size
+    if math.prod(shape) * tensor.element_size() > MOST_BYTES or pad.size > MOST_BYTES:
+        raise CorruptError(f"the record's {pad} makes an input of the sizes {shape}, which no memory holds")
     shape[pad.axis] = missing
     if pad.rule.edge and tensor.shape[pad.axis]:
         filling = tensor.narrow(pad.axis, -1, 1).expand(shape)
@@ -49,5 +59,5 @@ def apply_crops(outputs: list[Tensor], crops: Sequence[Crop]) -> None:
     for crop in crops:
         try:
             outputs[crop.output] = outputs[crop.output].narrow(crop.axis, 0, crop.size)
-        except (IndexError, RuntimeError) as error:
+        except (IndexError, RuntimeError, TypeError, ValueError) as error:  # the last two: no 64 bits hold the size
             raise CorruptError(f"the record's {crop} does not fit the library's output: {error}") from error

@@ -17,6 +17,7 @@ from aotc.errors import BindError, CorruptError, GradientError, Issue
 from aotc.records import Artifact, Saved, Variant, bucket_name
 from aotc.runtime.libraries.library import Library, calls_back, open_library
 from aotc.snapshot.tensors import named_state
+from aotc.store.layout.check_record import backward_issues
 
 if TYPE_CHECKING:
     from aotc.runtime.cuda.options import GraphOptions
@@ -87,13 +88,20 @@ def open_backward(files: LibraryFiles, device: torch.device, concurrency: int) -
 
 
 def with_backward(forward: Library, variant: Variant, backward: Library) -> TrainingLibrary:
-    """Raises CorruptError where the backward library takes or gives other tensors than the record says."""
+    """Raises CorruptError where the record makes no sense, or a library takes or gives other tensors than it says."""
     record = variant.backward
     assert record is not None
+    if issues := [Issue(message) for message in backward_issues(variant)]:
+        raise CorruptError(
+            f"the record of the backward of bucket {bucket_name(variant.bucket)} makes no sense",
+            issues=tuple(issues),
+            hint="it was not written by `aotc build`, or by a broken one: build it again",
+        )
     if forward.counts is not None and backward.counts is not None:
         outputs = forward.counts[1]
         expected = len(record.saved), len({each.output for each in record.gradients})
-        if backward.counts != expected or outputs <= max((each.output or 0 for each in record.saved), default=0):
+        needed = max(record.results, *(each.output + 1 for each in record.saved if each.output is not None), 0)
+        if backward.counts != expected or outputs < needed:
             raise CorruptError(
                 f"the backward library of bucket {bucket_name(variant.bucket)} takes {backward.counts[0]} tensors and "
                 f"gives {backward.counts[1]}; its record names {expected[0]} and {expected[1]}",

@@ -2,7 +2,7 @@
 
 A digest says that a record is the one that was published, and types that it has the right fields. Neither says that a
 leaf's index has a leaf, or that a dtype is one: what the loader takes for granted is checked here. `aotc.load` does not
-check it again; where it trips over a record, `explain_unsound` says what is wrong with that record.
+check it again, but for a backward; where it trips over a record, `explain_unsound` says what is wrong with that record.
 """
 
 from __future__ import annotations
@@ -468,13 +468,18 @@ def _variant_issues(
         yield "it reads the storage of an input that is none"
     if unknown := set(variant.mutated_state) - state:
         yield f"it writes to {_listed(unknown)}, which the module does not pass"
-    yield from _backward_issues(variant, tensors, state)
+    yield from backward_issues(variant)
+    without = variant.backward.without if variant.backward else ()
+    if wrong := sum(not _is_argument(argument, tensors, state) for argument in without):
+        yield f"{wrong} of the tensors without a gradient are neither one of the call nor one of the module"
     for sizes in variant.launch.sizes if variant.launch else ():
         if sizes.keys() != variant.bucket.keys() or not all(takes(variant.bucket[name], sizes[name]) for name in sizes):
             yield "a graph is to be captured at sizes that are not the bucket's"
 
 
-def _backward_issues(variant: Variant, tensors: frozenset[int], state: frozenset[str]) -> Iterator[str]:
+def backward_issues(variant: Variant) -> Iterator[str]:
+    """What in the record of a variant's backward makes no sense; a load checks this, too, as what is wrong would show
+    only in a step of training."""
     if (backward := variant.backward) is None:
         return
     if backward.library not in {file.name for file in variant.files} or backward.library == variant.library:
@@ -491,7 +496,6 @@ def _backward_issues(variant: Variant, tensors: frozenset[int], state: frozenset
         not 0 <= each.argument < len(variant.arguments) or each.output not in gradients for each in backward.gradients
     )
     wrong += sum(index not in results for index in backward.differentiable)
-    wrong += sum(not _is_argument(argument, tensors, state) for argument in backward.without)
     if wrong or any(each.gradient is not None for each in backward.held):
         yield f"{wrong} of the tensors that pass between its libraries come from no place"
 

@@ -78,7 +78,8 @@ def fetch(
             with store.writing("aotc fetch"):
                 moved = sum(transfer.each(lambda blob: transfer.fetch(blob, store.blobs, durable=True), layers))
                 fetch_signatures(transfer.read, remote.attachment, store, bundle.digest)
-                fetch_attestations(transfer.read, remote.attachment, store, bundle.digest)
+                keys = trust.keys if trust else ()
+                fetch_attestations(transfer.read, remote.attachment, store, bundle.digest, keys)
                 _publish_copy(store, bundle, name, chosen, manifests, remote)
     done = copied(transfer, Reference(str(path), bundle.model, tag=name), bundle.digest, chosen, layers, moved, began)
     _log.info(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 from aotc.errors import NotFoundError, ReferenceFormatError, RemoteError
@@ -19,6 +19,7 @@ from aotc.store.remote.interface import Limits
 from aotc.store.remote.transfer import OnEvent, Transfer
 from aotc.store.signing.attachments import Encoded, attached_name, reader_of
 from aotc.store.signing.attestations import ATTESTATIONS, read_envelopes, with_envelopes
+from aotc.store.signing.keys import PublicKey
 from aotc.store.signing.signatures import (
     ReadSignatures,
     encode_signatures,
@@ -45,9 +46,12 @@ def push(
     destination: Reference,
     *,
     limits: Limits | None = None,
+    keys: Sequence[PublicKey] = (),
     on_event: OnEvent | None = None,
 ) -> Copied:
     """Upload what the destination lacks of a bundle, blobs first, and last let its tag name the bundle.
+
+    Attestations that one of `keys` has signed replace older ones by the same key there.
 
     Raises NotFoundError, also for blobs that the store lacks, which is looked at first; CorruptError, RemoteError;
     ReferenceFormatError where the destination is not a remote's tag, or one of another model.
@@ -72,7 +76,7 @@ def push(
     for data in manifests:
         transfer.retrying(lambda data=data: transfer.remote.put_document(oci.MANIFEST, data))  # type: ignore[misc]
     _push_signatures(transfer, store, bundle.digest)  # before the tag, so that a reader of the tag finds them
-    push_attestations(transfer, store, bundle.digest)
+    push_attestations(transfer, store, bundle.digest, keys)
     index = store.blobs.read(bundle.digest, oci.MANIFEST_LIMIT)
     transfer.retrying(lambda: transfer.remote.set_tag(destination, oci.INDEX, index))
     return copied(transfer, destination, bundle.digest, bundle.artifacts, blobs, sum(moved), began)
@@ -92,15 +96,14 @@ def _push_signatures(transfer: Transfer, store: Store, digest: str) -> None:
     _change_attachment(transfer, signature_tag(digest), change)
 
 
-def push_attestations(transfer: Transfer, store: Store, digest: str) -> None:
-    """Put the bundle's attestations beside those that are there. Raises as `push` does."""
+def push_attestations(transfer: Transfer, store: Store, digest: str, keys: Sequence[PublicKey] = ()) -> None:
+    """Put the bundle's attestations beside those that are there; `keys` and errors are as in `push`."""
     name = attached_name(digest, ATTESTATIONS)
     if (ours := store.attachment(name)) is None:
         return
     new = read_envelopes(reader_of(store), ours).layers
-    _change_attachment(
-        transfer, name, lambda theirs: with_envelopes(transfer.read, theirs, new, _subject(store, digest))
-    )
+    subject = _subject(store, digest)
+    _change_attachment(transfer, name, lambda theirs: with_envelopes(transfer.read, theirs, new, subject, keys))
 
 
 def _subject(store: Store, digest: str) -> Descriptor:

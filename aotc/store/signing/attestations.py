@@ -195,8 +195,8 @@ def read_envelopes(read: Read, descriptor: Descriptor) -> ReadLayers:
 def attest(store: Store, bundle: Bundle, verification: Verification, key: PrivateKey | None = None) -> Descriptor:
     """Attach a verification to a bundle of the store, beside those that it has. Returns their manifest.
 
-    An older one of the same artifact by the same key, or without a key as this one, is replaced; one with limits of a
-    gate only by another with limits.
+    An older one of the same artifact that the same key has signed, or without a signature as this one, is replaced; one
+    with limits of a gate only by another with limits.
 
     Raises NotFoundError where the bundle is not in the store, SignatureError for too many, CorruptError, StoreError.
     """
@@ -204,21 +204,22 @@ def attest(store: Store, bundle: Bundle, verification: Verification, key: Privat
     if size is None:
         raise NotFoundError(f"{bundle.digest} is not in {store.path}", hint="fetch or build the bundle", known=())
     data = encode_envelope(bundle.digest, verification, key)
-    return add_envelopes(store, bundle.digest, [Layer(data, _ANNOTATIONS)])
+    return add_envelopes(store, bundle.digest, [Layer(data, _ANNOTATIONS)], () if key is None else (key.public,))
 
 
 _ANNOTATIONS = ((SIGNATURE, ""), (PREDICATE_TYPE, VERIFICATION))  # as cosign writes them: the signature is in the layer
 
 
-def add_envelopes(store: Store, digest: str, new: Sequence[Layer]) -> Descriptor:
-    """Put envelopes from elsewhere beside those that a bundle of the store has. Nothing is verified.
+def add_envelopes(store: Store, digest: str, new: Sequence[Layer], keys: Sequence[PublicKey] = ()) -> Descriptor:
+    """Put envelopes from elsewhere beside those that a bundle of the store has.
 
-    Raises as `attest` does.
+    One that a key of `keys` has signed replaces older ones by the same key. What the others say of their signer is not
+    believed: none of them replaces another one. Raises as `attest` does.
     """
     subject = Descriptor(media_type=oci.INDEX, digest=digest, size=store.blobs.size(digest) or 0)
 
     def change(old: Descriptor | None) -> Descriptor:
-        encoded = with_envelopes(reader_of(store), old, new, subject)
+        encoded = with_envelopes(reader_of(store), old, new, subject, keys)
         if encoded is None:
             assert old is not None
             return old
@@ -227,47 +228,53 @@ def add_envelopes(store: Store, digest: str, new: Sequence[Layer]) -> Descriptor
     return store.change_attachment(attached_name(digest, ATTESTATIONS), change)
 
 
-def with_envelopes(read: Read, old: Descriptor | None, new: Sequence[Layer], subject: Descriptor) -> Encoded | None:
-    """The manifest `old` with these envelopes, too; None where it has them. Raises as `read_layers` does."""
+def with_envelopes(
+    read: Read, old: Descriptor | None, new: Sequence[Layer], subject: Descriptor, keys: Sequence[PublicKey] = ()
+) -> Encoded | None:
+    """The manifest `old` with these envelopes, too; None where it has them. `keys` are as in `add_envelopes`. Raises as
+    `read_layers` does, and SignatureError where they are too many."""
     there, _, others = read_envelopes(read, old) if old else ReadLayers([], [], [])
-    wanted = _merged(there, new)
+    wanted = _merged(there, new, keys)
     if old is not None and wanted == there:
         return None
     return encode_layers(ATTESTATIONS, wanted, others, artifact_type=ENVELOPE, subject=subject)
 
 
-def fetch_attestations(read: Read, resolve: Resolve, store: Store, digest: str) -> Descriptor | None:
+def fetch_attestations(
+    read: Read, resolve: Resolve, store: Store, digest: str, keys: Sequence[PublicKey] = ()
+) -> Descriptor | None:
     """Take a bundle's attestations over from elsewhere, beside those that it has here; None where it has none there.
 
-    Raises as `read_attestations` does.
+    `keys` are as in `add_envelopes`. Raises as `read_attestations` does.
     """
     descriptor = resolve(attached_name(digest, ATTESTATIONS))
     if descriptor is None:
         return None
-    return add_envelopes(store, digest, read_envelopes(read, descriptor).layers)
+    return add_envelopes(store, digest, read_envelopes(read, descriptor).layers, keys)
 
 
-def _merged(there: Sequence[Layer], new: Sequence[Layer]) -> list[Layer]:
-    """Equal ones once; of the verifications of one artifact by the same keys the newest with a gate's limits
-    and the newest without."""
-    newest: dict[Any, Layer] = {}  # a layer that is no verification stands for itself
+def _merged(there: Sequence[Layer], new: Sequence[Layer], keys: Sequence[PublicKey]) -> list[Layer]:
+    """Equal ones once; of the verifications of one artifact that the same of `keys` have signed, and of those without a
+    signature, the newest with a gate's limits and the newest without. Each other one stands for itself: whoever can
+    write to a store can name a key, and a time to come."""
+    newest: dict[Any, Layer] = {}
     times: dict[Any, datetime] = {}
     for layer in (*there, *new):
-        about, created = _about(layer) or (layer, datetime.min.replace(tzinfo=UTC))
+        about, created = _about(layer, keys) or (layer, datetime.min.replace(tzinfo=UTC))
         if about not in newest or created > times[about]:
             newest[about], times[about] = layer, created
     return list(newest.values())
 
 
-def _about(layer: Layer) -> tuple[Any, datetime] | None:
-    """What an envelope is about, whether with limits, and who it says has signed it; and its time. None for what is no
-    verification."""
+def _about(layer: Layer, keys: Sequence[PublicKey]) -> tuple[Any, datetime] | None:
+    """What an envelope is about, whether with limits, and which of `keys` have signed it; and its time. None for what
+    is no verification, or is signed by nobody known."""
     try:
-        attestation = decode_envelope(layer.data)
+        attestation = decode_envelope(layer.data, keys)
     except CorruptError:
         return None
-    if attestation is None:
+    if attestation is None or (attestation.keyids and not attestation.signers):
         return None
     verification = attestation.verification
-    about = attestation.bundle, verification.artifact, bool(verification.limits), attestation.keyids
+    about = attestation.bundle, verification.artifact, bool(verification.limits), attestation.signers
     return about, verification.created

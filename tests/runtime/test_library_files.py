@@ -8,6 +8,7 @@ import os
 import resource
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,28 @@ def test_a_library_is_never_taken_for_one_that_had_its_descriptor_before(store: 
         del files  # closes it: the next one gets its number
     assert answers == [0, 1, 2]
     assert len(numbers) == 1
+
+
+@pytest.mark.parametrize("beside", [{}, {"model_json": b"{}"}])
+def test_a_library_that_is_loaded_again_is_not_mapped_again(
+    beside: dict[str, bytes], store: Store, tmp_path: Path
+) -> None:
+    """However often a service loads it: each mapping counts against `vm.max_map_count`, and none is ever taken back."""
+    variant = variant_of(store, tmp_path, model_so=compiled(tmp_path, 40 + len(beside)), **beside)
+
+    def load() -> tuple[int, int]:
+        with FilesInMemory(variant, store.blobs).opened() as path:
+            library = ctypes.CDLL(path)
+        assert library.answer() == 40 + len(beside)
+        return ctypes.cast(library.answer, ctypes.c_void_p).value or 0, len(list(Path("/proc/self/fd").iterdir()))
+
+    first, *others = (load() for _ in range(5))
+    assert set(others) == {first}, "the same address, and no descriptor more"
+    with ThreadPoolExecutor(4) as pool:
+        assert {address for address, _ in pool.map(lambda _: load(), range(40))} == {first[0]}
+    if not (child := os.fork()):
+        os._exit(load()[0] != first[0])
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_descriptors_are_closed(store: Store, tmp_path: Path) -> None:

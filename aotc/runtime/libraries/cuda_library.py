@@ -22,7 +22,7 @@ from aotc.runtime.libraries.library import CLibrary, opened
 def open_cuda_library(files: LibraryFiles, device: torch.device) -> CudaCLibrary:
     """Raises LibraryError."""
     with ExitStack() as stack:
-        path = stack.enter_context(opened(files))
+        path = stack.enter_context(opened(files, str(device)))
         with torch.cuda.device(device):  # the library makes its device the current one
             library = CudaCLibrary(path, device)
         if len(files.names) > 1:  # kernels beside the library are read at their first launch

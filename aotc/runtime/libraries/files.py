@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import ctypes
 import errno
 import fcntl
 import functools
@@ -16,20 +17,18 @@ import io
 import itertools
 import mmap
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, BinaryIO, Protocol, TypeVar
 
-from aotc.errors import AotcError, Issue, LibraryError
+from aotc.errors import AotcError, LibraryError
 from aotc.records import CONSTANTS, File, Variant
 
 if TYPE_CHECKING:
     import torch
 
     from aotc.runtime.libraries.constants import LibraryConstants, Weights
-    from aotc.store.files.temporary_folders import TemporaryFolder
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -55,8 +54,8 @@ class LibraryFiles(Protocol):
         """The same files, with another one of them as the library."""
         ...
 
-    def opened(self) -> AbstractContextManager[str]:
-        """The library's path, with the other files beside it, within the context. No two contexts give one path."""
+    def opened(self, device: str = "cpu") -> AbstractContextManager[str]:
+        """The library's path, with the other files beside it, within the context. One path is never that of two."""
         ...
 
     def constants(self, device: torch.device) -> LibraryConstants | None:
@@ -74,6 +73,7 @@ class FilesInMemory:
         """
         self.library = variant.library
         self._files: dict[str, BinaryIO] = {}
+        self._digests = {file.name: file.digest for file in variant.files}
         self._constants = b""
         self._weights = {file.name: weights[file.blob] for file in variant.files if weights and file.mapped}
         for file in variant.files:
@@ -100,15 +100,19 @@ class FilesInMemory:
         return other
 
     @contextmanager
-    def opened(self) -> Iterator[str]:
+    def opened(self, device: str = "cpu") -> Iterator[str]:
+        key, own = (self._digests[self.library], device), self._files[self.library]
+        known, file, _ = _mapped.get(key) or ("", None, None)
         if all(name.endswith(".so") for name in self._files):  # which read no files beside them
-            yield _path_of(self._files[self.library])
+            yield known or _keep(key, _path_of(own))
             return
-        folder = _private_folder()
+        from aotc.runtime.libraries.on_disk import private_folder
+
+        folder = private_folder()
         try:
-            for name, stream in self._files.items():
+            for name, stream in {**self._files, self.library: file or own}.items():
                 (folder.path / name).symlink_to(f"/proc/self/fd/{stream.fileno()}")
-            yield str(folder.path / self.library)
+            yield _keep(key, str(folder.path / self.library), own)
         finally:
             folder.remove()
 
@@ -171,20 +175,9 @@ def anonymous_file(name: str) -> BinaryIO:
     """An empty file without a path that code can be mapped from: in memory, else in a temporary folder."""
     if _memory_is_executable():
         return os.fdopen(_memfd(name), "w+b")
-    issues = []
-    for folder in (tempfile.gettempdir, lambda: "/dev/shm", lambda: "/var/tmp"):
-        try:
-            stream = tempfile.TemporaryFile(dir=folder())  # noqa: SIM115
-            if _is_executable(stream.fileno()):
-                return stream
-            issues.append(Issue("code may not be mapped from it: mounted noexec, or by a security policy", folder()))
-        except OSError as error:
-            issues.append(Issue(str(error)))
-    raise LibraryError(
-        "no file can be made that code may be mapped from, neither in memory nor on a disk",
-        issues=tuple(issues),
-        hint="let TMPDIR be a folder that can be written and is not mounted noexec",
-    )
+    from aotc.runtime.libraries.on_disk import file_on_disk
+
+    return file_on_disk(_is_executable)
 
 
 def _memfd(name: str) -> int:
@@ -222,6 +215,18 @@ def _is_executable(descriptor: int) -> bool:
     return True
 
 
+_mapped: dict[tuple[str, str], tuple[str, BinaryIO | None, ctypes.CDLL]] = {}
+"""By digest and device, a library's first path, and its file if others lay beside it. By one of them, glibc knows what
+is loaded again. It stays mapped to the end: it is linked with `nodelete`, since OpenMP's threads outlive it."""
+
+
+def _keep(key: tuple[str, str], path: str, stream: BinaryIO | None = None) -> str:
+    """The path. What is no library is not kept: who opens it gets the reason."""
+    with contextlib.suppress(OSError):
+        _mapped.setdefault(key, (path, stream, ctypes.CDLL(path)))
+    return path
+
+
 _numbers = itertools.count(1)
 
 
@@ -230,17 +235,3 @@ def _path_of(stream: BinaryIO) -> str:
     first, whatever stands there now, and numbers of descriptors come back."""
     spelling = "".join("./" if bit == "1" else "/" for bit in f"{next(_numbers):b}")
     return f"/proc/self/fd/{spelling}{stream.fileno()}"
-
-
-def _private_folder() -> TemporaryFolder:
-    from aotc.store.files.temporary_folders import TemporaryFolder
-
-    for folder in (None, "/dev/shm"):
-        try:
-            return TemporaryFolder("aotc-library-", folder)
-        except OSError as error:
-            reason = error
-    raise LibraryError(
-        f"a library that reads files beside itself needs a folder, and none can be made: {reason}",
-        hint="let TMPDIR be a folder that can be written",
-    ) from reason

@@ -29,7 +29,7 @@ class FilesInFolder:
         return FilesInFolder(self.folder, library)
 
     @contextmanager
-    def opened(self) -> Iterator[str]:
+    def opened(self, device: str = "cpu") -> Iterator[str]:
         yield str(self.folder / self.library)
 
     def constants(self, device: torch.device) -> LibraryConstants | None:

@@ -62,9 +62,9 @@ def calls_back(files: LibraryFiles) -> bool:
 
 
 @contextmanager
-def opened(files: LibraryFiles) -> Iterator[str]:
+def opened(files: LibraryFiles, device: str = "cpu") -> Iterator[str]:
     try:
-        with files.opened() as path:
+        with files.opened(device) as path:
             yield path
     except (OSError, RuntimeError, AttributeError) as error:
         raise LibraryError(

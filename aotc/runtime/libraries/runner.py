@@ -46,7 +46,7 @@ def _open_runner(files: LibraryFiles, concurrency: int) -> RunnerLibrary:
 
 def _open_cuda(files: LibraryFiles, device: torch.device) -> CudaLibrary:
     with ExitStack() as stack:
-        path = stack.enter_context(opened(files))
+        path = stack.enter_context(opened(files, str(device)))
         with torch.cuda.device(device):  # the library makes its device the current one
             # Of several models it asks for one that is done, by an event that a capture makes invalid.
             runner = _aoti.AOTIModelContainerRunnerCuda(path, 1, str(device), os.path.dirname(path), True)  # noqa: PTH120

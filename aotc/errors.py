@@ -67,7 +67,7 @@ class AotcError(Exception):
     """Whether a message may hold lines, as a compiler's does. Others quote stores and servers, and stay in theirs."""
 
     shortens = False
-    """Whether more than five equal issues, as those of all tensors of a module, are shown as one."""
+    """Whether more than five equal issues, as those of all tensors of a module, are shown as one, and SHOWN in all."""
 
     def __init__(self, message: str, *, hint: str = "", issues: tuple[Issue, ...] = (), **fields: Any) -> None:
         super().__init__(message)
@@ -103,6 +103,10 @@ class AotcError(Exception):
         return self
 
 
+SHOWN = 20
+"""Issues in the text of an error that shortens; all are in its `issues`."""
+
+
 def _without_repeats(issues: tuple[Issue, ...]) -> tuple[Issue, ...]:
     """One for more than five issues that differ only in their place."""
     equal: dict[tuple[str, str], list[Issue]] = {}
@@ -116,6 +120,8 @@ def _without_repeats(issues: tuple[Issue, ...]) -> tuple[Issue, ...]:
         elif issue is equal[issue.message, issue.hint][0]:
             where = f"{', '.join(places[:3])} and {len(places) - 3} more"
             shown.append(msgspec.structs.replace(issue, where=where))
+    if (more := len(shown) - SHOWN) > 1:
+        shown[SHOWN:] = [msgspec.structs.replace(shown[SHOWN], message=f"and {more} more", where="")]
     return tuple(shown)
 
 

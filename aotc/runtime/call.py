@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 import threading
@@ -211,18 +212,23 @@ class CompiledCall:
         for index in self._written_on_gpu:  # else a library for GPUs writes to an aligned copy, and the result is lost
             if ran[index].data_ptr() % ALIGNMENT:
                 ran = [*ran[:index], ran[index].clone(), *ran[index + 1 :]]
-        self._counters.count_call(plan)
+        run = self._attached[plan.variant].run
         if self._streams and self._streams.is_captured():
             self._keep_for_replays(state)
             from aotc.runtime.cuda.options import run_captured
 
-            return run_captured(self._attached[plan.variant], ran, state, plan, leaves)
+            run = functools.partial(run_captured, self._attached[plan.variant])
         try:
-            return self._attached[plan.variant].run(ran, state, plan, leaves)
-        except LibraryError as error:
+            result = run(ran, state, plan, leaves)
+        except BaseException as error:
+            self._counters.count_error(error)
+            if not isinstance(error, LibraryError):
+                raise
             from aotc.runtime.explain.indices import with_indices
 
             raise with_indices(error, self.artifact.signature.leaves, leaves) from error.__cause__
+        self._counters.count_call(plan)
+        return result
 
     def _has_form(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Whether a call binds, and has the tensors and the constants that were compiled for, but for their sizes."""

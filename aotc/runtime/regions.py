@@ -296,17 +296,21 @@ class CompiledRegions(CompiledCall):
         ]
         buckets: dict[str, BucketStats] = {}
         kinds: dict[str, int] = {}
+        errors: dict[str, int] = {}
         for name, stats in snapshots:
             for bucket, of_bucket in stats.buckets.items():
                 _add(buckets.setdefault(f"{name} {bucket}", BucketStats()), of_bucket)
             for kind, count in stats.miss_kinds.items():
                 kinds[f"{name}: {kind}"] = kinds.get(f"{name}: {kind}", 0) + count
+            for kind, count in stats.errors.items():
+                errors[kind] = errors.get(kind, 0) + count
         return Stats(
             calls=sum(stats.calls for _, stats in snapshots),
             buckets=buckets,
             misses=sum(stats.misses for _, stats in snapshots),
             miss_kinds=kinds,
             contiguous_copies=sum(stats.contiguous_copies for _, stats in snapshots),
+            errors=errors,
         )
 
     @property

@@ -40,7 +40,7 @@ class Stats(msgspec.Struct):
 
     calls: calls that ran compiled. buckets: of them by the bucket's name. misses: calls that no bucket took, whatever
     `on_miss` did. miss_kinds: of them by kind, in words. contiguous_copies: inputs that were copied into the compiled
-    layout (`make_contiguous`).
+    layout (`make_contiguous`). errors: calls that a bucket took and that raised, by the name of the exception's class.
     """
 
     calls: int
@@ -48,12 +48,14 @@ class Stats(msgspec.Struct):
     misses: int
     miss_kinds: dict[str, int]
     contiguous_copies: int
+    errors: dict[str, int] = {}
 
     def counters(self) -> dict[str, int]:
         """Flat monotonic counters by metric name, for a Prometheus exporter."""
         return {
             "aotc_calls_total": self.calls,
             "aotc_misses_total": self.misses,
+            "aotc_errors_total": sum(self.errors.values()),
             "aotc_contiguous_copies_total": self.contiguous_copies,
             "aotc_padded_calls_total": sum(bucket.padded_calls for bucket in self.buckets.values()),
             "aotc_request_elements_total": sum(bucket.request_elements for bucket in self.buckets.values()),
@@ -73,6 +75,7 @@ class Counters:
         self._kind_of: dict[int, str] = {}
         self._minute, self._logged, self._unlogged = -60.0, 0, 0
         self._copies = 0
+        self._errors: dict[str, int] = {}
         renew_in_child(self, Counters._renew)
 
     def _renew(self) -> None:
@@ -86,6 +89,11 @@ class Counters:
             bucket.run_elements += plan.run_elements
             if plan.pads:
                 bucket.padded_calls += 1
+
+    def count_error(self, error: BaseException) -> None:
+        with self._lock:
+            kind = type(error).__name__
+            self._errors[kind] = self._errors.get(kind, 0) + 1
 
     def count_copies(self, copies: int) -> None:
         with self._lock:
@@ -134,4 +142,5 @@ class Counters:
                 misses=self._misses,
                 miss_kinds=dict(self._miss_kinds),
                 contiguous_copies=self._copies,
+                errors=dict(self._errors),
             )

@@ -14,13 +14,20 @@ replaces models while it runs."""
 
 
 class Counter(NamedTuple):
-    """`name` without prefix and suffix, a UCUM `unit`, a sentence, and the value of each bucket or of the model."""
+    """`name` without prefix and suffix, a UCUM `unit`, a sentence, and the value of each bucket, of the model, or of
+    each kind."""
 
     name: str
     unit: str
     text: str
     of_bucket: Callable[[BucketStats], int] | None = None
     of_model: Callable[[Stats], int] | None = None
+    of_kind: Callable[[Stats], Mapping[str, int]] | None = None
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of what tells its series apart."""
+        return ("model", *(["bucket"] if self.of_bucket else []), *(["kind"] if self.of_kind else []))
 
 
 COUNTERS = (
@@ -39,6 +46,7 @@ COUNTERS = (
         of_bucket=lambda bucket: bucket.run_elements,
     ),
     Counter("misses", "{call}", "Calls that no bucket took.", of_model=lambda stats: stats.misses),
+    Counter("errors", "{call}", "Calls that a bucket took and that raised.", of_kind=lambda stats: stats.errors),
     Counter(
         "contiguous_copies",
         "{copy}",
@@ -48,14 +56,17 @@ COUNTERS = (
 )
 
 
-def values(counter: Counter, stats: Mapping[str, Stats]) -> Iterator[tuple[str, str, int]]:
-    """(model, bucket, value) for each series of a counter; the bucket is "" where the counter is the model's."""
+def values(counter: Counter, stats: Mapping[str, Stats]) -> Iterator[tuple[tuple[str, ...], int]]:
+    """What stands for the `labels`, and the value, for each series of a counter."""
     for model, own in stats.items():
         if counter.of_bucket is not None:
             for bucket, of_bucket in own.buckets.items():
-                yield model, bucket, counter.of_bucket(of_bucket)
+                yield (model, bucket), counter.of_bucket(of_bucket)
         if counter.of_model is not None:
-            yield model, "", counter.of_model(own)
+            yield (model,), counter.of_model(own)
+        if counter.of_kind is not None:
+            for kind, count in counter.of_kind(own).items():
+                yield (model, kind), count
 
 
 def current(models: Models) -> Mapping[str, Compiled]:

@@ -1,7 +1,8 @@
 """`compiled.stats()` for OpenTelemetry, as observable counters that a meter reads at each export.
 
 The instruments are `aotc.calls`, `aotc.padded_calls`, `aotc.request_elements`, `aotc.run_elements` with the attributes
-`aotc.model` and `aotc.bucket`, and `aotc.misses`, `aotc.contiguous_copies` with `aotc.model`.
+`aotc.model` and `aotc.bucket`; `aotc.misses` and `aotc.contiguous_copies` with `aotc.model`; and `aotc.errors` with
+`aotc.model` and `aotc.kind`, the class of the exception.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def observe(models: Models, meter: Meter | None = None) -> None:
         >>> reader = InMemoryMetricReader()
         >>> observe({"quickstart": compiled}, MeterProvider([reader]).get_meter("service"))
         >>> len(reader.get_metrics_data().resource_metrics[0].scope_metrics[0].metrics)
-        6
+        7
     """
     meter = meter or get_meter("aotc")
     for counter in COUNTERS:
@@ -46,6 +47,6 @@ class _Callback:
 
     def __call__(self, options: CallbackOptions) -> Iterable[Observation]:
         stats = {name: compiled.stats() for name, compiled in current(self._models).items()}
-        for model, bucket, value in values(self._counter, stats):
-            attributes = {"aotc.model": model} | ({"aotc.bucket": bucket} if self._counter.of_bucket else {})
-            yield Observation(value, attributes)
+        names = [f"aotc.{label}" for label in self._counter.labels]
+        for labels, value in values(self._counter, stats):
+            yield Observation(value, dict(zip(names, labels, strict=True)))

@@ -3,6 +3,7 @@
 - by model and bucket: `aotc_calls_total`, `aotc_padded_calls_total`, `aotc_request_elements_total` and
   `aotc_run_elements_total`
 - by model: `aotc_misses_total`, `aotc_contiguous_copies_total`
+- by model and kind, the class of the exception: `aotc_errors_total`
 - `aotc_artifact_info`, always 1, with the labels model, target, digest and torch
 
 The sums over buckets are `Stats.counters()`. A collector belongs to one process: the multiprocess mode of
@@ -48,10 +49,9 @@ class StatsCollector:
         models = dict(current(self._models))
         stats = {name: compiled.stats() for name, compiled in models.items()}
         for counter in COUNTERS:
-            by_bucket = ["bucket"] if counter.of_bucket else []
-            family = CounterMetricFamily(f"aotc_{counter.name}", counter.text, labels=["model", *by_bucket])
-            for model, bucket, value in values(counter, stats):
-                family.add_metric([model, bucket] if by_bucket else [model], value)
+            family = CounterMetricFamily(f"aotc_{counter.name}", counter.text, labels=counter.labels)
+            for labels, value in values(counter, stats):
+                family.add_metric(labels, value)
             yield family
         info = InfoMetricFamily("aotc_artifact", "What was loaded.", labels=["model"])
         for name, compiled in models.items():

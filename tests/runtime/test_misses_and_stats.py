@@ -6,7 +6,9 @@ import logging
 import signal
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -14,16 +16,20 @@ import torch
 from hand_built import make_compiled, specs_of, tensor
 from torch import nn
 
-from aotc.errors import BindError, MissError
+from aotc.errors import BindError, LibraryError, MissError
 from aotc.records import ConstantLeaf, Output, PadRule, SizeRange
 from aotc.runtime.explain import misses
 from aotc.runtime.stats import KEPT_MISSES, LOGGED_A_MINUTE
 
 
-def doubling(**fields: Any) -> Any:
+def double(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def doubling(function: Callable[[torch.Tensor], torch.Tensor] = double, **fields: Any) -> Any:
     """x*2 in buckets 4 and 8, padded, and in the range 16..32."""
     return make_compiled(
-        lambda x: x * 2,
+        function,
         [tensor("x", "seq", 2, pad={"seq": PadRule()})],
         [{"seq": 4}, {"seq": 8}, {"seq": SizeRange(16, 32, tune_at=32)}],
         outputs=(Output(index=0, dims=("seq", "")),),
@@ -337,12 +343,31 @@ def test_a_snapshot_stays_as_it_was_and_the_counters_are_flat_and_monotonic() ->
     assert before.counters() == {
         "aotc_calls_total": 1,
         "aotc_misses_total": 0,
+        "aotc_errors_total": 0,
         "aotc_contiguous_copies_total": 0,
         "aotc_padded_calls_total": 1,
         "aotc_request_elements_total": 6,
         "aotc_run_elements_total": 8,
     }
     assert all(after.counters()[name] >= value for name, value in before.counters().items())
+
+
+def test_a_call_that_raises_is_counted_by_its_kind_and_not_as_one_that_ran() -> None:
+    def fail(x: torch.Tensor) -> torch.Tensor:
+        if x[0, 0] > 1:
+            raise LibraryError("the library failed: index out of range")
+        if x[0, 0] < 0:
+            raise KeyboardInterrupt
+        return x * 2
+
+    compiled = doubling(fail)
+    for value, error in ((1.0, None), (5.0, LibraryError), (7.0, LibraryError), (-1.0, KeyboardInterrupt)):
+        with pytest.raises(error) if error else nullcontext():
+            compiled(torch.full((3, 2), value))
+    stats = compiled.stats()
+    assert (stats.calls, stats.misses, stats.errors) == (1, 0, {"LibraryError": 2, "KeyboardInterrupt": 1})
+    assert sum(bucket.calls for bucket in stats.buckets.values()) == 1
+    assert stats.counters()["aotc_errors_total"] == 3
 
 
 def test_a_signal_handler_calls_and_reads_while_its_thread_counts() -> None:

@@ -16,7 +16,7 @@ import torch
 from hand_built import make_compiled, tensor
 
 from aotc.advise import read_trace
-from aotc.errors import BindError, MissError
+from aotc.errors import BindError, LibraryError, MissError
 from aotc.records import Output, PadRule
 from aotc.runtime.compiled import Compiled, compiled_module
 from aotc.telemetry import ShapeSample, log_startup, sample_shapes
@@ -24,9 +24,15 @@ from aotc.telemetry import ShapeSample, log_startup, sample_shapes
 
 @pytest.fixture
 def compiled() -> Compiled:
-    """x*2 for seq 4 and 8, padded; called with 3, 4, 4, 7 and 9, which misses."""
+    """x*2 for seq 4 and 8, padded; called with 3, 4, 4, 7 and 9, which misses, and with a value at which it fails."""
+
+    def double(x: torch.Tensor) -> torch.Tensor:
+        if x.max() > 1:
+            raise LibraryError("the library failed")
+        return x * 2
+
     call = make_compiled(
-        lambda x: x * 2,
+        double,
         [tensor("x", "seq", 2, pad={"seq": PadRule()})],
         [{"seq": 4}, {"seq": 8}],
         outputs=(Output(index=0, dims=("seq", "")),),
@@ -43,6 +49,8 @@ def call_and_miss(compiled: Compiled) -> None:
     call_all(compiled, 3, 4, 4, 7)
     with pytest.raises(MissError):
         compiled(torch.ones(9, 2))
+    with pytest.raises(LibraryError):
+        compiled(torch.full((4, 2), 2.0))
 
 
 # -- counters ---------------------------------------------------------------------------------------------------------
@@ -59,6 +67,7 @@ def test_prometheus_scrapes_counters_by_bucket_that_add_up_to_those_of_stats(com
     assert 'aotc_calls_total{bucket="seq=4",model="doubling:v1"} 3.0' in text
     assert 'aotc_padded_calls_total{bucket="seq=8",model="doubling:v1"} 1.0' in text
     assert 'aotc_misses_total{model="doubling:v1"} 1.0' in text
+    assert 'aotc_errors_total{kind="LibraryError",model="doubling:v1"} 1.0' in text
     assert re.search(rf'aotc_artifact_info{{.*torch="{re.escape(compiled.artifact.environment.torch)}".*}} 1.0', text)
     sums: Counter[str] = Counter()
     for name, value in re.findall(r"^(\w+_total){.*} (\d+)\.0$", text, re.MULTILINE):
@@ -81,6 +90,8 @@ def test_opentelemetry_observes_the_same(compiled: Compiled) -> None:
     assert all(metric.is_monotonic for metric in metrics.values())
     calls = {point.attributes["aotc.bucket"]: point.value for point in metrics["aotc.calls"].data_points}
     assert calls == {"seq=4": 3, "seq=8": 1}
+    errors = {point.attributes["aotc.kind"]: point.value for point in metrics["aotc.errors"].data_points}
+    assert errors == {"LibraryError": 1}
     sums = {f"{name.replace('.', '_')}_total": sum(p.value for p in data.data_points) for name, data in metrics.items()}
     assert sums == compiled.stats().counters()
 
@@ -107,7 +118,7 @@ def test_sampled_sizes_are_a_trace_that_holds_padded_calls_and_misses(compiled: 
     sample.write(tmp_path / "trace.jsonl")
     with (tmp_path / "trace.jsonl").open("rb") as lines:
         trace = read_trace(lines, "trace")
-    assert (trace.dims, trace.counts) == (("seq",), {(3,): 1, (4,): 2, (7,): 1, (9,): 1})
+    assert (trace.dims, trace.counts) == (("seq",), {(3,): 1, (4,): 3, (7,): 1, (9,): 1})
 
 
 def test_taking_the_lines_starts_anew_and_stopping_ends_the_sample(compiled: Compiled) -> None:

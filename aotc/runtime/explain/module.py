@@ -24,7 +24,6 @@ from aotc.snapshot.attributes import hooks_on_all_modules, module_attributes, or
 from aotc.snapshot.outside import ABSENT, ENVIRONMENT, differences
 from aotc.snapshot.sources import file_of, source_digests
 
-SHOWN = 10
 _HOOKS_HINT = (
     "compiled code runs the hooks of the build and no others: remove the hook before the load, or rebuild with it"
 )
@@ -167,7 +166,7 @@ def _attribute_issues(artifact: Artifact, module: nn.Module, read_file: ReadFile
         if (not (origin := origin_of(name)) or origin in read)
         and not _is_set_by_forward(artifact, ".".join(filter(None, (path, name))), here.get(path, {}).get(name))
     ]
-    return matters[:SHOWN] if found else [differ]
+    return matters if found else [differ]
 
 
 def _is_set_by_forward(artifact: Artifact, attribute: str, value: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from aotc.advise.trace import Shape
+from aotc.advise.trace import LARGEST, Shape
 from aotc.errors import TraceError
 from aotc.expressions import Expression
 
@@ -130,14 +130,14 @@ def _point(text: bytes, where: str, dims: Sequence[str]) -> tuple[Shape, float]:
         sizes, ms = [entry[dim] for dim in dims], entry["ms"]
     except (msgspec.DecodeError, KeyError):
         sizes, ms = [], None
-    if not sizes or any(type(size) is not int or size < 1 for size in sizes) or not _is_positive(ms):
+    if not sizes or any(type(size) is not int or not 1 <= size <= LARGEST for size in sizes) or not _is_positive(ms):
         line = ", ".join(f'"{dim}": 1' for dim in dims)
         raise TraceError(f"{where} is not a measured latency", hint=f'a line is {{{line}, "ms": 3.1}}')
     return tuple(sizes), float(ms)
 
 
 def _is_positive(value: Any) -> bool:
-    return type(value) in (int, float) and 0 < value < math.inf
+    return type(value) in (int, float) and 0 < value < 1e300
 
 
 def check_cost(cost: Cost, shapes: Iterable[Shape], dims: Sequence[str]) -> None:

@@ -7,11 +7,12 @@ memory grows with the number of distinct sizes.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
@@ -25,6 +26,12 @@ SHOWN_ISSUES = 5
 """Lines that an error shows; it counts the others."""
 SHOWN_TEXT = 60
 """Characters of a wrong value that an error shows."""
+
+LONGEST_LINE = 1 << 20
+"""Bytes."""
+MOST_DIMS = 32
+LARGEST = 1 << 53
+"""Of a count, and of the product of the largest sizes: costs are floating-point numbers."""
 
 _BUCKET = re.compile(r"(?:(?P<region>\S+) )?(?P<sizes>\w+=\d+(?:\.\.\d+(?: step \d+)?)?(?:,\w+=.+)?)")
 
@@ -41,6 +48,19 @@ class Trace(NamedTuple):
         return sum(self.counts.values())
 
 
+def lines_of(stream: BinaryIO, name: str) -> Iterator[bytes]:
+    """The lines of a file. Raises TraceError for one that is too long for any trace, as a device has."""
+    number = 0
+    while line := stream.readline(LONGEST_LINE + 1):
+        number += 1
+        if len(line) > LONGEST_LINE:
+            raise TraceError(f"{name}:{number} is longer than {LONGEST_LINE} bytes", hint=_LINE)
+        yield line
+
+
+_LINE = 'a line is {"batch": 4, "seq": 312, "count": 17}'
+
+
 def read_trace(lines: Iterable[bytes], name: str, dims: Sequence[str] = ()) -> Trace:
     """The trace in these lines; `name` is the file's, for messages.
 
@@ -48,6 +68,7 @@ def read_trace(lines: Iterable[bytes], name: str, dims: Sequence[str] = ()) -> T
     with every line that cannot be read.
     """
     lines = iter(lines)
+    _check_names(dims, name)
     blank = 0
     first = b""
     for first in lines:
@@ -55,7 +76,7 @@ def read_trace(lines: Iterable[bytes], name: str, dims: Sequence[str] = ()) -> T
             break
         blank += 1
     if not first.strip():
-        raise TraceError(f"{name} is empty", hint='a line is {"batch": 4, "seq": 312, "count": 17}')
+        raise TraceError(f"{name} is empty", hint=_LINE)
     if not first.lstrip().startswith(b"{"):
         return _read_log(chain([first], lines), name, dims)
     document = _decoded(first)
@@ -78,13 +99,23 @@ def _dims_of(document: Any, text: bytes, name: str, line: int) -> tuple[str, ...
     if document is None:
         shown = text.decode(errors="replace").strip()
         shown = shown if len(shown) <= SHOWN_TEXT else shown[:SHOWN_TEXT] + "…"
-        raise TraceError(f"{name}:{line} is not JSON: {shown}", hint='a line is {"batch": 4, "seq": 312, "count": 17}')
+        raise TraceError(f"{name}:{line} is not JSON: {shown}", hint=_LINE)
     dims = tuple(sorted(key for key in document if key != COUNT)) if isinstance(document, dict) else ()
     if not dims:
         raise TraceError(
             f"{name}:{line} names no dim", hint='a line is {"batch": 4, "seq": 312}, or name the dims with --dims'
         )
+    _check_names(dims, f"{name}:{line}")
     return dims
+
+
+def _check_names(dims: Sequence[str], where: str) -> None:
+    """Raises TraceError for more dims than a model has, and for a name that no terminal should show."""
+    hint = "name those of the model with --dims"
+    if len(dims) > MOST_DIMS:
+        raise TraceError(f"{where} names {len(dims)} dims; at most {MOST_DIMS} are advised on", hint=hint)
+    if wrong := [dim for dim in dims if not (dim and dim.isprintable())]:
+        raise TraceError(f"{where} names the dim {wrong[0][:SHOWN_TEXT]!r}, which is not a name", hint=hint)
 
 
 def _read_json(lines: Iterable[bytes], name: str, dims: tuple[str, ...], line: int) -> Trace:
@@ -97,7 +128,7 @@ def _read_json(lines: Iterable[bytes], name: str, dims: tuple[str, ...], line: i
             entry = decode(text)
             shape = tuple([entry[dim] for dim in dims])
             count = entry.get(COUNT, 1)
-            if all(type(size) is int and size > 0 for size in shape) and type(count) is int and count >= 0:
+            if all(type(size) is int and size > 0 for size in shape) and type(count) is int and 0 <= count <= LARGEST:
                 counts[shape] += count
                 continue
             flaw = "; ".join(_wrong_numbers([*zip(dims, shape, strict=True)], count))
@@ -125,6 +156,8 @@ def _wrong_numbers(sizes: Sequence[tuple[str, Any]], count: Any) -> Iterator[str
             shown = msgspec.json.encode(value).decode()
             shown = shown if len(shown) <= SHOWN_TEXT else shown[:SHOWN_TEXT] + "…"
             yield f"`{name}` is {shown}; a whole number from {least} is expected"
+        elif name == COUNT and value > LARGEST:
+            yield f"`{name}` is {min(value, 10**30):.3g}; at most {LARGEST:.3g} is expected"
 
 
 def _read_log(lines: Iterable[bytes], name: str, dims: Sequence[str]) -> Trace:
@@ -156,6 +189,15 @@ def _checked(trace: Trace, name: str) -> Trace:
     if not trace.counts:
         dims = " ".join(f"{dim}=4" for dim in trace.dims)
         raise TraceError(f"{name} holds no call", hint=f"a line of an access log holds `{dims}`")
+    largest = [max(sizes) for sizes in zip(*trace.counts, strict=True)]
+    if math.prod(largest) > LARGEST:
+        told = ", ".join(
+            f"`{dim}` up to {min(size, 10**30):.3g}" for dim, size in zip(trace.dims, largest, strict=True)
+        )
+        raise TraceError(
+            f"{name} holds sizes that no tensor has: {told}",
+            hint="leave out what is not a size, or name the dims with --dims",
+        )
     return trace
 
 

@@ -208,13 +208,14 @@ def advise(
 
 def _read(path: Path, dims: Sequence[str]) -> Trace:
     from aotc.advise import read_trace
+    from aotc.advise.trace import lines_of
     from aotc.errors import TraceError
 
     if str(path) == "-":
-        return read_trace(sys.stdin.buffer, "standard input", dims)
+        return read_trace(lines_of(sys.stdin.buffer, "standard input"), "standard input", dims)
     try:
-        with path.open("rb") as lines:
-            return read_trace(lines, str(path), dims)
+        with path.open("rb") as stream:
+            return read_trace(lines_of(stream, str(path)), str(path), dims)
     except OSError as error:
         raise TraceError(f"{path} cannot be read: {error.strerror}", hint="a trace is a file, or - for input") from None
 
@@ -254,6 +255,7 @@ def _cost(trace: Trace, expression: str | None, measured: _Measured | None) -> t
 def _measured(latencies: str, dims: Sequence[str]) -> _Measured:
     """Of a file, or of the build of a bundle."""
     from aotc.advise.costs import read_latencies
+    from aotc.advise.trace import lines_of
     from aotc.errors import TraceError
     from aotc.inspection.call_times import measured
     from aotc.store.layout.bundle import read_bundle
@@ -261,8 +263,8 @@ def _measured(latencies: str, dims: Sequence[str]) -> _Measured:
     from aotc.store.reference import parse_reference
 
     if Path(latencies).is_file():
-        with Path(latencies).open("rb") as lines:
-            return _Measured(latencies, read_latencies(lines, latencies, dims))
+        with Path(latencies).open("rb") as stream:
+            return _Measured(latencies, read_latencies(lines_of(stream, latencies), latencies, dims))
     reference = parse_reference(latencies)
     store = open_readable(reference.store or os.environ.get("AOTC_STORE") or DEFAULT_STORE)
     found = measured(store, read_bundle(store, reference))

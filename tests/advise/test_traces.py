@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from aotc.advise.trace import Trace, read_trace
+from aotc.advise.trace import Trace, lines_of, read_trace
 from aotc.errors import TraceError
 from aotc.runtime.dispatch import Plan
 from aotc.runtime.stats import Counters
@@ -93,6 +94,25 @@ def test_what_stats_writes_is_a_trace(indent: int | None) -> None:
         "misses: 1 call",
     ]
     assert "sample_shapes" in trace.notes[-1]
+
+
+def test_what_can_be_no_trace_of_a_model_is_refused_and_takes_no_time() -> None:
+    many = json.dumps({f"d{number}": 1 for number in range(500)})
+    for lines, told in (
+        (['{"batch": 999999999999999999, "seq": 999999999999999999}'], "holds sizes that no tensor has: `batch` up to"),
+        (['{"batch": 4}', f'{{"batch": {10**400}}}'], "holds sizes that no tensor has"),
+        (['{"batch": 4, "count": 1e999}'], "not JSON"),
+        ([f'{{"batch": 4, "count": {10**400}}}'], "`count` is 1"),
+        ([many], "names 500 dims; at most 32"),
+        (['{"\\u001b]0;title\\u0007batch": 4}'], "names the dim '\\x1b]0;title\\x07batch', which is not a name"),
+    ):
+        with pytest.raises(TraceError) as caught:
+            read(*lines)
+        assert told in f"{caught.value}", caught.value
+    with pytest.raises(TraceError, match="which is not a name"):
+        read('{"batch": 4}', dims=("ba\ntch",))
+    with Path("/dev/zero").open("rb") as endless, pytest.raises(TraceError, match="zero:1 is longer than"):
+        read_trace(lines_of(endless, "zero"), "zero")
 
 
 def test_the_calls_of_regions_are_counted_once() -> None:

@@ -17,12 +17,14 @@ from doctoring import artifact_of, copy_store, library_bytes
 from in_process import run_here
 from processes import ZOO, run_aotc
 
+from aotc.compiler.executors import host
 from aotc.compiler.explain_failure import hint_for
 from aotc.compiler.pipeline import UnitBuild
 from aotc.compiler.plan import Unit
 from aotc.compiler.workers.process_failure import statically_linked_libstdcxx
+from aotc.compiler.workers.process_group import Processes
 from aotc.compiler.workers.unit_log import begin_log
-from aotc.compiler.workers.unit_process import _check_compilable
+from aotc.compiler.workers.unit_process import check_compilable
 from aotc.errors import BuildError, StoreError
 from aotc.store.layout.store import Store
 from aotc.store.layout.units import each_unit, units_folder
@@ -418,16 +420,43 @@ def test_a_file_that_changes_while_its_unit_compiles_is_a_failed_unit_and_the_ne
 @pytest.mark.parametrize("name", ["with'quote", "with,comma", 'with"quotes', "with\\backslash"])
 def test_a_folder_that_compilers_cannot_be_told_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(StoreError, match="its path has"):
-        _check_compilable(tmp_path / name / "aotc-build-x")
+        check_compilable(tmp_path / name)
 
 
 def test_temporary_files_in_a_folder_that_compilers_cannot_be_told_are_refused(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "with space").mkdir()
     manifest = write_manifest(folder, linear={**LINEAR, "buckets": [{"batch": 2}]})
     ran = run_aotc("build", manifest, "--store", tmp_path / "store", TMPDIR=str(tmp_path / "with space"))
-    assert ran.returncode == 1 and "Traceback" not in ran.stderr
+    assert ran.returncode == 2 and "Traceback" not in ran.stderr
     assert f"nothing can be compiled in the folder for temporary files, {tmp_path / 'with space'}" in ran.stderr
     assert "hint: set TMPDIR to a folder whose path has no spaces" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("compiler_version", lambda: "g++: cannot be run", "cannot be run, and every unit needs it"),
+        ("_free", lambda place: 1 << 20, "has 1.0 MiB free, and the build needs about 32.0 MiB there"),
+    ],
+)
+def test_what_every_unit_needs_is_looked_at_once_before_the_first_is_compiled(
+    name: str, value: Any, told: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, name, value)
+    ran = run_here("build", write_manifest(folder, linear=LINEAR), "--store", tmp_path / "store")
+    assert ran.returncode == 2 and ran.stderr.count(told) == 1, ran.stderr
+    assert "failed: " not in ran.stderr and "batch=2" not in ran.stdout
+
+
+def test_a_log_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    (tmp_path / "logs").write_text("a file")
+    with pytest.raises(StoreError, match=r"cannot write .*unit\.log"):
+        begin_log(tmp_path / "logs" / "unit.log")
+    with (
+        pytest.raises(StoreError, match=r"cannot write .*unit\.log"),
+        Processes({}).start("aotc.nothing", "", {}, tmp_path / "logs" / "unit.log"),
+    ):
+        pass
 
 
 CRASH = """

@@ -14,6 +14,7 @@ from aotc.compiler.workers.forks import Forked, ForkServers
 from aotc.compiler.workers.memory import MemoryWatch
 from aotc.machine.benchmarking import stoppable
 from aotc.machine.processes import with_variables
+from aotc.store.files.disk import typed_errors
 
 
 class Processes:
@@ -42,12 +43,14 @@ class Processes:
         """A process for a unit of `model`, in a session of its own, all of which is killed at the end of the context.
         With `absent_gpu`, libraries stand in for CUDA's in it.
 
-        Raises OSError; with `absent_gpu` BuildError.
+        Raises OSError, StoreError where the log cannot be written; with `absent_gpu` BuildError.
         """
         environment = with_variables(environment, self._variables)
         self.raise_if_ended()
         try:
-            with log.open("ab") as errors:
+            with typed_errors("write", log):
+                errors = log.open("ab")
+            with errors:
                 process = self._started(module, argument, environment, errors, model, absent_gpu)
         except OSError:
             self.raise_if_ended()  # which ends the servers

@@ -23,7 +23,7 @@ def begin_log(path: Path) -> None:
 
     Raises StoreError.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     with typed_errors("write", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
         path.touch(exist_ok=False)

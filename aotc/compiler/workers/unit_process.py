@@ -64,7 +64,7 @@ def compile_and_run(
     In the folder `shared` the units of a build share picks and object files, and, with `precompile`, headers. Raises
     BuildError, StoreError.
     """
-    _check_compilable(work)
+    check_compilable(work.parent)
     with shared.kernels() if shared else nullcontext() as kernels:
         environment = unit_environment() | _caches(work, kernels)
         stages = _Stages(processes.memory, on_progress)
@@ -270,13 +270,14 @@ class _Stages:
         return name
 
 
-def _check_compilable(work: Path) -> None:
-    """Raises StoreError for a path that Inductor's compile commands, which are split as by a shell, cannot contain."""
-    if found := re.search(r"[\s'\"\\,]", str(work)):
+def check_compilable(folder: Path) -> None:
+    """Raises StoreError for a folder of temporary files whose path Inductor's compile commands, which are split as by a
+    shell, cannot contain."""
+    if found := re.search(r"[\s'\"\\,]", str(folder)):
         raise StoreError(
-            f"nothing can be compiled in the folder for temporary files, {work.parent}: its path has {found[0]!r}",
+            f"nothing can be compiled in the folder for temporary files, {folder}: its path has {found[0]!r}",
             hint="set TMPDIR to a folder whose path has no spaces, quotes, backslashes or commas",
-            path=str(work.parent),
+            path=str(folder),
         )
 
 

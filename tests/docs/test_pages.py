@@ -109,6 +109,23 @@ def test_a_guide_s_list_of_contents_is_whole(page: Path) -> None:
     assert sections - set(re.findall(r"^- \[(.+?)\]\(#", text, re.MULTILINE)) == set()
 
 
+def test_the_architecture_names_every_package_and_fits_a_screen() -> None:
+    text = (ROOT / "aotc/ARCHITECTURE.md").read_text()
+    packages = {path.parent.name for path in (ROOT / "aotc").glob("*/__init__.py")}
+    assert {name for name in packages if f"`{name}/" not in text} == set()
+    named = re.findall(r"`((?:\w+/)+(?:\w+\.py)?)`", text)
+    assert [name for name in named if not [*(ROOT / "aotc").rglob(name)]] == []
+    assert len(text.splitlines()) <= 50
+
+
+def test_one_glossary_has_the_terms_of_all_guides() -> None:
+    """FORMAT.md specifies bytes, and says first what its own words mean."""
+    guides = [page for page in PAGES if page.parts[0] == "aotc" and page.name != "FORMAT.md"]
+    assert [page for page in guides if "terms" in anchors(page)] == []
+    terms = re.findall(r"^\| (.+?) \|", (ROOT / "aotc/GLOSSARY.md").read_text(), re.MULTILINE)
+    assert terms and {term for term in terms if terms.count(term) > 1} <= {"term"}
+
+
 def test_the_reference_of_commands_is_current() -> None:
     """`python -m aotc.cli.reference > aotc/cli/COMMANDS.md` makes it so."""
     assert (ROOT / "aotc/cli/COMMANDS.md").read_text() == reference()

@@ -94,7 +94,10 @@ class TraceReport(msgspec.Struct):
 
 
 class BenchReport(msgspec.Struct):
-    """machine, versions: by name. waited: seconds that threads waited for a CPU, per second of the timed calls."""
+    """machine, versions: by name. waited: seconds that threads waited for a CPU, per second of the timed calls.
+
+    stopped: why there are no further measurements, "" if all were made.
+    """
 
     model: str
     ref: str
@@ -107,6 +110,7 @@ class BenchReport(msgspec.Struct):
     trace: TraceReport | None = None
     waited: float = 0.0
     notes: list[str] = msgspec.field(default_factory=list)
+    stopped: str = ""
 
     @property
     def busy(self) -> bool:
@@ -119,14 +123,18 @@ class BenchReport(msgspec.Struct):
 
     @property
     def subject(self) -> str:
-        """The contender that the others are compared with."""
-        return "aotc" if "aotc" in {one.name for one in self.started} else "eager"
+        """The contender that the others are compared with: aotc, else the first one that does not compile, else the
+        first one; "" before any has started."""
+        started = [CONTENDERS[one.name] for one in self.started]
+        first = sorted(started, key=lambda one: (one.name != "aotc", not one.steady, one.slow))
+        return first[0].name if first else ""
 
     def start_comparisons(self) -> Iterator[Comparison]:
         """Time to the first output: each contender against the subject."""
-        own = [start.first_output for start in self.contenders[self.subject].starts]
+        subject = self.subject
         for one in self.started:
-            if one.name != self.subject:
+            if one.name != subject:
+                own = [start.first_output for start in self.contenders[subject].starts]
                 yield compare(one.name, own, [start.first_output for start in one.starts])
 
     def reattach(self, name: str) -> float | None:

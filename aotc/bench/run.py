@@ -1,12 +1,16 @@
-"""All measurements of one model, in order.
+"""All measurements of one model, in order: what takes seconds comes first.
 
-1. Starts. Contenders that compile start once, in the table's order: a cold one leaves what the next ones start from.
-   The others start in turns, and each turn in the other direction. The last process of each steady contender stays.
-2. Rounds. In each, every steady process times some calls, in random order, beside a second process of eager.
-3. Calls from several threads, launches, and what the processes have used.
-4. A trace: fresh processes, called along it.
+1. The contenders that do not compile. They start in turns, and each turn in the other direction; the last process of
+   each steady one stays for its calls.
+2. Each contender that compiles, in the table's order: a cold one leaves what the next ones start from. It starts once,
+   and its calls are timed before the next one starts.
+3. A trace: fresh processes, called along it.
 
-Only one process works at a time; the others wait for their standard input.
+Calls are timed in rounds. In each, every steady process of the group times some calls, in random order; so does the
+subject, with which the others are compared, and beside the first group a second process of eager. Then come calls from
+several threads, launches, and what the processes have used.
+
+Only one process works at a time; the others wait for their standard input. The report fills as measurements are made.
 """
 
 from __future__ import annotations
@@ -23,11 +27,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
 import aotc
+from aotc.amounts import counted, seconds_text
 from aotc.bench.caches import own_caches
 from aotc.bench.comparison import Latency, compare, latency_of, noise_floor
 from aotc.bench.contenders import CONTENDERS, Attachment, Contender, with_sources
@@ -59,11 +64,14 @@ class Options(NamedTuple):
     trace_source: str = ""
     checkpoint: str = ""
 
-    def seconds_of_calls(self, steady: int) -> float:
-        """Seconds that the rounds and the threads take with so many steady contenders, if no call is slow."""
-        latency = self.rounds * self.seconds * (steady + 1)  # eager runs in a second process
+    def seconds_of_calls(self, steady: int, beside: int = 1) -> float:
+        """Seconds that the rounds and the threads of so many steady contenders take, if no call is slow.
+
+        beside: the processes that take part in the rounds only: eager's second one, or the subject.
+        """
+        latency = self.rounds * self.seconds * (steady + beside)
         throughput = len(self.threads) * self.seconds_at_once * steady
-        return len(self.buckets) * (latency + throughput) if self.rounds else 0.0
+        return len(self.buckets) * (latency + throughput) if self.rounds and steady else 0.0
 
     @property
     def seconds_at_once(self) -> float:
@@ -71,16 +79,24 @@ class Options(NamedTuple):
         return max(0.5, 3 * self.seconds)
 
 
-Say = Callable[[str], None]
+class Said(NamedTuple):
+    """A line of progress. step: what begins. detail: how far it is. figure: what was measured."""
+
+    text: str
+    kind: Literal["step", "detail", "figure"] = "step"
+
+
+Say = Callable[[Said], None]
 
 
 def bench(
     subject: Subject,
     options: Options,
-    say: Say = lambda text: None,
+    say: Say = lambda said: None,
     begun: Callable[[BenchReport], None] = lambda report: None,
 ) -> BenchReport:
-    """Measure a model; `say` is told what is being done. A contender that fails is in the report, with its error.
+    """Measure a model; `say` is told what is done and measured. A contender that fails is in the report, with its
+    error.
 
     `begun` gets the report at once; it fills as measurements are made, so that an interruption loses none of them.
     Raises VerifyError where the model itself cannot be run.
@@ -114,38 +130,53 @@ class _Bench:
             self.report.notes.append("aotc-file: code that was built by regions runs in its module")
         self.distinct = [dict(pairs) for pairs in dict.fromkeys(tuple(sorted(one.items())) for one in options.trace)]
         self.sessions: dict[str, Session] = {}
-        self.ends_at: float | None = None  # by time.monotonic()
+        self.waited = self.spent = 0.0
+        self.ends_at: float | None = None  # the group that is measured, by time.monotonic()
 
-    def say(self, text: str) -> None:
-        left = self.ends_at - time.monotonic() if self.ends_at is not None else 0.0
+    def say(self, text: str, kind: Literal["step", "detail", "figure"] = "step") -> None:
+        left = self.ends_at - time.monotonic() if self.ends_at is not None and kind != "figure" else 0.0
         if left >= 1:
             text += f" (about {left:.0f} s left)"
         said = f"{self.subject.spec.name}: {text}"
         _log.info("%s", said)
-        self._say(said)
+        self._say(Said(said, kind))
 
     @property
     def contenders(self) -> list[Contender]:
-        return [CONTENDERS[name] for name in self.report.contenders]
+        """Those that do not compile first."""
+        return sorted((CONTENDERS[name] for name in self.report.contenders), key=lambda contender: contender.slow)
 
     def run(self) -> BenchReport:
         try:
             self._prepare()
-            self._start_slow()
-            self._start_in_turns()
-            self.sessions = {name: self.sessions[name] for name in CONTENDERS if name in self.sessions}
-            if self.options.rounds:
-                with self._control() as control:
-                    self._time_rounds(control)
-                self._measure_threads()
-                self._count_launches()
-            self._ask_usage()
+            self._announce()
+            self._start_in_turns([contender.name for contender in self.contenders if not contender.slow])
+            self._measure_calls([name for name in CONTENDERS if name in self.sessions])
+            for contender in self.contenders:
+                if contender.slow:
+                    self._start_slow(contender)
+                    if contender.name in self.sessions:
+                        self.ends_at = time.monotonic() + self.options.seconds_of_calls(1)
+                        self._measure_calls([contender.name])
         finally:
             self._close()
-        self.ends_at = None
         if self.options.trace:
             self._replay()
         return self.report
+
+    def _announce(self) -> None:
+        """Say what will be done. How long a compiler takes, nobody knows before."""
+        options, names = self.options, [contender.name for contender in self.contenders]
+        slow = [name for name in names if CONTENDERS[name].slow]
+        starts = len(slow) + (len(names) - len(slow)) * options.starts
+        steady = [name for name in names if CONTENDERS[name].steady]
+        compiled = [name for name in steady if name in slow]
+        calls = options.seconds_of_calls(len(steady) - len(compiled)) + len(compiled) * options.seconds_of_calls(1)
+        compiling = f", {len(slow)} of which compile" if slow else ""
+        self.say(
+            f"{counted(starts, 'start')} of {', '.join(names)}{compiling}; then {calls:.0f} s of calls of "
+            f"{counted(len(options.buckets), 'bucket')}"
+        )
 
     # -- starts -------------------------------------------------------------------------------------------------------
 
@@ -206,13 +237,20 @@ class _Bench:
         measured = self.report.contenders[name]
         if measured.failure:
             return
-        self.say(f"starting {measured.label}")
+        turns = 1 if CONTENDERS[name].slow else self.options.starts
+        turn = len(measured.starts) + 1
+        of = f", {turn} of {turns}" if turns > 1 else ""
+        self.say(f"starting {measured.label}{of}", "step" if turn == 1 else "detail")
         try:
             session = self._open(name, self._job(name, range(len(self.options.buckets))))
         except ContenderFailed as error:
             measured.failure = str(error)
+            self.say(f"{measured.label} failed: {_first_line(error)}", "figure")
             return
         measured.starts.append(session.started)
+        if turn in (1, turns):
+            median = f", the median of {turn}" if turn > 1 else ""
+            self.say(f"{measured.label}: first output in {seconds_text(measured.first_output)}{median}", "figure")
         if (earlier := self.sessions.pop(name, None)) is not None:
             earlier.close()
         if CONTENDERS[name].steady:
@@ -220,120 +258,146 @@ class _Bench:
         else:
             session.close()
 
-    def _start_slow(self) -> None:
-        for contender in self.contenders:
-            if not contender.slow:
-                continue
-            measured = self.report.contenders[contender.name]
-            if contender.after and contender.after not in self.sessions:
-                measured.failure = f"{contender.after} failed, from whose caches this starts"
-                continue
-            self._start(contender.name)
-            needs_mega = f"{contender.name}-mega" in self.report.contenders
-            if needs_mega and (session := self.sessions.get(contender.name)):
-                try:
-                    session.ask(SaveMega(str(self.work / f"{contender.name}.mega")), Timed)
-                except ContenderFailed as error:
-                    self.report.contenders[f"{contender.name}-mega"].failure = str(error)
+    def _start_slow(self, contender: Contender) -> None:
+        measured = self.report.contenders[contender.name]
+        if contender.after and not self.report.contenders[contender.after].starts:
+            measured.failure = f"{contender.after} failed, from whose caches this starts"
+            return
+        self._start(contender.name)
+        needs_mega = f"{contender.name}-mega" in self.report.contenders
+        if needs_mega and (session := self.sessions.get(contender.name)):
+            try:
+                session.ask(SaveMega(str(self.work / f"{contender.name}.mega")), Timed)
+            except ContenderFailed as error:
+                self.report.contenders[f"{contender.name}-mega"].failure = str(error)
 
-    def _start_in_turns(self) -> None:
-        names = [contender.name for contender in self.contenders if not contender.slow]
-        steady = sum(CONTENDERS[name].steady for name in self.report.contenders)
+    def _start_in_turns(self, names: Sequence[str]) -> None:
+        calls = self.options.seconds_of_calls(sum(CONTENDERS[name].steady for name in names))
         began = time.monotonic()
         for turn in range(self.options.starts):
             for name in names[:: 1 if turn % 2 == 0 else -1]:
                 self._start(name)
             now = time.monotonic()
             starts = (now - began) / (turn + 1) * (self.options.starts - turn - 1)
-            self.ends_at = now + starts + self.options.seconds_of_calls(steady)
+            self.ends_at = now + starts + calls
 
     @contextmanager
-    def _control(self) -> Iterator[Session | None]:
+    def _control(self, names: Sequence[str]) -> Iterator[dict[str, Session]]:
         """A second process of eager, which differs from the first one by noise alone."""
         with ExitStack() as stack:
-            session = None
-            if "eager" in self.sessions:
+            found = {}
+            if "eager" in names:
                 try:
-                    session = self._open("eager", self._job("eager", range(len(self.options.buckets))))
-                    stack.callback(session.close)
+                    found[CONTROL] = self._open("eager", self._job("eager", range(len(self.options.buckets))))
+                    stack.callback(found[CONTROL].kill)
                 except ContenderFailed as error:
                     self.report.notes.append(f"{CONTROL}, failed, so that the noise is not known: {error}")
-            yield session
+            yield found
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
-    def _time_rounds(self, control: Session | None) -> None:
-        order = random.Random(0)
-        waited = spent = 0.0
-        for number, bucket in enumerate(self.report.buckets):
-            sessions = {**self.sessions, **({CONTROL: control} if control else {})}
-            rounds: dict[str, list[tuple[float, ...]]] = {}
-            counts = {}
+    def _measure_calls(self, names: Sequence[str]) -> None:
+        """All that is asked of the running processes of these contenders; then only the subject's goes on."""
+        if self.options.rounds:
+            with self._control(names) as control:
+                for number in range(len(self.report.buckets)):
+                    self._time_rounds(number, names, control)
+            self._measure_threads(names)
+            self._count_launches(names)
+        self._ask_usage(names)
+        for name in names:
+            if name != self.report.subject:
+                self.sessions.pop(name).close()
+        self.ends_at = None
+
+    def _time_rounds(self, number: int, names: Sequence[str], control: dict[str, Session]) -> None:
+        """Rounds at a bucket, of these contenders and the subject."""
+        bucket, order = self.report.buckets[number], random.Random(0)
+        sessions = {**self.sessions, **control}
+        counts: dict[str, int] = {}
+        rounds: dict[str, list[tuple[float, ...]]] = {}
+        whole = 0
+        self.say(f"{bucket.bucket}: timing calls of {', '.join(names)}")
+        try:
             for name, session in sessions.items():
-                self.say(f"{bucket.bucket}: warming up {name}")
                 try:
-                    (bucket.first_calls[name],) = session.ask(Calls(number, 1, warm=0), Timed).ms
+                    (first,) = session.ask(Calls(number, 1, warm=0), Timed).ms
                     ms = statistics.median(session.ask(Calls(number, 5), Timed).ms)
                 except ContenderFailed as error:
                     bucket.failures.append(f"{name}: {error}")
                     continue
+                if name in names:
+                    bucket.first_calls[name] = first
                 counts[name] = max(LEAST_CALLS, min(MOST_CALLS, round(self.options.seconds * 1e3 / ms)))
                 rounds[name] = []
-            for turn in range(self.options.rounds):
-                self.say(f"{bucket.bucket}: round {turn + 1} of {self.options.rounds}")
+            for whole in range(self.options.rounds):
+                self.say(f"{bucket.bucket}: round {whole + 1} of {self.options.rounds}", "detail")
                 for name in order.sample(list(counts), len(counts)):
                     try:
                         timed = sessions[name].ask(Calls(number, counts[name]), Timed)
                     except ContenderFailed as error:
-                        bucket.failures.append(f"{name}, round {turn + 1}: {error}")
+                        bucket.failures.append(f"{name}, round {whole + 1}: {error}")
                         del counts[name]
                         continue
                     rounds[name].append(timed.ms)
-                    waited, spent = waited + timed.waited, spent + sum(timed.ms) / 1e3
-            bucket.first_calls.pop(CONTROL, None)
-            self._judge(bucket, {name: latency_of(each) for name, each in rounds.items() if each})
-        self.report.waited = waited / spent if spent else 0.0
+                    self.waited, self.spent = self.waited + timed.waited, self.spent + sum(timed.ms) / 1e3
+            whole = self.options.rounds
+        finally:  # also when it is stopped; contenders are compared in the rounds that all of them have
+            measured = {name: latency_of(each[: max(1, whole)]) for name, each in rounds.items() if each}
+            self._judge(bucket, names, measured)
+            self.report.waited = self.waited / self.spent if self.spent else 0.0
 
-    def _judge(self, bucket: BucketReport, latencies: dict[str, Latency]) -> None:
-        control = latencies.pop(CONTROL, None)
+    def _judge(self, bucket: BucketReport, names: Sequence[str], latencies: dict[str, Latency]) -> None:
+        control, subject = latencies.pop(CONTROL, None), self.report.subject
         if control is not None and "eager" in latencies:
             bucket.noise_floor = noise_floor(latencies["eager"].rounds, control.rounds)
-        bucket.latencies = latencies
-        if (own := latencies.get(self.report.subject)) is not None:
-            bucket.comparisons = [
+        new = {name: latencies[name] for name in names if name in latencies}
+        bucket.latencies.update(new)
+        if (own := latencies.get(subject)) is not None:
+            bucket.comparisons += [
                 compare(name, own.rounds, other.rounds, bucket.noise_floor)
-                for name, other in latencies.items()
-                if other is not own
+                for name, other in new.items()
+                if name != subject
             ]
+        if new:
+            figures = ", ".join(f"{name} {one.p50:.4g} ms" for name, one in new.items())
+            rounds = counted(max(len(one.rounds) for one in new.values()), "round")
+            self.say(f"{bucket.bucket}: {figures}, medians of {rounds}", "figure")
 
-    def _measure_threads(self) -> None:
+    def _measure_threads(self, names: Sequence[str]) -> None:
         for number, bucket in enumerate(self.report.buckets):
-            for threads in self.options.threads:
-                for name, session in self.sessions.items():
-                    if name not in bucket.latencies:
-                        continue
-                    self.say(f"{bucket.bucket}: {threads} at a time, {name}")
+            for name in names:
+                if name not in bucket.latencies:
+                    continue
+                found: dict[int, Counted] = {}
+                for threads in self.options.threads:
+                    self.say(f"{bucket.bucket}: {threads} at a time, {name}", "detail")
                     try:
-                        counted = session.ask(Burst(number, threads, self.options.seconds_at_once), Counted)
+                        found[threads] = self.sessions[name].ask(
+                            Burst(number, threads, self.options.seconds_at_once), Counted
+                        )
                     except ContenderFailed as error:
                         bucket.failures.append(f"{name}, {threads} at a time: {error}")
                     else:
-                        bucket.throughput.setdefault(name, {})[threads] = counted
+                        bucket.throughput[name] = found
+                rates = [f"{one.calls / one.seconds:,.4g}/s {many} at a time" for many, one in found.items()]
+                if rates:
+                    self.say(f"{bucket.bucket}: {name} {', '.join(rates)}", "figure")
 
-    def _count_launches(self) -> None:
+    def _count_launches(self, names: Sequence[str]) -> None:
         if self.subject.device != "cuda":
             return
         for number, bucket in enumerate(self.report.buckets):
-            for name, session in self.sessions.items():
+            for name in names:
                 try:
-                    bucket.launches[name] = session.ask(Profile(number), Launches)
+                    bucket.launches[name] = self.sessions[name].ask(Profile(number), Launches)
                 except ContenderFailed as error:
                     bucket.failures.append(f"{name}, launches: {error}")
 
-    def _ask_usage(self) -> None:
-        for name, session in self.sessions.items():
+    def _ask_usage(self, names: Sequence[str]) -> None:
+        for name in names:
             try:
-                self.report.contenders[name].used = session.ask(Usage(), Used)
+                self.report.contenders[name].used = self.sessions[name].ask(Usage(), Used)
             except ContenderFailed as error:
                 self.report.contenders[name].failure = str(error)
 
@@ -366,6 +430,10 @@ class _Bench:
                     session.kill()
             except ContenderFailed as error:
                 found.failures.append(f"{contender.name}: {error}")
+
+
+def _first_line(error: ContenderFailed) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _along(session: Session, order: Sequence[int]) -> Replayed:

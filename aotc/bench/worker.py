@@ -137,6 +137,7 @@ class Worker:
 
         from aotc.bench.messages import Counted
 
+        alone = self.call
         if self.contender.name == "aotc" and self.device.type == "cpu":
             attachment = msgspec.structs.replace(self.job.attachment, threads=request.threads)
             self.call = self.contender.attach(self.module, attachment)
@@ -174,6 +175,7 @@ class Worker:
             thread.join()
         seconds = time.perf_counter() - began
         torch.set_num_threads(before)
+        self.call = alone
         if errors:
             raise errors[0]
         return Counted(sum(counts), seconds)

@@ -1,8 +1,8 @@
 """The command line; the only part of aotc that prints.
 
 Exit codes: 0 all well, 1 a unit failed to build or to verify, a check failed, the store is damaged or over its limit,
-2 the command could not run, 130 interrupted by Ctrl-C, 143 ended by SIGTERM. A command imports what it works with when
-it is called, so that `--help` answers at once.
+a measurement reached its limit, 2 the command could not run, 130 interrupted by Ctrl-C, 143 ended by SIGTERM. A command
+imports what it works with when it is called, so that `--help` answers at once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from aotc.cli import (
 )
 from aotc.cli.options import log_options, wants_json
 from aotc.cli.output import echo_lines, error_data, print_json
-from aotc.cli.stopping import exit_code
+from aotc.cli.stopping import exit_code, in_words
 from aotc.errors import AotcError, StoreError
 
 
@@ -71,7 +71,7 @@ class _Main(click.Group):
             sys.exit(2)
         except KeyboardInterrupt as stop:
             with suppress(OSError):
-                click.echo("\ninterrupted", err=True)
+                click.echo(f"\n{in_words(stop)}", err=True)
             sys.exit(exit_code(stop))
 
 

@@ -14,19 +14,20 @@ import click
 
 from aotc.amounts import counted, seconds_text, size_text
 from aotc.cli.options import is_manifest, json_option, keys_option, page_option, store_of, store_option
-from aotc.cli.output import echo, echo_lines, notice, print_json, print_table, progress_console
-from aotc.cli.stopping import end_on_sigterm
-from aotc.errors import one_line
+from aotc.cli.output import duration, echo, echo_lines, notice, print_json, print_table, progress_console
+from aotc.cli.stopping import ctrl_c_kept, end_on_sigterm, in_words, limited
+from aotc.errors import AotcError, one_line
 
 if TYPE_CHECKING:
     from aotc.bench.comparison import Comparison, Latency
     from aotc.bench.report import BenchReport, BucketReport, TraceReport
+    from aotc.bench.run import Said
     from aotc.bench.subject import Subject
 
 MOST_BUCKETS = 4
 """Buckets that are measured if none are named."""
-SAY_EVERY = 10.0
-"""Seconds between two lines of progress where standard error is not a terminal."""
+LIMIT = 3600.0
+"""Seconds that a command takes at most if nothing else is said."""
 
 
 def _contenders(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
@@ -110,6 +111,14 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str) -> 
     show_default="the factory's weights, written to a file",
     help="The checkpoint of aotc-file.",
 )
+@click.option(
+    "--limit",
+    type=click.FloatRange(0, min_open=True),
+    default=LIMIT,
+    show_default=True,
+    metavar="SECONDS",
+    help="Stop after so long, show what was measured until then, and exit with 1.",
+)
 @keys_option
 @page_option
 @json_option
@@ -127,6 +136,7 @@ def bench(
     trace_file: Path | None,
     calls: int,
     checkpoint: Path | None,
+    limit: float,
     page: Path | None,
     as_json: bool,
 ) -> None:
@@ -134,16 +144,23 @@ def bench(
 
     Each contender starts in fresh processes with caches of its own: time to the first output, latency and throughput
     by bucket, memory, kernel launches and recompiles. A difference is only called one if it is beyond the noise. The
-    model must have been built. Run nothing else meanwhile.
+    model must have been built. Run nothing else meanwhile. Figures are shown as they are measured, those of contenders
+    that do not compile first. Ctrl-C, SIGTERM and --limit end with the report of what was measured until then.
     """
     from aotc.bench.run import Options
     from aotc.bench.run import bench as measure
 
     end_on_sigterm()
+    began = time.monotonic()
     reports: list[BenchReport] = []
     try:
-        with _progress(quiet=as_json) as say:
-            for subject in _subjects(what, store_path, models, tag):
+        with ctrl_c_kept():  # imports torch
+            subjects = _subjects(what, store_path, models, tag)
+            subject = next(subjects, None)
+        notice(f"measuring for at most {duration(limit)} (--limit)")
+        reached = f"the limit of {duration(limit)} was reached (--limit)"
+        with limited(limit - (time.monotonic() - began), reached), _progress() as say:
+            while subject is not None:
                 chosen = subject.chosen(buckets) if buckets else subject.buckets[:MOST_BUCKETS]
                 options = Options(
                     contenders,
@@ -160,11 +177,22 @@ def bench(
                 if len(chosen) < len(subject.buckets) and not buckets:
                     few = f"{len(chosen)} of {len(subject.buckets)} buckets"
                     report.notes.append(f"{few} were measured: --bucket names others")
-    except BaseException:
-        if not as_json:  # half a JSON document would be taken for the whole
-            for report in reports:
-                _show(report)
+                subject = next(subjects, None)
+    except KeyboardInterrupt as stop:
+        if reports:
+            reports[-1].stopped = in_words(stop)
+            _give(reports, page, as_json)
         raise
+    except AotcError:
+        if not as_json:  # the document is that of the error
+            for report in reports:
+                if report.started:
+                    _show(report)
+        raise
+    _give(reports, page, as_json)
+
+
+def _give(reports: Sequence[BenchReport], page: Path | None, as_json: bool) -> None:
     if page is not None:
         _write_page(page, reports)
     if as_json:
@@ -198,28 +226,43 @@ def _trace(path: Path, subject: Subject, calls: int) -> list[dict[str, int]]:
 
 
 @contextmanager
-def _progress(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Say what is being measured: in one line of a terminal; elsewhere in a new line, at most one each SAY_EVERY. The
-    log has every line, so with `-v` nothing is said beside it."""
+def _progress() -> Iterator[Callable[[Said], None]]:
+    """Say what is measured, and each figure: in a terminal above the line of what is done now, elsewhere a line for
+    each step and figure. The log has every line, so with `-v` nothing is said beside it."""
     from rich.text import Text
 
-    if quiet or logging.getLogger("aotc").isEnabledFor(logging.INFO):
-        yield lambda text: None
+    if logging.getLogger("aotc").isEnabledFor(logging.INFO):
+        yield lambda said: None
         return
     console = progress_console()
-    if console.is_terminal:
-        with console.status("measuring") as line:
-            yield lambda text: line.update(Text(one_line(text)))
+    if not console.is_terminal:
+        yield lambda said: notice(said.text) if said.kind != "detail" else None
         return
-    said = -SAY_EVERY
+    line = _Line()
+    with console.status(line):
 
-    def say(text: str) -> None:
-        nonlocal said
-        if time.monotonic() - said >= SAY_EVERY:
-            said = time.monotonic()
-            notice(text)
+        def say(said: Said) -> None:
+            if said.kind == "figure":
+                console.print(Text(one_line(said.text)))
+            else:
+                line.begin(said.text)
 
-    yield say
+        yield say
+
+
+class _Line:
+    """What is done now, and for how long."""
+
+    def __init__(self) -> None:
+        self.begin("measuring")
+
+    def begin(self, text: str) -> None:
+        self.text, self.began = one_line(text), time.monotonic()
+
+    def __rich__(self) -> str:
+        from rich.markup import escape
+
+        return escape(f"{self.text} ({time.monotonic() - self.began:.0f} s)")
 
 
 def _write_page(path: Path, reports: Sequence[BenchReport]) -> None:
@@ -251,6 +294,8 @@ def _show(report: BenchReport) -> None:
     machine = ", ".join(f"{value} CPUs" if name == "CPUs" else value for name, value in report.machine.items())
     versions = ", ".join(f"{name} {value}" for name, value in report.versions.items())
     echo(f"{report.model}  {report.target}  {machine}; {versions}")
+    if report.stopped:
+        echo(f"warning: {report.stopped}: this is what was measured until then")
     if report.busy:
         waited = f"for each second of calls, threads waited {report.waited:.2f} s for a CPU"
         echo(f"warning: busy machine: {waited}; measure again with nothing else running")

@@ -33,9 +33,9 @@ one of them. On a machine that only serves, `pip install aotc click` is enough f
 | exit code | meaning |
 |---:|---|
 | 0 | success |
-| 1 | a unit failed to build or to verify, two bundles differ, a store is damaged or over its limit, a check fails |
+| 1 | a unit failed to build or to verify, two bundles differ, a store is damaged, a check fails, a limit was reached |
 | 2 | the command could not run: wrong options, a manifest with mistakes, any [error](../ERRORS.md) |
-| 130, 143 | ended by Ctrl-C or SIGTERM; a build keeps the units that were finished |
+| 130, 143 | ended by Ctrl-C or SIGTERM; a build keeps finished units, `aotc bench` shows what was measured |
 
 Completion in the running shell: `eval "$(_AOTC_COMPLETE=bash_source aotc)"`; `zsh_source` for zsh, `fish_source` for
 fish.

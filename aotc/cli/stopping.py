@@ -1,4 +1,4 @@
-"""How a command ends when it is told to stop: by Ctrl-C with exit code 130, by SIGTERM with 143."""
+"""How a command ends when it is told to stop: exit code 130 by Ctrl-C, 143 by SIGTERM, 1 at a limit of its own."""
 
 from __future__ import annotations
 
@@ -12,9 +12,36 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM, which ends a command as Ctrl-C does."""
 
 
+class OutOfTime(KeyboardInterrupt):
+    """The limit that the caller set, which ends a command as Ctrl-C does."""
+
+
 def exit_code(stop: KeyboardInterrupt) -> int:
-    """128 and the signal's number, as a shell gives."""
+    """128 and the signal's number, as a shell gives; 1 at a limit of the command's own."""
+    if isinstance(stop, OutOfTime):
+        return 1
     return 128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)
+
+
+def in_words(stop: KeyboardInterrupt) -> str:
+    """`interrupted`, `ended by SIGTERM`, or which limit was reached."""
+    return str(stop) or ("ended by SIGTERM" if isinstance(stop, Terminated) else "interrupted")
+
+
+@contextmanager
+def limited(seconds: float, message: str) -> Iterator[None]:
+    """Raise OutOfTime with this message in the main thread, if what is within takes longer."""
+
+    def end(number: int, frame: object) -> None:
+        raise OutOfTime(message)
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))  # 0 would be none
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def end_on_sigterm() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -20,7 +21,7 @@ from aotc.bench.contenders import CONTENDERS, with_sources
 from aotc.bench.messages import Counted, Launches, Started, Used
 from aotc.bench.page import render_page
 from aotc.bench.report import BenchReport, BucketReport, Measured, Replayed, TraceReport
-from aotc.bench.run import Options
+from aotc.bench.run import Options, Said
 from aotc.bench.subject import Sizes
 from aotc.cli import main
 
@@ -136,34 +137,83 @@ def bench(store: Path, *arguments: Any) -> Result:
     return CliRunner().invoke(main, ["bench", *map(str, arguments), "--store", str(store)])
 
 
-def test_a_measurement_off_a_terminal_shows_progress_and_a_busy_machine_first(
+def test_a_measurement_off_a_terminal_shows_each_step_and_figure_and_a_busy_machine_first(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     report = sample()
     report.waited = 0.5
 
-    def measured(subject: Any, options: Any, say: Callable[[str], None], begun: Any) -> BenchReport:
-        say("tiny: starting eager")
-        say("tiny: starting aotc")  # within SAY_EVERY of the line before
+    def measured(subject: Any, options: Any, say: Callable[[Said], None], begun: Any) -> BenchReport:
+        say(Said("tiny: starting eager, 1 of 2"))
+        say(Said("tiny: starting eager, 2 of 2", "detail"))
+        say(Said("tiny: eager: first output in 1 s", "figure"))
         begun(report)
         return report
 
-    subject = SimpleNamespace(spec=SimpleNamespace(name="tiny"), buckets=[])
-    monkeypatch.setattr("aotc.bench.run.bench", measured)
-    monkeypatch.setattr("aotc.cli.bench._subjects", lambda *given: [subject])
-    ran = CliRunner().invoke(main, ["bench", "tiny"])
-    assert ran.exit_code == 0 and ran.stderr.splitlines() == ["tiny: starting eager"], ran.output
+    measuring(monkeypatch, measured)
+    ran = CliRunner().invoke(main, ["bench", "tiny", "--limit", "120"])
+    lines = [
+        "measuring for at most 2 min (--limit)",
+        "tiny: starting eager, 1 of 2",
+        "tiny: eager: first output in 1 s",
+    ]
+    assert ran.exit_code == 0 and ran.stderr.splitlines() == lines, ran.output
     assert ran.stdout.splitlines()[1].startswith("warning: busy machine: for each second of calls, threads waited 0.5")
     assert ran.stdout.count("-: not known from 3 calls; a p95 needs 20, a p99 100") == 1  # those of the trace
-    assert CliRunner().invoke(main, ["bench", "tiny", "--json"]).stderr == ""
+    assert CliRunner().invoke(main, ["bench", "tiny", "--limit", "120", "--json"]).stderr.splitlines() == lines
+    assert CliRunner().invoke(main, ["bench", "tiny", "-q"]).stderr == ""
     caplog.set_level("INFO", "aotc")
-    assert CliRunner().invoke(main, ["bench", "tiny"]).stderr == "", "the log has every line of progress"
+    logged = CliRunner().invoke(main, ["bench", "tiny"])
+    assert "starting" not in logged.stderr, "the log has every line of progress"
+
+
+def measuring(monkeypatch: pytest.MonkeyPatch, measured: Callable[..., BenchReport]) -> None:
+    """Let `measured` stand for the measurement of a model `tiny`."""
+    subject = SimpleNamespace(spec=SimpleNamespace(name="tiny"), buckets=[])
+    monkeypatch.setattr("aotc.bench.run.bench", measured)
+    monkeypatch.setattr("aotc.cli.bench._subjects", lambda *given: iter([subject]))
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "words"),
+    [
+        (signal.SIGINT, 130, "interrupted"),
+        (signal.SIGTERM, 143, "ended by SIGTERM"),
+        (None, 1, "the limit of 1 s was reached (--limit)"),
+    ],
+)
+def test_what_is_stopped_shows_what_was_measured_and_says_how_it_ended(
+    number: signal.Signals | None, code: int, words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def stopped(subject: Any, options: Any, say: Any, begun: Callable[[BenchReport], None]) -> BenchReport:
+        begun(sample())
+        if number:
+            signal.raise_signal(number)
+        while True:
+            signal.pause()
+
+    measuring(monkeypatch, stopped)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        page = tmp_path / "page.html"
+        ran = CliRunner().invoke(main, ["bench", "tiny", "--limit", "1", "--html", str(page), "--json"])
+        in_words = CliRunner().invoke(main, ["bench", "tiny", "--limit", "1"])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ran.exit_code == in_words.exit_code == code
+    (report,) = json.loads(ran.stdout)
+    assert report["stopped"] == words and report["first_output"]["aotc"] > 0
+    assert ran.stderr.splitlines()[-1] == words
+    assert f"warning: {words}: this is what was measured until then" in in_words.stdout.splitlines()
+    assert f"{words}: this page has what was measured until then" in Seen(page.read_text()).text
 
 
 def test_the_time_of_the_calls_is_known_beforehand() -> None:
-    """15 rounds of 0.2 s for two contenders and the second eager, and 0.6 s for each with 1, 2 and 4 threads."""
+    """15 rounds of 0.2 s for two contenders and the second eager, and 0.6 s for each with 1, 2 and 4 threads. One
+    that compiles is timed beside the subject."""
     options = Options(buckets=(Sizes("batch=1", {"batch": 1}), Sizes("batch=4", {"batch": 4})))
     assert options.seconds_of_calls(2) == pytest.approx(2 * (15 * 0.2 * 3 + 3 * 0.6 * 2))
+    assert options.seconds_of_calls(1) == pytest.approx(2 * (15 * 0.2 * 2 + 3 * 0.6))
 
 
 def test_what_the_command_line_refuses(tmp_path: Path) -> None:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from aotc.bench import run
+from aotc.bench.contenders import CONTENDERS
 from aotc.bench.messages import Burst, Calls, Counted, Job, Launches, Profile, SaveMega, Started, Timed, Used
+from aotc.bench.page import render_page
 from aotc.bench.report import BenchReport
 from aotc.bench.run import Options, bench
 from aotc.bench.session import ContenderFailed
 from aotc.bench.subject import Sizes, Subject
+from aotc.cli import bench as cli
+from aotc.cli import main
 from aotc.manifest.types import ModelSpec
 from aotc.records import Signature
 
@@ -35,7 +42,7 @@ class Processes:
 
 
 class Session:
-    """Calls take as long as MS says, in every round half as much more: the machine becomes slower."""
+    """Calls take as long as MS says, in every round of a bucket half as much more: the machine becomes slower."""
 
     def __init__(self, processes: Processes, job: Job, caches: Path) -> None:
         self.processes, self.name, self.calls = processes, job.contender, 0
@@ -48,8 +55,8 @@ class Session:
 
     def ask(self, request: Any, expected: type) -> Any:
         match request:
-            case Calls(count=count):
-                self.calls += 1
+            case Calls(count=count, warm=warm):
+                self.calls = self.calls + 1 if warm else 1  # the first call of a bucket does not warm up
                 if self.calls == self.processes.breaks.get(self.name):
                     raise ContenderFailed("its process ended with status -9")
                 return Timed((MS[self.name] * 1.5**self.calls,) * count)
@@ -110,7 +117,7 @@ def test_what_fails_is_reported_and_the_rest_goes_on(monkeypatch: pytest.MonkeyP
         "max-autotune-mega": "max-autotune failed, from whose caches this starts",
     }
     (bucket,) = report.buckets
-    assert [*bucket.latencies] == ["eager", "default", "aotc"]
+    assert {*bucket.latencies} == {"eager", "default", "aotc"}
     assert bucket.failures == ["default, 2 at a time: AssertionError: another thread"]
     assert {name: [*each] for name, each in bucket.throughput.items()} == {
         "eager": [1, 2],
@@ -140,16 +147,69 @@ def test_a_process_that_ends_amid_the_rounds_keeps_those_it_has(monkeypatch: pyt
     assert [one.verdict for one in bucket.comparisons] == ["too few pairs"]
 
 
-def test_an_interruption_loses_nothing_that_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(self: Any, control: Any) -> None:
-        raise KeyboardInterrupt
+def test_what_takes_seconds_is_measured_before_a_compiler_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And only the subject's process stays beside that of the contender that is measured."""
+    processes, seen = Processes(), list[tuple[str, list[str]]]()
+    monkeypatch.setattr(
+        run._Bench, "_measure_threads", lambda self, names: seen.append((",".join(names), [*self.sessions]))
+    )
+    measured(monkeypatch, processes, starts=1, rounds=1)
+    assert seen == [
+        ("eager,aotc", ["eager", "aotc"]),
+        ("default", ["aotc", "default"]),
+        ("max-autotune", ["aotc", "max-autotune"]),
+    ]
+    assert [name for name, _ in processes.started][:4] == ["eager", "aotc", "aotc-file", "eager"]
 
+
+EACH = [(name,) for name in CONTENDERS]
+
+
+@pytest.mark.parametrize("names", [*EACH, ("default-warm", "aotc-file"), ("default", "max-autotune")], ids=",".join)
+def test_any_choice_of_contenders_is_measured_and_shown(
+    names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = measured(monkeypatch, Processes(), contenders=names, starts=1, rounds=6)
+    shown = show(report, capsys)
+    (bucket,) = report.buckets
+    steady = [name for name in report.contenders if CONTENDERS[name].steady]
+    assert {*bucket.latencies} == {*bucket.throughput} == {*steady}
+    assert len(bucket.comparisons) == max(0, len(steady) - 1)
+    assert all(one.label in shown for one in report.contenders.values())
+
+
+@pytest.mark.parametrize("place", range(1, 51, 4))
+def test_a_report_can_be_shown_wherever_it_is_stopped(
+    place: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At any of 50 starts and requests: 31 of the contenders that do not compile, 19 of the one that does."""
     begun: list[BenchReport] = []
-    processes = Processes()
-    monkeypatch.setattr(run, "Session", processes.session)
+    processes, places, ask = Processes(), itertools.count(1), Session.ask
+
+    def stop() -> None:
+        if next(places) == place:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Session, "ask", lambda self, *request: (stop(), ask(self, *request))[1])
+    monkeypatch.setattr(run, "Session", lambda *job: (stop(), processes.session(*job))[1])
     monkeypatch.setattr(run._Bench, "_prepare", lambda self: None)
-    monkeypatch.setattr(run._Bench, "_time_rounds", interrupt)
+    options = Options(("eager", "default", "aotc"), (Sizes("batch=1", {"batch": 1}),), starts=1, rounds=6, threads=(1,))
     with pytest.raises(KeyboardInterrupt):
-        bench(SUBJECT, Options(("eager", "aotc"), starts=2), begun=begun.append)
-    assert [len(one.starts) for one in begun[0].started] == [2, 2]
+        bench(SUBJECT, options, begun=begun.append)
     assert processes.open == []
+    begun[0].stopped = "interrupted"
+    shown = show(begun[0], capsys)
+    assert "warning: interrupted: this is what was measured until then" in shown
+    assert ("torch.compile" in shown) == (place > 32)
+    rounds = begun[0].buckets[0].latencies
+    assert len({len(one.rounds) for name, one in rounds.items() if name != "default"}) <= 1
+    assert (place > 31) <= (len(rounds["aotc"].rounds) == 6 if rounds else False)
+
+
+def show(report: BenchReport, capsys: pytest.CaptureFixture[str]) -> str:
+    """What the command prints of a report; its JSON and its page are made, too."""
+    with click.Context(main):
+        cli._show(report)
+    assert json.loads(json.dumps(cli._document(report)))["stopped"] == report.stopped
+    assert report.model in render_page([report])
+    return capsys.readouterr().out

@@ -111,6 +111,12 @@ class Counted(msgspec.Struct, frozen=True, tag="counted"):
     calls: int
     seconds: float
 
+    @property
+    def rate(self) -> str:
+        """Calls a second: `36,030`, `9.53`."""
+        rate = self.calls / self.seconds
+        return f"{rate:,.0f}" if rate >= 1000 else f"{rate:.4g}"
+
 
 class Launches(msgspec.Struct, frozen=True, tag="launches"):
     """Of one call: launches by the host (a CUDA graph is one), and kernels that ran. None without a GPU."""

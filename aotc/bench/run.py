@@ -172,7 +172,7 @@ class _Bench:
         steady = [name for name in names if CONTENDERS[name].steady]
         compiled = [name for name in steady if name in slow]
         calls = options.seconds_of_calls(len(steady) - len(compiled)) + len(compiled) * options.seconds_of_calls(1)
-        compiling = f", {len(slow)} of which compile" if slow else ""
+        compiling = f", {counted(len(slow), 'contender')} with a compiler" if slow else ""
         self.say(
             f"{counted(starts, 'start')} of {', '.join(names)}{compiling}; then {calls:.0f} s of calls of "
             f"{counted(len(options.buckets), 'bucket')}"
@@ -380,7 +380,7 @@ class _Bench:
                         bucket.failures.append(f"{name}, {threads} at a time: {error}")
                     else:
                         bucket.throughput[name] = found
-                rates = [f"{one.calls / one.seconds:,.4g}/s {many} at a time" for many, one in found.items()]
+                rates = [f"{one.rate}/s {many} at a time" for many, one in found.items()]
                 if rates:
                     self.say(f"{bucket.bucket}: {name} {', '.join(rates)}", "figure")
 

@@ -157,8 +157,8 @@ def bench(
         with ctrl_c_kept():  # imports torch
             subjects = _subjects(what, store_path, models, tag)
             subject = next(subjects, None)
-        notice(f"measuring for at most {duration(limit)} (--limit)")
-        reached = f"the limit of {duration(limit)} was reached (--limit)"
+        notice(f"measuring for at most {duration(limit)} (--limit {limit:g})")
+        reached = f"the limit of {limit:g} s was reached (--limit)"
         with limited(limit - (time.monotonic() - began), reached), _progress() as say:
             while subject is not None:
                 chosen = subject.chosen(buckets) if buckets else subject.buckets[:MOST_BUCKETS]
@@ -362,7 +362,7 @@ def _show_bucket(bucket: BucketReport, subject: str) -> None:
                 name,
                 *("-" if ms is None else f"{ms:.4g}" for ms in figures),
                 f"{bucket.first_calls[name]:.4g}" if name in bucket.first_calls else "-",
-                *(f"{one.calls / one.seconds:,.4g}" if one else "-" for one in rates),
+                *(one.rate if one else "-" for one in rates),
                 *([f"{launches.host} ({launches.kernels})" if launches and launches.host else "-"] if launched else []),
                 f"{ratio.ratio:.3f} × {ratio.verdict}" if ratio else "-",
             )

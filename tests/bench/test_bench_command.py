@@ -153,7 +153,7 @@ def test_a_measurement_off_a_terminal_shows_each_step_and_figure_and_a_busy_mach
     measuring(monkeypatch, measured)
     ran = CliRunner().invoke(main, ["bench", "tiny", "--limit", "120"])
     lines = [
-        "measuring for at most 2 min (--limit)",
+        "measuring for at most 2 min (--limit 120)",
         "tiny: starting eager, 1 of 2",
         "tiny: eager: first output in 1 s",
     ]

@@ -10,10 +10,11 @@ publish    one bundle for each model, and its tag                 `publish.bundl
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -44,12 +45,13 @@ from aotc.compiler.scheduling import each_unit
 from aotc.compiler.shards import Shard, split
 from aotc.compiler.task import Task
 from aotc.compiler.workers.forks import ForkServers
-from aotc.compiler.workers.messages import Autotuned, Doing, Progress
+from aotc.compiler.workers.messages import WAITING, Autotuned, Doing, Progress, Span
 from aotc.compiler.workers.module_holder import modules_made_once
 from aotc.compiler.workers.stage_costs import StageCosts
 from aotc.compiler.workers.unit_log import begin_log, log_name
 from aotc.errors import AotcError
 from aotc.machine.environment import refuse_free_threading
+from aotc.machine.waits import SHORTEST
 from aotc.models.ranks import group_left
 from aotc.store.layout.plans import ShardPlan, put_plan
 from aotc.store.layout.store import Store
@@ -150,6 +152,7 @@ class UnitBuild:
     store: Store
     executor: Executor
     on_event: OnEvent
+    began: float = field(default_factory=time.time)
 
     def result(self, plan: PlannedUnit) -> Result:
         """The unit's outcome, and its record in the store, None if the unit failed."""
@@ -169,6 +172,7 @@ class UnitBuild:
 
     def _find_or_compile(self, plan: PlannedUnit, log: Path) -> tuple[UnitRecord, Autotuned | None]:
         """Compile the unit, or, if another build is compiling it, wait and take that build's record."""
+        self._waited(plan.unit, "for a turn: --jobs", self.began)
         with self._alone(plan.unit):
             existing = use_unit(self.store, plan.unit.key)
             if existing is not None and existing != plan.replaced:
@@ -185,14 +189,22 @@ class UnitBuild:
             lock.acquire(timeout=0)
         except filelock.Timeout:
             self.on_event(Event(unit, Doing("wait for another build")))
+        began = time.time()
         while not lock.is_locked:
             self.executor.raise_if_ended()
             with suppress(filelock.Timeout):
                 lock.acquire(timeout=0.5)
+        self._waited(unit, "for another build, which compiles the same", began)
         try:
             yield
         finally:
             lock.release()
+
+    def _waited(self, unit: Unit, what: str, began: float) -> None:
+        """Tell of a wait that has ended now."""
+        seconds = time.time() - began
+        if seconds >= SHORTEST:
+            self.on_event(Event(unit, span=Span(f"wait {what}", WAITING, began, seconds, socket.gethostname())))
 
     def _compile(self, unit: Unit, log: Path) -> tuple[UnitRecord, Autotuned]:
         """Compile the unit and run the result once, in processes of the executor; then store it."""

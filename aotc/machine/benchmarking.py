@@ -15,12 +15,14 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import filelock
 import torch
+
+from aotc.machine.waits import waiting
 
 POLL_SECONDS = 0.002
 """Between two tries to get a GPU that another unit is timing on: a benchmark takes some hundredths of a second."""
@@ -40,8 +42,13 @@ def device_alone(device: torch.device | str) -> Iterator[None]:
     # A singleton, so that one benchmark inside another holds the same lock and does not wait for itself.
     path = Path(tempfile.gettempdir()) / f"aotc-{os.getuid()}-gpu-{uuid}.lock"
     gpu = filelock.FileLock(path, is_singleton=True)
-    with _machine(fcntl.LOCK_SH), gpu.acquire(poll_interval=POLL_SECONDS):  # a stopped process times nothing
-        yield
+    with _machine(fcntl.LOCK_SH):  # a stopped process times nothing
+        with waiting("for the GPU, on which another unit measures"):
+            gpu.acquire(poll_interval=POLL_SECONDS)
+        try:
+            yield
+        finally:
+            gpu.release()
 
 
 def seconds_waited() -> float:
@@ -113,7 +120,9 @@ def _machine(kind: int) -> Iterator[None]:
     if folder is None:
         yield
         return
-    with _locked(folder / "lock", kind):
+    with ExitStack() as held:
+        with waiting("for a benchmark of another unit"):
+            held.enter_context(_locked(folder / "lock", kind))
         yield
 
 

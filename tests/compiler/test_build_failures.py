@@ -360,6 +360,7 @@ def test_what_only_values_tell_fails_before_anything_is_compiled_with_eager_s_wo
     events = json.loads((failures.folder / "trace.json").read_text())["traceEvents"]
     stages = {event["name"] for event in events if event.get("args", {}).get("unit", "").startswith("factored ")}
     assert "export" in stages and "compile" not in stages
+    assert "wait for a turn: --jobs" in {event["name"] for event in events}  # of more units than run at a time
 
 
 def test_a_worker_that_dies_is_a_failed_unit(failures: Failures) -> None:

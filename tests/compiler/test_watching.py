@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +19,7 @@ from rich.console import Console
 from aotc.cli.build_output import show_unmatched_picks, totals
 from aotc.cli.progress.build import LineProgress
 from aotc.compiler.autotune.picks_file import Pins
+from aotc.compiler.autotune.shared_picks import SharedPicks
 from aotc.compiler.cache_lookup import PlannedUnit
 from aotc.compiler.estimate import Estimate, estimate, remaining
 from aotc.compiler.executors import LocalExecutor, jobs_for, local, targets_of_many
@@ -27,8 +30,9 @@ from aotc.compiler.report import Event, Outcome
 from aotc.compiler.toolchain.precompiled_headers import ENOUGH_UNITS
 from aotc.compiler.workers import memory
 from aotc.compiler.workers.build_trace import Trace
-from aotc.compiler.workers.messages import INDUCTOR, STAGE, Doing, Span
+from aotc.compiler.workers.messages import INDUCTOR, STAGE, WAITING, Doing, Span, wait_here
 from aotc.compiler.workers.stage_costs import StageCosts
+from aotc.machine import waits
 from aotc.machine.targets import parse_target
 from aotc.manifest import read_manifest
 from aotc.picks import PICKS_SCHEMA_VERSION, Candidate, Pick, PickFile, UnitPicks
@@ -92,6 +96,52 @@ def test_a_trace_shows_each_unit_on_its_host_with_what_it_did_inside_its_stages(
     assert slices[0]["args"]["peak memory, MiB"] == 3 * 1024
     named = {(one["pid"], one["tid"]) for one in events if one["name"] == "thread_name"}
     assert named == {(one["pid"], one["tid"]) for one in slices}
+
+
+def test_a_trace_shows_where_a_unit_waited(tmp_path: Path) -> None:
+    """For a turn, before it has a process: in the lane of its stages. For a core: a number of the stage."""
+    trace = Trace()
+    for span in (
+        Span("wait for a turn: --jobs", WAITING, 1.0, 9.0, "node-a"),
+        Span("wait for the GPU", WAITING, 10.5, 0.25, "node-a", 7, 8),
+        Span("compile", STAGE, 10.0, 2.0, "node-a", 7, 7, core=1.5),
+        Span("smoke run", STAGE, 12.0, 2.0, "node-a", 9, 9),
+    ):
+        trace.add(Event(unit(2), span=span))
+    trace.write(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    slices = {one["name"]: one for one in events if one["ph"] == "X"}
+    lanes = {name: one["tid"] for name, one in slices.items()}
+    assert lanes == {"wait for a turn: --jobs": 7, "wait for the GPU": 8, "compile": 7, "smoke run": 9}
+    assert [name for name, one in slices.items() if one["cat"] == "waiting"] == [
+        "wait for a turn: --jobs",
+        "wait for the GPU",
+    ]
+    assert slices["compile"]["args"]["waited for a core, s"] == 1.5
+
+
+def test_a_unit_tells_of_its_wait_for_the_answer_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waits, "SHORTEST", 0.0)
+    first, second = (SharedPicks(tmp_path, "cpu", name) for name in ("first", "second"))
+    heard: list[tuple[str, float, float]] = []
+
+    def ask() -> None:
+        with second.asking("mm"):
+            pass
+
+    with waits.listening(lambda *wait: heard.append(wait)):
+        with first.asking("mm"):
+            heard.clear()
+            asking = threading.Thread(target=ask)
+            asking.start()
+            while (frame := sys._current_frames().get(asking.ident or 0)) and frame.f_code.co_name != "asking":
+                time.sleep(0.01)
+            released = time.time()
+        asking.join()
+    ((what, began, ended),) = heard
+    assert what == "for another unit, which measures the same" and released <= ended
+    span = wait_here(what, began, ended)
+    assert (span.name, span.kind) == (f"wait {what}", WAITING)
 
 
 # -- remaining time ---------------------------------------------------------------------------------------------------

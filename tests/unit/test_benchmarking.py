@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -94,10 +95,25 @@ def test_the_memory_of_a_family_is_what_its_processes_have_of_their_own() -> Non
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
         watch = MemoryWatch()
         with watch.watching(process.pid):
-            peak = watch.take(process.pid)
+            peak = watch.take(process.pid).memory
         assert size < peak < size + (60 << 20)
         assert families([process.pid])[process.pid].memory > size
         process.communicate()
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="Linux does not tell")
+def test_processes_that_share_a_core_wait_for_it() -> None:
+    spin = "import os\nos.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nwhile True: pass"
+    begin = f"import subprocess, sys\nfor _ in range(2): subprocess.Popen([sys.executable, '-c', {spin!r}])\ninput()"
+    with subprocess.Popen([sys.executable, "-c", begin], stdin=subprocess.PIPE, start_new_session=True) as process:
+        watch, waited = MemoryWatch(), 0.0
+        try:
+            with watch.watching(process.pid):
+                while waited <= 0.1:
+                    time.sleep(0.02)
+                    waited += watch.take(process.pid).core
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_this_machine_has_cores_and_memory() -> None:

@@ -20,6 +20,7 @@ import msgspec
 
 from aotc.digest import sha256_json
 from aotc.errors import CorruptError
+from aotc.machine.waits import waiting
 from aotc.picks import Pick
 from aotc.records import decode
 
@@ -81,7 +82,8 @@ class SharedPicks:
         descriptor = os.open(self._path(question).with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._asking = True
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            with waiting("for another unit, which measures the same"):
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
         finally:
             self._asking = False

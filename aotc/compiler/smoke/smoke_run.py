@@ -20,10 +20,11 @@ from torch.utils import _pytree as pytree
 from aotc.compiler.smoke.call_times import TimedCall, call_times
 from aotc.compiler.smoke.launch import pick_launch
 from aotc.compiler.smoke.region_cost import region_cost
-from aotc.compiler.workers.messages import Job, Message, UnitFailed, UnitRan
+from aotc.compiler.workers.messages import Job, Message, Span, UnitFailed, UnitRan, wait_here
 from aotc.errors import AotcError, Issue, LibraryError
 from aotc.machine.processes import die_with_parent, message_stream
 from aotc.machine.targets import parse_target
+from aotc.machine.waits import listening
 from aotc.models.calls import (
     arguments_of,
     call_model,
@@ -349,13 +350,18 @@ def main() -> int:
     die_with_parent()
     stream = message_stream()
     said: UnitRan | UnitFailed
+
+    def say(said: Span | UnitRan | UnitFailed) -> None:
+        stream.write(msgspec.json.encode(Message(said)).decode() + "\n")
+
     try:
-        said = UnitRan(smoke(decode(Path(sys.argv[1]).read_bytes(), Job)))
+        with listening(lambda *wait: say(wait_here(*wait))):
+            said = UnitRan(smoke(decode(Path(sys.argv[1]).read_bytes(), Job)))
     except Exception as error:
         traceback.print_exc()
         failure = error if isinstance(error, AotcError) else AotcError(f"{type(error).__name__}: {error}")
         said = UnitFailed(f"smoke run: {failure.message}", failure.hint, "smoke run", issues=tuple(failure.issues))
-    stream.write(msgspec.json.encode(Message(said)).decode() + "\n")
+    say(said)
     return int(isinstance(said, UnitFailed))
 
 

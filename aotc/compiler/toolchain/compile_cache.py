@@ -14,6 +14,7 @@ from pathlib import Path
 
 from aotc.digest import sha256_file
 from aotc.errors import StoreError
+from aotc.machine.waits import waiting
 from aotc.store.cache_folder import cache_folder
 from aotc.store.files.disk import files_in, typed_errors
 from aotc.store.files.locks import locked
@@ -53,7 +54,8 @@ class CompileCache:
         """
         with ExitStack() as alone:
             try:
-                alone.enter_context(locked(self._root() / _name(key) / _LOCK, _LOCK_TIMEOUT))
+                with waiting("for another unit, which compiles the same"):
+                    alone.enter_context(locked(self._root() / _name(key) / _LOCK, _LOCK_TIMEOUT))
                 if known := self.get(key):
                     shutil.copyfile(known, destination)
                     return True

@@ -14,7 +14,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -23,6 +23,7 @@ from aotc.compiler.toolchain.object_cache import KERNELS
 from aotc.compiler.toolchain.wrapper_split import Compile
 from aotc.digest import sha256_json
 from aotc.errors import StoreError
+from aotc.machine.waits import waiting
 from aotc.store.files.locks import locked
 
 ENOUGH_UNITS = 6
@@ -57,7 +58,9 @@ class PrecompiledHeaders:
             entry = self._folder / _key(compile, includes).removeprefix("sha256:")
             header = entry / "headers.h"
             made = header.with_name("headers.h.gch")  # the name that the compiler looks for
-            with locked(entry / ".lock", _LOCK_TIMEOUT):
+            with ExitStack() as alone:
+                with waiting("for another unit, which precompiles headers"):
+                    alone.enter_context(locked(entry / ".lock", _LOCK_TIMEOUT))
                 if includes and not header.exists():  # else precompiling was tried before
                     header.write_text(includes)
                     _precompile(compile, header, made)

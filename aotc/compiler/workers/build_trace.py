@@ -1,4 +1,5 @@
-"""A build as a trace for Perfetto or chrome://tracing: each unit's stages, and within them the steps of Inductor.
+"""A build as a trace for Perfetto or chrome://tracing: each unit's stages, within them the steps of Inductor, and where
+it waited for other units, the GPU or a core.
 
 The format is Chrome's Trace Event Format, as JSON: one `X` event for each span, in microseconds since the epoch. A
 process of the trace is a host, its threads are the units' processes.
@@ -43,8 +44,10 @@ def trace_events(spans: list[tuple[str, Span]]) -> list[dict[str, Any]]:
         for host, number in hosts.items()
     ]
     named: set[tuple[int, int]] = set()
+    # The build's own process waits for a unit before that has one: these spans belong to the unit's first lane.
+    first = {unit: span.process for unit, span in reversed(spans) if span.process}
     for unit, span in spans:
-        pid, tid = hosts[span.host], span.thread or span.process
+        pid, tid = hosts[span.host], span.thread or span.process or first.get(unit, 0)
         if (pid, tid) not in named:
             named.add((pid, tid))
             events.append(
@@ -62,6 +65,7 @@ def _event(unit: str, span: Span, pid: int, tid: int) -> dict[str, Any]:
     arguments: dict[str, Any] = {"unit": unit, "process": span.process}
     if span.kind == STAGE:
         arguments["peak memory, MiB"] = span.memory >> 20
+        arguments["waited for a core, s"] = round(span.core, 3)
     return {
         "ph": "X",
         "name": span.name,

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from aotc.compiler.workers.messages import INDUCTOR, Span
-from aotc.compiler.workers.stage_costs import span_here
+from aotc.compiler.workers.messages import INDUCTOR, Span, span_here
 
 SHORTEST = 0.005
 """Seconds; a shorter span is not worth a line in a trace."""

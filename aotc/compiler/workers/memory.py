@@ -1,10 +1,10 @@
-"""Memory: the private bytes of the units' processes, and the bytes that are free on this machine."""
+"""Memory and cores: what the units' processes take and wait for, and what is free on this machine."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -19,10 +19,12 @@ _PROC = Path("/proc")
 
 
 class Family(NamedTuple):
-    """The processes of one session: their private bytes, and whether any of them is stopped."""
+    """The processes of one session: their private bytes, whether any of them is stopped, and by process number, for how
+    many nanoseconds its main thread has been ready to run and waited for a core."""
 
     memory: int = 0
     stopped: bool = False
+    core: Mapping[int, int] = {}
 
 
 def families(sessions: Collection[int]) -> dict[int, Family]:
@@ -38,13 +40,29 @@ def families(sessions: Collection[int]) -> dict[int, Family]:
             state, _, _, number, *_ = (folder / "stat").read_text().rpartition(")")[2].split()
             if (session := int(number)) in found:
                 _, resident, shared, *_ = map(int, (folder / "statm").read_text().split())
-                memory, stopped = found[session]
-                found[session] = Family(memory + (resident - shared) * _PAGE, stopped or state == "T")
+                memory, stopped, core = found[session]
+                waited = {**core, int(folder.name): _waited(folder)}
+                found[session] = Family(memory + (resident - shared) * _PAGE, stopped or state == "T", waited)
     return found
 
 
+def _waited(process: Path) -> int:
+    """The second number of schedstat; 0 where Linux does not tell."""
+    try:
+        return int((process / "schedstat").read_text().split()[1])
+    except FileNotFoundError:
+        return 0
+
+
+class Taken(NamedTuple):
+    """The peak of a family's bytes, and the seconds for which its processes waited for a core."""
+
+    memory: int
+    core: float
+
+
 class MemoryWatch:
-    """Records the peak memory of each family of processes.
+    """Records the peak memory of each family of processes, and for how long they waited for a core.
 
     A stopped process that no running benchmark has stopped is continued: the benchmark was killed.
     """
@@ -52,6 +70,8 @@ class MemoryWatch:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._peaks: dict[int, int] = {}
+        self._waited: dict[int, dict[int, int]] = {}  # by session and process
+        self._told: dict[int, int] = {}
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -59,7 +79,7 @@ class MemoryWatch:
     def watching(self, session: int) -> Iterator[None]:
         """While active, sample the family of this session."""
         with self._lock:
-            self._peaks[session] = 0
+            self._peaks[session], self._waited[session], self._told[session] = 0, {}, 0
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="aotc memory", daemon=True)
                 self._thread.start()
@@ -67,24 +87,28 @@ class MemoryWatch:
             yield
         finally:
             with self._lock:
-                self._peaks.pop(session, None)
+                for known in (self._peaks, self._waited, self._told):
+                    known.pop(session, None)
 
-    def take(self, session: int) -> int:
-        """The peak in bytes since the last call for this family; 0 where nothing was sampled."""
+    def take(self, session: int) -> Taken:
+        """What was recorded since the last call for this family; 0 where nothing was sampled."""
         self._look()
         with self._lock:
-            peak = self._peaks.get(session, 0)
-            if session in self._peaks:
-                self._peaks[session] = 0
-        return peak
+            if session not in self._peaks:
+                return Taken(0, 0.0)
+            peak, self._peaks[session] = self._peaks[session], 0
+            waited = sum(self._waited[session].values())
+            told, self._told[session] = self._told[session], waited
+        return Taken(peak, (waited - told) / 1e9)
 
     def _look(self) -> None:
-        for session, (memory, stopped) in families(tuple(self._peaks)).items():
+        for session, (memory, stopped, core) in families(tuple(self._peaks)).items():
             if stopped:
                 resume(session)
             with self._lock:
                 if session in self._peaks:
                     self._peaks[session] = max(self._peaks[session], memory)
+                    self._waited[session].update(core)  # of a process that has ended, what it had by the last look
 
     def _run(self) -> None:
         """Sample until no family is watched."""

@@ -8,6 +8,9 @@ build ↔ task of a cluster    NodeRequest, NodeProgress, NodeAnswer: pickled
 
 from __future__ import annotations
 
+import os
+import socket
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -87,6 +90,7 @@ class Job(Record, frozen=True):
 
 STAGE = "stage"
 INDUCTOR = "inductor"
+WAITING = "waiting"
 
 
 class Doing(Record, frozen=True, tag="doing"):
@@ -102,8 +106,10 @@ class Doing(Record, frozen=True, tag="doing"):
 class Span(Record, frozen=True, tag="span"):
     """A step that has ended: `began` in seconds since the epoch, by the clock of `host`.
 
-    `kind` is `stage`; `lowering`, `autotuning`, `compiling` or `linking` within one; or `inductor` for a phase that
-    Inductor itself reports. `memory` is the peak of the private bytes of the unit's processes.
+    `kind` is `stage`; `lowering`, `autotuning`, `compiling`, `linking` or `waiting` within one; or `inductor` for a
+    phase that Inductor itself reports. `process` is 0 of what the build's own process did for the unit. `memory` is
+    the peak of the private bytes of the unit's processes. `core`: the seconds for which they were ready to run and
+    waited for a core, summed over their main threads.
     """
 
     name: str
@@ -114,9 +120,21 @@ class Span(Record, frozen=True, tag="span"):
     process: int = 0
     thread: int = 0
     memory: int = 0
+    core: float = 0.0
 
 
 Progress = Doing | Span
+
+
+def span_here(name: str, kind: str, began: float, ended: float) -> Span:
+    """A span of this thread of this process."""
+    thread = threading.get_native_id()
+    return Span(name, kind, began, max(0.0, ended - began), socket.gethostname(), os.getpid(), thread)
+
+
+def wait_here(what: str, began: float, ended: float) -> Span:
+    """A wait of this thread, see `aotc.machine.waits`."""
+    return span_here(f"wait {what}", WAITING, began, ended)
 
 
 class Autotuned(Record, frozen=True):

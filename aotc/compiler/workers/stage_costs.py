@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import threading
 from collections.abc import Callable
 
-from aotc.compiler.workers.messages import INDUCTOR, STAGE, Doing, Progress, Span
+from aotc.compiler.workers.messages import INDUCTOR, STAGE, Doing, Progress
 from aotc.store.layout.units import StageCost
 
 OnProgress = Callable[[Progress], None]
-
-
-def span_here(name: str, kind: str, began: float, ended: float, memory: int = 0) -> Span:
-    """A span of this thread of this process."""
-    thread = threading.get_native_id()
-    return Span(name, kind, began, max(0.0, ended - began), socket.gethostname(), os.getpid(), thread, memory)
 
 
 class StageCosts:

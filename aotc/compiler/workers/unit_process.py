@@ -264,9 +264,9 @@ class _Stages:
         """End the current stage. Returns its name."""
         name, self._name = self._name, ""
         if name:
-            seconds, memory = time.time() - self._began, self._memory.take(self._processes[-1])
+            seconds, taken = time.time() - self._began, self._memory.take(self._processes[-1])
             host, process = socket.gethostname(), self._processes[0]
-            self._on_progress(Span(name, STAGE, self._began, seconds, host, process, process, memory))
+            self._on_progress(Span(name, STAGE, self._began, seconds, host, process, process, *taken))
         return name
 
 

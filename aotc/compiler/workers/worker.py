@@ -14,10 +14,11 @@ from pathlib import Path
 import msgspec
 
 from aotc.compiler.absent_gpu import stand_in
-from aotc.compiler.workers.messages import Doing, Job, Message, Progress, Reply, UnitCompiled, UnitFailed
+from aotc.compiler.workers.messages import Doing, Job, Message, Progress, Reply, UnitCompiled, UnitFailed, wait_here
 from aotc.machine.gpus import attributes, gpu_for
 from aotc.machine.processes import die_with_parent, message_stream
 from aotc.machine.targets import parse_target
+from aotc.machine.waits import listening
 from aotc.records import decode
 
 
@@ -57,7 +58,8 @@ def main() -> int:
         job = decode(Path(sys.argv[1]).read_bytes(), Job)
         if gpu := gpu_for(job.target, job.gpu) if job.gpu else None:
             stand_in.become(gpu.name, gpu.memory, attributes(gpu, parse_target(job.target)))
-        with observed(reporter.doing, reporter.say), cpu_benchmarks_alone():
+        waits = listening(lambda *wait: reporter.say(wait_here(*wait)))
+        with waits, observed(reporter.doing, reporter.say), cpu_benchmarks_alone():
             autotuned = compile_unit(job, reporter.stage)
     except Exception as error:
         traceback.print_exc()

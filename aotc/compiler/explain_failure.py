@@ -79,6 +79,11 @@ _HINTS: tuple[tuple[str, str], ...] = (
         "modules of torch.ao.quantization hold packed weights, which a graph cannot contain: quantize with torchao's "
         "`quantize_`, or leave these modules to eager, with regions around them",
     ),
+    (
+        r"aotc compiles for a GPU that this machine lacks",
+        "no fault of the model: torch asks the absent GPU for more than aotc stands in for; build on a machine with "
+        "such a GPU, or with another version of torch",
+    ),
     (OUT_OF_MEMORY + "|Killed signal terminated", FREE_MEMORY),
     (r"No space left on device", "free the disk, or set TMPDIR to a folder with room"),
     (r"failed to map segment", "TMPDIR is mounted noexec: let it be a folder from which code may be run"),

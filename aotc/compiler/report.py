@@ -168,7 +168,7 @@ def _autotuning_notes(unit: Unit, autotuned: Autotuned | None) -> list[str]:
     """Notes on autotuning, for a unit that was compiled now: with pins, which picks were pinned, measured or stale."""
     if autotuned is None:
         return []
-    notes = [*autotuned.notes, *([autotuned.unavailable] if autotuned.unavailable else [])]
+    notes = [*autotuned.notes]
     if unit.pins.own or unit.pins.seeds:
         whose = "pinned" if unit.pins.own else "taken from other units' pins"
         others = f", {autotuned.shared.picks} measured in other units of this build" if autotuned.shared.picks else ""

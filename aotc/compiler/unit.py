@@ -92,7 +92,7 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
     libraries = (LIBRARY, BACKWARD) if backward else (LIBRARY,)
     needed = (registrations.needed((Path(job.output) / name).with_suffix(".json")) for name in libraries)
     operators = tuple(dict.fromkeys(itertools.chain(*needed)))
-    picks = None if picker.unavailable else _pick_file(job, target, picker, parallel.ranks if parallel else ())
+    picks = _pick_file(job, target, picker, parallel.ranks if parallel else ())
     write_record(
         BuiltUnit(
             *(job, target, snapshot, subject, exported, options, compiled, operators, picks, ambient),
@@ -128,7 +128,6 @@ def _autotuned(picker: Picker, compiled: CompiledFiles, effects: Sequence[str]) 
         measurements=picker.measurements,
         shared=Shared(len(picker.shared), picker.shared_times, picker.compiled_elsewhere, compiled.shared_objects),
         stale=tuple(str(issue) for issue in picker.stale()),
-        unavailable=picker.unavailable,
         notes=(*effects, *compiled.left_out),
     )
 

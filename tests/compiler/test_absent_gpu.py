@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -310,18 +311,52 @@ print([path for path in loaded if "aotc-absent" in path or path.endswith("libcud
 
 
 @without_gpu
-def test_a_stand_in_of_which_nothing_has_said_what_it_is_has_no_gpu(tmp_path: Path) -> None:
+def test_a_stand_in_has_no_gpu_until_it_is_told_which_and_its_errors_name_the_function_but_not_the_model(
+    tmp_path: Path,
+) -> None:
     from aotc.compiler.absent_gpu.libraries import compiled_stand_ins
 
-    code = f"""
+    paths = compiled_stand_ins(tmp_path)
+    nothing_said = f"""
 import ctypes
-for path in {compiled_stand_ins(tmp_path)!r}:
+for path in {paths!r}:
     ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
 import torch
 print(torch.cuda.is_available())
 """
-    ran = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
-    assert ran.stdout.split() == ["False"], ran.stderr
+    on_h100 = f"""
+from aotc.compiler.absent_gpu import stand_in
+from aotc.machine.gpus import attributes, gpu_for
+from aotc.machine.targets import parse_target
+stand_in.load({paths!r})
+target = parse_target("cuda:sm_90")
+gpu = gpu_for(target.name, None)
+stand_in.become(gpu.name, gpu.memory, attributes(gpu, target))
+import torch
+from aotc.compiler.explain_failure import explain_failure
+numbers = torch.empty(4, device="cuda")
+try:
+    numbers + 1
+except RuntimeError as error:
+    print(explain_failure(error, "export"))
+"""
+
+    def said(code: str) -> str:
+        ran = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", code],
+            cwd=ROOT,
+            env=environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout
+
+    assert said(nothing_said).split() == ["False"]
+    message, hint = said(on_h100).split("hint: ")
+    assert re.search(r"nothing runs on it, which (__)?cuda\w+ would need", message)
+    assert hint.startswith("no fault of the model")
 
 
 @pytest.mark.usefixtures("cuda_build")

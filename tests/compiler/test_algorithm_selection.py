@@ -105,7 +105,6 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def answers(picker: Picker, *races: Race) -> list[str]:
     with picking(picker):
-        assert not picker.unavailable
         return [race.run() for race in races]
 
 

@@ -112,30 +112,24 @@ def test_a_locked_build_pads_nothing_that_is_not_pinned_and_makes_no_operands_to
         picker.raise_if_locked_out()
 
 
-def test_a_locked_build_needs_a_torch_whose_picks_are_known() -> None:
-    picker = Picker(locked=True)
-    picker.unavailable = "picks are not available on torch 9"
-    with pytest.raises(BuildError, match="torch 9"):
-        picker.raise_if_locked_out()
-
-
-def test_a_torch_that_is_not_known_gives_an_ordinary_build(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hooks, "_PARTS", {"select_algorithm:AlgorithmSelectorCache.gone": ()})
+def test_a_torch_with_which_nothing_could_be_pinned_fails_the_unit_and_all_differences_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parts = {
+        "select_algorithm:AlgorithmSelectorCache.gone": (),
+        "select_algorithm:AlgorithmSelectorCache.do_autotuning": ("moon",),
+    }
+    monkeypatch.setattr(hooks, "_PARTS", parts)
     monkeypatch.setattr(hooks, "_unknown_parts", hooks._unknown_parts.__wrapped__)
-    picker = Picker()
-    with hooks.picking(picker):
-        pass
-    assert "picks are not available on torch" in picker.unavailable
-    assert "AlgorithmSelectorCache.gone" in picker.unavailable
-
-
-def test_a_missing_parameter_is_noticed_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hooks, "_PARTS", {"select_algorithm:AlgorithmSelectorCache.do_autotuning": ("moon",)})
-    assert "has no parameter moon" in hooks._unknown_parts.__wrapped__()
+    with pytest.raises(BuildError, match="neither recorded nor pinned") as caught, hooks.picking(Picker()):
+        pytest.fail("Inductor would decide")
+    gone, changed = caught.value.issues
+    assert "AlgorithmSelectorCache.gone" in gone.message
+    assert "do_autotuning has no parameter moon" in changed.message
 
 
 def test_the_hooks_fit_this_torch() -> None:
-    assert hooks._unknown_parts() == ""
+    assert not hooks._unknown_parts()
 
 
 # -- the file ---------------------------------------------------------------------------------------------------------

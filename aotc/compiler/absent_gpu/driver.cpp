@@ -130,6 +130,7 @@ CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned *flags, int *active) {
 }
 CUresult cuCtxGetCurrent(CUcontext *given) { return *given = current, CUDA_SUCCESS; }
 CUresult cuCtxSetCurrent(CUcontext chosen) { return current = chosen, CUDA_SUCCESS; }
+CUresult cuCtxGetDevice(CUdevice *device) { return *device = 0, CUDA_SUCCESS; }
 CUresult cuCtxGetLimit(size_t *value, CUlimit) { return *value = 0, CUDA_SUCCESS; }
 CUresult cuCtxSetLimit(CUlimit, size_t) { return CUDA_SUCCESS; }
 

@@ -16,8 +16,6 @@ HERE = Path(__file__).parent
 
 DRIVER = "libcuda.so.1"
 STAGE = "stand-in for CUDA"
-UNSUPPORTED = 801
-"""cudaErrorNotSupported, driver_types.h."""
 
 
 def compiled_stand_ins(folder: Path) -> tuple[str, ...]:
@@ -27,9 +25,10 @@ def compiled_stand_ins(folder: Path) -> tuple[str, ...]:
     """
     real = _runtime_library()
     own, script = folder / "functions.cpp", folder / "version.map"
-    names = sorted(set(_FUNCTION.findall(real.read_bytes())))
-    missing = (f"__attribute__((weak)) int {name.decode()}() {{ return {UNSUPPORTED}; }}\n" for name in names)
-    own.write_text(f'extern "C" {{\n{"".join(missing)}}}\n')
+    header = (cuda_home() / "include" / "cuda.h").read_text(errors="replace")
+    names = sorted({name.decode() for name in _FUNCTION.findall(real.read_bytes())} | _driver_functions(header))
+    missing = (f'__attribute__((weak)) int {name}() {{ return aotc_refuse("{name}"); }}\n' for name in names)
+    own.write_text(f'extern "C" {{\nint aotc_refuse(const char *);\n{"".join(missing)}}}\n')
     script.write_text(f"{real.name} {{ global: *; }};\n")
     includes = ["-I", str(cuda_home() / "include")]
     _compile(folder / DRIVER, [HERE / "driver.cpp"], includes)
@@ -40,6 +39,13 @@ def compiled_stand_ins(folder: Path) -> tuple[str, ...]:
 
 _FUNCTION = re.compile(rb"\0((?:__)?cuda[A-Z]\w+)(?=\0)")
 """A name in a library's table of symbols."""
+
+
+def _driver_functions(header: str) -> set[str]:
+    """The driver's functions in CUDA's header. Those that `driver.cpp` lacks are errors where they are called, so that
+    code which names them can be loaded; they are in the library that stands in for the runtime, and so a caller that
+    looks them up in the driver's library finds them absent."""
+    return set(re.findall(r"^(?:CUresult CUDAAPI |#define cu\w+ +)(cu[A-Z]\w+)", header, re.MULTILINE))
 
 
 def _compile(library: Path, sources: Sequence[Path], options: Sequence[str]) -> None:

@@ -2,7 +2,7 @@
 // answers what torch asks about one GPU, keeps "device" memory in pages of the host that cost nothing until they are
 // written, and runs nothing: a capture and a measured time are errors, and so is a launch, unless launches are ignored
 // (`absent_gpu.stand_in.launches_ignored`). Functions that are not here are errors, too (`absent_gpu.libraries` writes
-// them). See https://docs.nvidia.com/cuda/cuda-runtime-api.
+// them), and the text of an error names the function. See https://docs.nvidia.com/cuda/cuda-runtime-api.
 #include <cuda_runtime_api.h>
 
 #include <dlfcn.h>
@@ -13,6 +13,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <string>
 
 namespace {
 
@@ -27,8 +28,14 @@ size_t allocated;
 thread_local cudaError_t last = cudaSuccess;
 int ignored; // whether launches are ignored
 
-cudaError_t failed(cudaError_t error) { return last = error; }
-cudaError_t launched() { return ignored ? cudaSuccess : failed(cudaErrorNotSupported); }
+thread_local std::string refused = "nothing"; // the function that was last called or looked up in vain
+
+cudaError_t failed(cudaError_t error, const char *function = __builtin_FUNCTION()) { // the caller's name
+  return refused = function, last = error;
+}
+cudaError_t launched(const char *function = __builtin_FUNCTION()) {
+  return ignored ? cudaSuccess : failed(cudaErrorNotSupported, function);
+}
 
 bool is_in(const std::map<uintptr_t, size_t> &memory, const void *pointer) {
   auto address = reinterpret_cast<uintptr_t>(pointer);
@@ -75,6 +82,9 @@ void aotc_absent_gpu(const char *name, size_t memory, const int *values, int cou
 }
 
 void aotc_ignore_launches(int yes) { ignored = yes; }
+
+// What a function does that is not here.
+int aotc_refuse(const char *function) { return refused = function, cudaErrorNotSupported; }
 
 // -- the device -------------------------------------------------------------------------------------------------------
 
@@ -138,9 +148,10 @@ cudaError_t cudaGetLastError() {
 cudaError_t cudaPeekAtLastError() { return last; }
 const char *cudaGetErrorName(cudaError_t error) { return error == cudaSuccess ? "cudaSuccess" : "cudaError"; }
 const char *cudaGetErrorString(cudaError_t error) {
-  return error == cudaSuccess               ? "no error"
-         : error == cudaErrorMemoryAllocation ? "out of memory"
-                                              : "aotc compiles for a GPU that this machine lacks: nothing runs on it";
+  static thread_local char text[256];
+  snprintf(text, sizeof text, "aotc compiles for a GPU that this machine lacks: nothing runs on it, which %s would need",
+           refused.c_str());
+  return error == cudaSuccess ? "no error" : error == cudaErrorMemoryAllocation ? "out of memory" : text;
 }
 
 // -- streams and events: nothing runs, so everything has ended ------------------------------------------------------------
@@ -156,6 +167,20 @@ cudaError_t cudaStreamGetPriority(cudaStream_t, int *priority) { return *priorit
 cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus *status) {
   return *status = cudaStreamCaptureStatusNone, cudaSuccess;
 }
+#if CUDART_VERSION >= 13000
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus *status, unsigned long long *, cudaGraph_t *,
+                                     const cudaGraphNode_t **, const cudaGraphEdgeData **, size_t *) {
+  return *status = cudaStreamCaptureStatusNone, cudaSuccess;
+}
+#else
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus *status, unsigned long long *) {
+  return *status = cudaStreamCaptureStatusNone, cudaSuccess;
+}
+cudaError_t cudaStreamGetCaptureInfo_v2(cudaStream_t, cudaStreamCaptureStatus *status, unsigned long long *,
+                                        cudaGraph_t *, const cudaGraphNode_t **, size_t *) {
+  return *status = cudaStreamCaptureStatusNone, cudaSuccess;
+}
+#endif
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode *) { return cudaSuccess; }
 cudaError_t cudaEventCreate(cudaEvent_t *event) { return handle(event); }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned) { return handle(event); }
@@ -258,6 +283,8 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, 
   *function = driver ? dlsym(driver, name) : nullptr;
   if (found != nullptr)
     *found = *function ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
-  return *function ? cudaSuccess : failed(cudaErrorNotSupported);
+  if (*function == nullptr)
+    refused = name;
+  return cudaSuccess; // also for a name that is not found: `found` says so
 }
 }

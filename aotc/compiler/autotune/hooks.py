@@ -1,4 +1,4 @@
-"""Install the hooks by which Inductor asks the picker, if this torch has all functions that they replace."""
+"""Install the hooks by which Inductor asks the picker. A torch without a function that they replace is an error."""
 
 from __future__ import annotations
 
@@ -17,18 +17,24 @@ from aotc.compiler.autotune.padding import padding_hooks
 from aotc.compiler.autotune.picker import Picker
 from aotc.compiler.autotune.triton_configs import kernel_hooks, place_kernel_pins
 from aotc.compiler.patches.inductor import inductor
+from aotc.compiler.patches.patch import NEWEST_TESTED
+from aotc.errors import BuildError, Issue
 
 
 @contextmanager
 def picking(picker: Picker) -> Iterator[None]:
     """While active, `picker` answers and records all that Inductor would measure.
 
-    If this torch's Inductor is not as expected, no hook is installed, and `picker.unavailable` is the reason.
+    Raises BuildError where this torch's Inductor is not as the hooks expect: what it decides could be neither recorded
+    nor pinned, and no later build could repeat it.
     """
-    if flaw := _unknown_parts():
-        picker.unavailable = f"picks are not available on torch {torch.__version__}: {flaw}"
-        yield
-        return
+    if issues := _unknown_parts():
+        raise BuildError(
+            f"autotune picks can be neither recorded nor pinned with torch {torch.__version__}",
+            issues=issues,
+            hint=f"use torch 2.11 to {'.'.join(map(str, NEWEST_TESTED))}, whose Inductor the hooks know",
+            stage="compile",
+        )
     place_kernel_pins(picker)
     with ExitStack() as stack:
         hooks = (operator_hooks, fusion_hooks, padding_hooks, kernel_hooks)
@@ -61,19 +67,21 @@ _PARTS = {
     "runtime.triton_heuristics:CachingAutotuner._dynamic_scale_rblock": (),
     "async_compile:AsyncCompile.triton": ("kernel_name", "source_code"),
 }
-"""The functions of Inductor that are hooked, with the parameters that the hooks use (torch 2.11 to 2.13)."""
+"""The functions of Inductor that are hooked, with the parameters that the hooks use (torch 2.11 to 2.15)."""
 
 
 @functools.cache
-def _unknown_parts() -> str:
-    """The first function that is not as the hooks expect, or ""."""
+def _unknown_parts() -> tuple[Issue, ...]:
+    """The functions that are not as the hooks expect."""
+    issues: list[Issue] = []
     for part, parameters in _PARTS.items():
         module, _, path = part.partition(":")
         try:
             found: Any = functools.reduce(getattr, path.split("."), inductor(module))
             missing = set(parameters) - set(inspect.signature(inspect.unwrap(found)).parameters)
         except (ImportError, AttributeError, ValueError, TypeError) as error:
-            return f"torch._inductor.{module}.{path}: {error}"
+            issues.append(Issue(f"torch._inductor.{module}.{path}: {error}"))
+            continue
         if missing:
-            return f"torch._inductor.{module}.{path} has no parameter {', '.join(sorted(missing))}"
-    return ""
+            issues.append(Issue(f"torch._inductor.{module}.{path} has no parameter {', '.join(sorted(missing))}"))
+    return tuple(issues)

@@ -34,8 +34,7 @@ class Picker:
     stored by `form`: everything that an answer depends on, which is more than the question's identity.
 
     `measurements`: the number of timings; `failed_candidates`: candidates that could not be compiled or run;
-    `shared_times`: kernels that another unit had timed; `unavailable`: why picks cannot be recorded or pinned with this
-    torch.
+    `shared_times`: kernels that another unit had timed.
     """
 
     def __init__(
@@ -54,7 +53,6 @@ class Picker:
         self._shared = None if self.locked else shared
         self.shared_times = 0
         self._compiled_elsewhere: set[str] = set()
-        self.unavailable = ""
         self.measurements = self.failed_candidates = 0
         self._taken: dict[Identity, Pick] = {}
         self._pinned: set[Identity] = set()
@@ -209,9 +207,9 @@ class Picker:
     def raise_if_locked_out(self) -> None:
         """Raises BuildError where the build is locked and a pick is missing or stale."""
         issues = (*(issue for _, issue in sorted(self._missing.items())), *self.stale())
-        if self.locked and not self._untuned and (issues or self.unavailable):
+        if self.locked and not self._untuned and issues:
             raise BuildError(
-                self.unavailable or f"{len(issues)} picks are missing or stale, and nothing may be measured",
+                f"{len(issues)} picks are missing or stale, and nothing may be measured",
                 hint="build without --locked on a machine that can measure, and export the picks again with "
                 "`aotc picks REF --export FILE`",
                 issues=issues,

@@ -541,5 +541,5 @@ HOOKS: Mapping[str, tuple[str, ...]] = {
     ),
 }
 """Targets of hooks in other modules of the compiler, which observe torch or answer it for a unit. They change no
-result, so they have no bounds and no reproducers: a build needs them in every torch. The hooks of `autotune/hooks.py`
-and `workers/inductor_progress.py` are not listed: a build does without those that torch lacks."""
+result, so they have no bounds and no reproducers: a build needs them in every torch. The hooks of
+`autotune/hooks.py` have a list there, and those of `workers/inductor_progress.py` none: a build does without them."""

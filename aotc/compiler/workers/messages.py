@@ -140,7 +140,7 @@ def wait_here(what: str, began: float, ended: float) -> Span:
 class Autotuned(Record, frozen=True):
     """The autotuning of a unit: the number of candidates that failed and were dropped, of pinned decisions, and of
     measurements; `tuned`: the decisions that were measured; `shared`: results taken from other units; `stale`: stale
-    pins; `unavailable`: why picks are not recorded; `notes`: performance patches of torch that are not applied, and
+    pins; `notes`: performance patches of torch that are not applied, and
     side effects of the model that happen only while it is traced."""
 
     failed_candidates: int = 0
@@ -149,7 +149,6 @@ class Autotuned(Record, frozen=True):
     measurements: int = 0
     shared: Shared = Shared()
     stale: tuple[str, ...] = ()
-    unavailable: str = ""
     notes: tuple[str, ...] = ()
 
 

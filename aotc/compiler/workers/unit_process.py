@@ -128,7 +128,6 @@ def _of_all_kinds(kinds: Sequence[Autotuned]) -> Autotuned:
         tuned=tuple(what for kind in kinds for what in kind.tuned),
         measurements=sum(kind.measurements for kind in kinds),
         stale=tuple(dict.fromkeys(what for kind in kinds for what in kind.stale)),
-        unavailable=next((kind.unavailable for kind in kinds if kind.unavailable), ""),
         notes=tuple(dict.fromkeys(what for kind in kinds for what in kind.notes)),
     )
 

@@ -22,6 +22,7 @@ from aotc.models.factory import build_module, told
 from aotc.models.input_forms import input_forms
 from aotc.records import Dims, Signature, TensorLeaf
 from aotc.runtime.call import CompiledCall
+from aotc.runtime.compiled import Compiled
 from aotc.runtime.load import load
 from aotc.snapshot.tensors import same_bits
 from aotc.tensors.contents import Contents, contents, same_values
@@ -99,7 +100,9 @@ class Comparison:
 
             self.ranks = Ranks(self.device.type)
         self.module = build_module(job.spec, self.folder).to(self.device)
-        self.compiled: CompiledCall = self._load(self.module)
+        self.loaded = self._load_whole(self.module)
+        """What a user has of `compiled`, and gives to a TrainingStep."""
+        self.compiled = _call_of(self.loaded)
         self.device = self.compiled.device
         self.signature: Signature = self.compiled.artifact.signature
         self.eager = self.copy_of(self.module)
@@ -324,13 +327,15 @@ class Comparison:
     # -- modules ------------------------------------------------------------------------------------------------------
 
     def _load(self, module: nn.Module, **options: Any) -> CompiledCall:
+        return _call_of(self._load_whole(module, **options))
+
+    def _load_whole(self, module: nn.Module, **options: Any) -> Compiled:
         given = {"store": self.job.store, "target": self.job.target, "compat": self.job.compat, **options}
         if self.ranks is not None:
             from aotc.verify.ranks import TIMEOUT
 
             given |= {"group": self.ranks.group, "group_timeout": TIMEOUT}
-        compiled = load(self.job.ref, module, allow_imports=True, allow_untested=True, **given)
-        return cast(CompiledCall, compiled.forward)
+        return load(self.job.ref, module, allow_imports=True, allow_untested=True, **given)
 
     def launched(self, how: Literal["always", "never"]) -> CompiledCall:
         """The compiled code over the same module, launched as CUDA graphs or directly."""
@@ -354,6 +359,10 @@ class Comparison:
         except Exception:  # parameters of classes of their own, or no memory for it
             self.widenings = []
             return self.eager
+
+
+def _call_of(loaded: Compiled) -> CompiledCall:
+    return cast(CompiledCall, loaded.forward)
 
 
 def _forget_failed_traces() -> None:

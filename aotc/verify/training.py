@@ -118,7 +118,8 @@ def _descend(
     """Steps of gradient descent on the mean of all results. Returns the losses, and the parameters."""
     trained = [each for each in module.parameters() if each.requires_grad]
     args, kwargs = arguments_of(comparison.signature, leaves)
-    step = _compiled_step(call, trained, rate) if isinstance(call, Compiled) and trained else None
+    whole = call is comparison.compiled and not comparison.spec.method  # a TrainingStep calls the model itself
+    step = _compiled_step(comparison.loaded, trained, rate) if whole and trained else None
     losses = []
     torch.manual_seed(0)
     for _ in range(steps):

@@ -16,6 +16,7 @@ from aotc.machine.native import resolve_target
 from aotc.manifest import read_manifest
 from aotc.models.calls import signature_leaves
 from aotc.records import PadRule
+from aotc.runtime.training.step import TrainingStep
 from aotc.store.reference import parse_reference
 from aotc.verify.cases import Step
 from aotc.verify.comparison import Comparison, VerifyJob
@@ -32,11 +33,22 @@ def comparison_of(name: str, store: Path) -> Comparison:
 
 
 @pytest.mark.parametrize("name", ["mixed", "stack"])
-def test_ten_steps_are_right_and_leave_everything_as_before(training_store: Path, models: Any, name: str) -> None:
+def test_ten_steps_as_users_run_them_are_right_and_leave_everything_as_before(
+    training_store: Path, models: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    steps: list[Any] = []
+
+    class Counted(TrainingStep):
+        def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+            steps.append(args)
+            return super().__call__(*args, **kwargs)
+
+    monkeypatch.setattr("aotc.verify.training.TrainingStep", Counted)
     comparison = comparison_of(name, training_store)
     before = {key: tensor.clone() for key, tensor in comparison.module.state_dict().items()}
     found = compare_training(comparison, {"batch": 6})
     assert all(each.ok for each in found), [each.detail for each in found]
+    assert len(steps) == 10
     torch.testing.assert_close(comparison.module.state_dict(), before, rtol=0, atol=0)
 
 

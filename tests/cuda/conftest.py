@@ -15,6 +15,9 @@ from unittest import mock
 import pytest
 import torch
 from gpu_runs import FOLDER, Gpu, start_aotc
+from last_run import pytest_terminal_summary
+
+__all__ = ["pytest_terminal_summary"]
 
 
 @dataclass(frozen=True)

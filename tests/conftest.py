@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +62,33 @@ LONG = {"advise", "bench", "compiler", "docs", "end_to_end", "gate", "models", "
 """Folders whose tests build: files of up to two minutes. They begin, so that no process waits for one in the end."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files first; tests marked `cuda` run only where there is a GPU."""
+SERVERS = {"registry_server", "object_servers", "services", "store_backends", "selenium"}
+"""Modules of tests and packages by which a test starts a server or a browser."""
+
+
+def _needs(item: pytest.Item) -> Iterator[str]:
+    """The markers `compile` and `servers`: by a test's folder, its fixtures, and what its file imports."""
+    names = (getattr(value, "__module__", None) or "" for value in vars(getattr(item, "module", item)).values())
+    imported = {str(name).partition(".")[0] for name in names}
+    fixtures = set(getattr(item, "fixturenames", ()))
+    if item.path.parent.name in LONG or "shared_folder" in fixtures or "in_process" in imported:
+        yield "compile"
+    if fixtures & {"backends_started", "registry"} or imported & SERVERS:
+        yield "servers"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Long files first, and the markers of what a test needs. Tests marked `cuda` run only where there is a GPU, and
+    those marked `every_torch(alone=True)` only in that list."""
     items.sort(key=lambda item: item.path.parent.name not in LONG)
+    for item in items:
+        for name in _needs(item):
+            item.add_marker(name)
+    if "every_torch" not in config.option.markexpr:
+        alone = pytest.mark.skip(reason="runs in `pytest -m every_torch`")
+        for item in items:
+            if any(mark.kwargs.get("alone") for mark in item.iter_markers("every_torch")):
+                item.add_marker(alone)
     if not torch.cuda.is_available():
         skip = pytest.mark.skip(reason="needs a CUDA GPU")
         for item in items:
@@ -88,12 +112,13 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _built(folder: Path, name: str, manifest: Path) -> Path:
+def _built(folder: Path, name: str, manifest: Path, models: Sequence[str] = ()) -> Path:
     store = folder / name
     with filelock.FileLock(folder / f"{name}.lock"):
-        report = folder / f"{name}.json"
+        report = folder / f"{'-'.join((name, *models))}.json"
         if not report.exists():
-            ran = run_here("build", manifest, "--store", store, "--jobs", "2", "--json")
+            chosen = (f"--model={model}" for model in models)
+            ran = run_here("build", manifest, "--store", store, "--jobs", "2", "--json", *chosen)
             assert ran.returncode == 0, ran.stdout + ran.stderr
             report.write_text(ran.stdout)
         assert json.loads(report.read_text())["bundles"]
@@ -102,7 +127,8 @@ def _built(folder: Path, name: str, manifest: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def built() -> Any:
-    """Builds a manifest into a store of that name in a folder, once: `built(folder, name, manifest)`."""
+    """Builds a manifest, or some of its models, into a store of that name in a folder, once: `built(folder, name,
+    manifest, models=())`."""
     return _built
 
 

@@ -27,6 +27,7 @@ class RankSuite:
     def run(self, store: Path, scenario: str, count: int = 2, seconds: int = 0) -> list[dict[str, Any]]:
         return run_ranks(count, store, scenario, seconds or self.seconds, self.device, **self.variables)
 
+    @pytest.mark.every_torch
     def test_two_ranks_compute_what_eager_and_the_whole_model_do(self, store: Path) -> None:
         ranks = self.run(store, "agree")
         for said in ranks:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from cubins import cubins_of, is_for
 from processes import ROOT, environment
 
 import aotc
@@ -28,6 +29,8 @@ from aotc.store.layout.built import read_built
 from aotc.store.layout.bundle import read_bundle
 from aotc.store.layout.store import Store
 from aotc.store.reference import parse_reference
+
+pytestmark = pytest.mark.every_torch
 
 TARGETS = ["cuda:sm_80", "cuda:sm_90"]
 HAS_CUDA = torch.version.cuda is not None
@@ -184,7 +187,7 @@ print(ctypes.c_int.in_dll(library, "ignored").value)
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with `tiny` for two GPUs and a CPU, and `trained` for a GPU, built on this machine without one."""
+    """A store with `tiny` for two GPUs and a CPU, `trained` and `cnn` for a GPU, built on this machine without one."""
     folder = tmp_path_factory.mktemp("absent-gpu")
     manifest = manifest_of(folder, mode="default", dtype="bfloat16", targets=[*TARGETS, "cpu:x86-64-v3"])
     document = json.loads(manifest.path.read_text())
@@ -194,6 +197,13 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "targets": TARGETS[-1:],
         "inputs": {"input": {"shape": [48, 32]}},
         "train": True,
+        "mode": "default",
+    }
+    document["models"]["cnn"] = {
+        "factory": "tests.benchmarks.matrix_models:cnn",
+        "targets": TARGETS[-1:],
+        "inputs": {"input": {"shape": ["batch", 3, 16, 16]}},
+        "buckets": [{"batch": [1, 8]}],
         "mode": "default",
     }
     manifest.path.write_text(json.dumps(document))
@@ -213,13 +223,12 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "store"
 
 
-EM_CUDA = 190
-
-
-def cubins_of(library: bytes) -> list[bytes]:
-    """The GPU's code in a library, each from its beginning to the library's end."""
-    starts = (at for at in range(len(library)) if library.startswith(b"\x7fELF", at))
-    return [library[at:] for at in starts if int.from_bytes(library[at + 18 : at + 20], "little") == EM_CUDA]
+def check_code(library: bytes, target: str) -> None:
+    """All code for a GPU is for that target, and the library does not look for what stood in for the GPU."""
+    cubins = cubins_of(library)
+    assert cubins and all(is_for(cubin, int(target[-2:])) for cubin in cubins)
+    assert b"aotc_absent_gpu" not in library and b"aotc-absent-gpu" not in library
+    assert b"libcudart" not in library  # the names of libraries are those of a build on a GPU
 
 
 @without_gpu
@@ -229,17 +238,17 @@ def test_one_build_makes_code_for_several_gpus_and_a_cpu(built: Path, tmp_path: 
     artifacts = {entry.target: read_built(store, entry) for entry in bundle.artifacts}
     assert [*artifacts] == [*TARGETS, "cpu:x86-64-v3"]
     assert [artifact.untested for artifact in artifacts.values()] == [True, True, False]
-    for target in TARGETS:
-        (variant,) = artifacts[target].variants
-        library = store.blobs.load(variant.files[-1], 1 << 30)
-        assert variant.untuned
-        cubins = cubins_of(library)
-        assert cubins
-        for cubin in cubins:
-            flags = int.from_bytes(cubin[48:52], "little")
-            assert int(target[-2:]) in (flags & 0xFF, flags >> 8 & 0xFF)
-        assert b"aotc_absent_gpu" not in library and b"aotc-absent-gpu" not in library
-        assert b"libcudart" not in library  # the names of libraries are those of a build on a GPU
+    for name in ("cnn", "trained"):
+        (entry,) = read_bundle(store, parse_reference(name)).artifacts
+        artifacts[f"{name} for {entry.target}"] = read_built(store, entry)
+    for target, artifact in artifacts.items():
+        if artifact.target.startswith("cpu:"):
+            continue
+        (variant,) = artifact.variants
+        assert variant.untuned, target
+        for file in variant.files:
+            if file.name.endswith(".so"):
+                check_code(store.blobs.load(file, 1 << 30), artifact.target)
     with pytest.raises(EnvironmentMismatchError, match="the bundle holds cuda:sm_90, and it is to run on cpu"):
         aotc.load(f"{built}#tiny", device="cpu", target="cuda:sm_90", allow_untested=True)
 

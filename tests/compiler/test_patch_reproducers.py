@@ -1,6 +1,7 @@
 """On this torch a patch is needed within its bounds, and beyond them torch is right without it.
 
-Of reproducers that need no library; `python -m aotc.compiler.patches.check` runs all, with their patches and without.
+The whole suite runs the reproducers that need no library; other tests cover the patches of those that do.
+`pytest -m every_torch` runs them all; `python -m aotc.compiler.patches.check` runs them with their patches, too.
 """
 
 from __future__ import annotations
@@ -31,18 +32,28 @@ WITH_A_LIBRARY = {
     "powers_of_ints",
     "sizes_taken_for_fixed",
 }
-NAMES = [name for name in reproducible() if name not in WITH_A_LIBRARY]
+NAMES = reproducible()
 
 
 @pytest.fixture(scope="module")
-def verdicts() -> dict[str, str]:
-    command = [sys.executable, "-m", "aotc.compiler.patches.check", "--without-only", *NAMES]
+def verdicts(request: pytest.FixtureRequest) -> dict[str, str]:
+    """Of those that this run asks for."""
+    asked = [item.callspec.params["name"] for item in request.session.items if "verdicts" in _fixtures_of(item)]
+    command = [sys.executable, "-m", "aotc.compiler.patches.check", "--without-only", *asked]
     ran = subprocess.run(command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True, check=True)
     (found,) = json.loads(ran.stdout).values()
     return dict(found)
 
 
-@pytest.mark.parametrize("name", NAMES)
+def _fixtures_of(item: pytest.Item) -> list[str]:
+    skipped = item.get_closest_marker("skip")
+    return [] if skipped else getattr(item, "fixturenames", [])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.every_torch(alone=name in WITH_A_LIBRARY)) for name in NAMES],
+)
 def test_a_patch_is_applied_where_torch_is_wrong_without_it(verdicts: dict[str, str], name: str) -> None:
     assert verdicts[name] in ("needed", "right")
 

@@ -17,6 +17,8 @@ from aotc.inspection.picks import picks_of
 from aotc.picks import Pick
 from aotc.store.layout.store import Store
 
+pytestmark = pytest.mark.every_torch
+
 LIBRARY_CALL = "_linear_pointwise"  # oneDNN's
 MODEL = {
     "factory": "pair.py:pair",
@@ -142,10 +144,17 @@ def test_every_race_is_recorded_with_its_times_and_the_fastest_wins(measured: Pa
         assert race.chosen == 0
 
 
-def test_a_build_from_pins_measures_nothing_and_gives_the_same_code_elsewhere(measured: Path, pinned: Path) -> None:
+def test_a_build_from_pins_measures_nothing_and_gives_the_same_code_and_picks_elsewhere(
+    measured: Path, pinned: Path, tmp_path: Path
+) -> None:
     units = json.loads((pinned / "report.json").read_text())["units"]
     assert [unit["notes"] for unit in units] == [[f"{len(races_of(measured))} picks pinned, 0 measured"]] * len(WANTED)
     assert files(pinned / "store", "winners") == files(measured / "store", "two-layers")
+    run("picks", "winners", "--store", pinned / "store", "--export", tmp_path / "again.json")
+    (first,), (again,) = (
+        json.loads(path.read_text())["units"] for path in (measured / "picks.json", tmp_path / "again.json")
+    )
+    assert {**again, "model": "two-layers"} == first
 
 
 def test_the_pinned_candidate_is_what_runs(pinned: Path) -> None:

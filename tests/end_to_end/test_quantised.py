@@ -9,6 +9,7 @@ from processes import ZOO, run_aotc, run_python
 from test_no_compiler import BAN
 
 pytest.importorskip("torchao")
+pytestmark = pytest.mark.every_torch
 
 SERVE = """
 import sys

@@ -104,6 +104,7 @@ print("served", lenient)
 """
 
 
+@pytest.mark.every_torch
 def test_a_model_by_regions_is_served_where_no_compiler_can_be_imported(regions_store: Path, tmp_path: Path) -> None:
     shown = run_python(BAN + SERVE, regions_store, PATH="", CXX="/bin/false", AOTC_CACHE_DIR=str(tmp_path))
     assert shown.startswith("served <aotc.Compiled stack for ")

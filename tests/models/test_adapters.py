@@ -17,6 +17,7 @@ import aotc
 from aotc import adapters
 
 peft = pytest.importorskip("peft")
+pytestmark = pytest.mark.every_torch
 X = torch.randn(2, 16)
 
 

@@ -118,6 +118,7 @@ def test_triton_finds_the_files_of_a_kernel_where_they_were_written(saved: Store
     assert group == {"child_paths": {name: str(kernel / name) for name in ("k.json", "k.cubin")}}
 
 
+@pytest.mark.every_torch
 def test_triton_s_own_reader_finds_them(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manager = pytest.importorskip("triton.runtime.cache").FileCacheManager
     folders = fresh(tmp_path)

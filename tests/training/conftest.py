@@ -18,6 +18,12 @@ def training_store(shared_folder: Path, built: Callable[..., Path]) -> Path:
     return built(shared_folder, "training-store", HERE / "training.yaml")
 
 
+@pytest.fixture(scope="session")
+def stepped_store(shared_folder: Path, built: Callable[..., Path]) -> Path:
+    """The same store with the models whose steps are tested with every torch; others may be in it."""
+    return built(shared_folder, "training-store", HERE / "training.yaml", ("mixed", "stack"))
+
+
 @pytest.fixture
 def models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """The module trained_models.py; the cache folder is this test's own."""

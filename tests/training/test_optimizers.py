@@ -258,13 +258,14 @@ def test_where_the_loss_is_found(result: str) -> None:
     assert _loss_of(()) is None and _loss_of({}) is None and _loss_of(3) is None
 
 
-def test_no_compiler_is_imported_by_a_trainer(training_store: Path, models: Any) -> None:
+@pytest.mark.every_torch
+def test_no_compiler_is_imported_by_a_trainer(stepped_store: Path, models: Any) -> None:
     """Optimizer, schedule, clipping, checkpoint and a step that is written out."""
     script = f"""
 import sys
 sys.path.insert(0, {str(Path(models.__file__).parent)!r})
 import torch, aotc, trained_models
-model = aotc.load({f"{training_store}#mixed"!r}, trained_models.mixed().train())
+model = aotc.load({f"{stepped_store}#mixed"!r}, trained_models.mixed().train())
 for make in (aotc.optim.AdamW, aotc.optim.SGD):
     optimizer = make(model.parameters(), lr=0.01)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)

@@ -32,9 +32,10 @@ def comparison_of(name: str, store: Path) -> Comparison:
     return Comparison(VerifyJob(f"{store}#{name}", str(store), spec, str(HERE), resolve_target("native"), 1))
 
 
+@pytest.mark.every_torch
 @pytest.mark.parametrize("name", ["mixed", "stack"])
 def test_ten_steps_as_users_run_them_are_right_and_leave_everything_as_before(
-    training_store: Path, models: Any, monkeypatch: pytest.MonkeyPatch, name: str
+    stepped_store: Path, models: Any, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     steps: list[Any] = []
 
@@ -44,7 +45,7 @@ def test_ten_steps_as_users_run_them_are_right_and_leave_everything_as_before(
             return super().__call__(*args, **kwargs)
 
     monkeypatch.setattr("aotc.verify.training.TrainingStep", Counted)
-    comparison = comparison_of(name, training_store)
+    comparison = comparison_of(name, stepped_store)
     before = {key: tensor.clone() for key, tensor in comparison.module.state_dict().items()}
     found = compare_training(comparison, {"batch": 6})
     assert all(each.ok for each in found), [each.detail for each in found]

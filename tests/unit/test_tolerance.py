@@ -257,6 +257,7 @@ def test_only_a_call_that_rounds_values_to_8_bits_has_that_floor(call: Any, roun
     assert watching.rounded is rounded
 
 
+@pytest.mark.every_torch
 def test_rounding_within_a_tensor_subclass_is_seen() -> None:
     torchao = pytest.importorskip("torchao.quantization")
     seen = {}

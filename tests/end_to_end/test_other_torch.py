@@ -1,0 +1,37 @@
+"""`compat="abi"`: what another torch built is served by this one, with no compiler.
+
+$AOTC_TESTS_OTHER_TORCH is a store with models of tests/zoo/manifest.yaml, built with another minor version of torch:
+`.ci/run` builds it with the torch of the whole suite, before the list for every torch is run with the newest.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from processes import run_python
+from test_no_compiler import BAN, PROMISED, SERVE
+
+import aotc
+from aotc.errors import EnvironmentMismatchError
+
+STORE = os.environ.get("AOTC_TESTS_OTHER_TORCH", "")
+pytestmark = [
+    pytest.mark.every_torch,
+    pytest.mark.skipif(not STORE, reason="needs a store that another torch built, in $AOTC_TESTS_OTHER_TORCH"),
+]
+
+
+@pytest.mark.parametrize("model", PROMISED)
+def test_it_is_refused_without_that_word_and_both_versions_are_named(model: str) -> None:
+    with pytest.raises(EnvironmentMismatchError) as caught:
+        aotc.load(model, store=STORE)
+    (issue,) = (issue for issue in caught.value.issues if "built with torch" in issue.message)
+    assert torch.__version__ in str(issue)
+
+
+def test_with_it_the_same_models_give_eagers_results_and_no_compiler_is_imported() -> None:
+    serve = SERVE.replace("store=store)", 'store=store, compat="abi")')
+    assert serve.count('compat="abi"') == SERVE.count("store=store)") == 2
+    assert run_python(BAN + serve, STORE) == "served\n"

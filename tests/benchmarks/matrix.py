@@ -10,10 +10,13 @@ built in FOLDER, which every environment must see under its path; units that are
 
 On each builder, every patch of its torch version is applied, also those for GPUs (`--patches` does nothing else), a
 manifest is built, and `aotc verify` compares all models with eager: a CNN, a GPT, a training step, a model of two
-ranks. Of two others, each environment loads what every builder built: `block` for `cpu:x86-64-v3` and for the builder's
-own CPU, `operators` for `cpu:x86-64-v3`. A cell says which targets `aotc.load` took, and that all outputs are eager's;
+ranks. The picks of `block` and `cnn` are exported, a build that may measure nothing is pinned to them, and exports the
+same. With torch's CUDA build, where no GPU is, three models are built for an absent one, and their code is looked at.
+
+Of two others, each environment loads what every builder built: `block` for `cpu:x86-64-v3` and for the builder's own
+CPU, `operators` for `cpu:x86-64-v3`. A cell says which targets `aotc.load` took, and that all outputs are eager's;
 where torch differs, by `compat="abi"`, after it was refused without. Or it holds the refusal. The exit status is 1
-where a patch does not fit, a build or `aotc verify` fails, a process crashed, an output differs, a compiler was
+where a patch does not fit, a build, pins or `aotc verify` fail, a process crashed, an output differs, a compiler was
 imported, or anything was raised that is not an error of aotc.
 """
 
@@ -23,6 +26,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -35,7 +39,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 COMPILERS = ("torch._dynamo", "torch._inductor", "triton", "sympy")
 LEVELS = {"cpu:x86-64-v3": "v3", "cpu:x86-64-v4": "v4", "cpu:amx": "amx"}
-SECONDS = 1200
+PINNED = ("block", "cnn")
+FOR_A_GPU, GPU = ("block", "cnn", "training"), "cuda:sm_90"
+SECONDS = 3600
 
 MANIFEST = """
 version: 1
@@ -144,13 +150,69 @@ def build(folder: Path) -> dict[str, str]:
     folder.mkdir(parents=True, exist_ok=True)
     manifest.write_text(MANIFEST.replace("factory: examples/", f"factory: {os.path.relpath(ROOT, folder)}/examples/"))
     failed = [f"patches that do not fit: {'; '.join(unfit)}"] if (unfit := unfit_patches()) else []
-    for command, *options in (("build", "--jobs", "1"), ("verify", "--seeds", "1")):
-        arguments = [sys.executable, "-m", "aotc", command, str(manifest), "--store", str(store), *options]
-        done = subprocess.run(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-        if done.returncode:
-            failed.append(f"`aotc {command}` ended with status {done.returncode}: {done.stdout.strip()[-1500:]}")
-            break
-    return {**here(), "failed": "; ".join(failed)}
+    gpu = ""
+    try:
+        run_aotc("build", manifest, "--store", store, "--jobs", "1")
+        run_aotc("verify", manifest, "--store", store, "--seeds", "1")
+        pin(manifest, store, folder)
+        gpu = build_for_absent_gpu(manifest, folder)
+    except FailedError as error:
+        failed.append(str(error))
+    return {**here(), "gpu": gpu, "failed": "; ".join(failed)}
+
+
+class FailedError(Exception):
+    pass
+
+
+def run_aotc(*arguments: object) -> None:
+    command = [sys.executable, "-m", "aotc", *map(str, arguments)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if done.returncode:
+        said = done.stdout.strip()[-1500:]
+        raise FailedError(f"`aotc {' '.join(command[3:])}` ended with status {done.returncode}: {said}")
+
+
+def pin(manifest: Path, store: Path, folder: Path) -> None:
+    """Export the picks of two models, build from nothing but these, and export them again."""
+    for model in PINNED:
+        files = [folder / f"{model}-{place}.json" for place in ("measured", "pinned")]
+        run_aotc("picks", model, "--store", store, "--export", files[0])
+        run_aotc("build", manifest, "--model", model, "--store", folder / "pinned", "--picks", files[0], "--locked")
+        run_aotc("picks", model, "--store", folder / "pinned", "--export", files[1])
+        measured, again = (json.loads(file.read_text())["units"] for file in files)
+        if not any(unit["picks"] for unit in measured):
+            raise FailedError(f"`{model}` has no picks, though it is autotuned")
+        if measured != again:
+            raise FailedError(f"the picks of `{model}` are others when they are pinned: {measured} {again}")
+
+
+def build_for_absent_gpu(manifest: Path, folder: Path) -> str:
+    """Build some models for a GPU that is not here; "" where torch has no CUDA, or a GPU is here."""
+    import torch
+
+    from aotc.store.layout.built import read_built
+    from aotc.store.layout.bundle import read_bundle
+    from aotc.store.layout.store import Store
+    from aotc.store.reference import parse_reference
+    from tests.cubins import cubins_of, is_for
+
+    if torch.version.cuda is None or torch.cuda.is_available():
+        return ""
+    anywhere = folder / "matrix-gpu.yaml"
+    anywhere.write_text(re.sub(r"(?m)^    targets: .*$", f"    targets: [{GPU}]", manifest.read_text()))
+    chosen = [f"--model={model}" for model in FOR_A_GPU]
+    run_aotc("build", anywhere, "--store", folder / "gpu", *chosen, "--untuned", "--jobs", "1")
+    store, kernels = Store.open(folder / "gpu"), 0
+    for model in FOR_A_GPU:
+        (entry,) = read_bundle(store, parse_reference(model)).artifacts
+        for variant in read_built(store, entry).variants:
+            for file in (file for file in variant.files if file.name.endswith(".so")):
+                cubins = cubins_of(store.blobs.load(file, 1 << 30))
+                kernels += len(cubins)
+                if not cubins or not all(is_for(cubin, int(GPU[-2:])) for cubin in cubins):
+                    raise FailedError(f"{file.name} of `{model}` has not only code for {GPU}")
+    return f"{kernels} kernels"
 
 
 def load(folders: Sequence[Path]) -> dict[str, Any]:
@@ -302,11 +364,13 @@ def main() -> None:
     for name, command in loaders.items():
         loaded[name] = run_in(command, "--load-here", *(str(folder / built_on) for built_on in good))
         print(f"loaded on {name}: {loaded[name]}", file=sys.stderr, flush=True)
-    print(f"| environment | Python | torch | CPU level | glibc | GLIBCXX | patches, build, verify |\n{'|---' * 7}|")
+    columns = ("Python", "torch", "CPU level", "glibc", "GLIBCXX", "patches, build, verify, pins", f"absent {GPU}")
+    print(f"| environment | {' | '.join(columns)} |\n{'|---' * 8}|")
     for name, found in loaded.items():
         known = [found.get(part, "") for part in ("python", "torch", "level", "glibc", "libstdc++")]
         wrong = _failure(built.get(name, {}))
         known.append(f"FAILED [{_note(wrong, notes)}]" if wrong else "ok" if name in built else "–")
+        known.append(built.get(name, {}).get("gpu") or "–")
         print(f"| {name} | {' | '.join(known)} |")
     print(f"\n| built on ↓, loaded on → | {' | '.join(loaders)} |\n|---|{'---|' * len(loaders)}")
     crashed = False

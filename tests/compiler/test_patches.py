@@ -18,7 +18,7 @@ from processes import ROOT
 
 import aotc
 from aotc.compiler.patches import apply
-from aotc.compiler.patches.apply import left_out, patched, untested, usable
+from aotc.compiler.patches.apply import left_out, operators_of, patched, untested, usable
 from aotc.compiler.patches.patch import Patch, Stage, chosen, entry_of, flaw_of, operator, parts_of, within
 from aotc.compiler.patches.registry import HOOKS, PATCHES
 
@@ -63,7 +63,7 @@ def test_all_that_a_patch_replaces_is_on_the_list(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    patches = [patch for patch in usable(chosen(PATCHES, "cuda", {})) if patch.stage == stage]
+    patches = [patch for patch in usable(chosen(PATCHES, "cuda", {}), ()) if patch.stage == stage]
     with patched(stage, "cuda", graph=torch.fx.Graph()):
         pass  # whatever is imported only when a patch is applied
     graph, everything = torch.fx.Graph(), owners()
@@ -174,16 +174,36 @@ def test_a_torch_without_what_is_replaced_is_one_error_that_names_every_patch_an
     with pytest.raises(
         aotc.BuildError, match=f"torch {re.escape(torch.__version__)} is not as aotc's patches"
     ) as caught:
-        usable([*lacking, whole])
+        usable([*lacking, whole], ())
     shown = [issue.message for issue in caught.value.issues]
     assert shown[0].startswith("`renamed` (https://github.com/pytorch/pytorch/issues/12345): torch:gone: ")
     assert shown[1].startswith("`changed` (UPSTREAM.md#changed): torch._inductor.lowering:view takes (x, sizes)")
     assert shown[2].startswith("aotc/compiler/toolchain/some.py: torch._inductor.cpp_builder:CppBuilder.gone: ")
     assert len(shown) == 3
     monkeypatch.setattr(apply, "HOOKS", {})
-    assert usable([lacking[2], whole]) == [whole]
+    assert usable([lacking[2], whole], ()) == [whole]
     (note,) = left_out([lacking[2], whole])
     assert note.startswith("the performance patch `faster` is left out: torch:gone: ")
+
+
+def test_a_torch_without_what_is_replaced_builds_graphs_that_have_none_of_the_operators(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = patch("loop", targets=("torch:gone",), operators=("higher_order.",))
+    monkeypatch.setattr(apply, "PATCHES", [loop])
+
+    class Branching(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return torch.cond(x.sum() > 0, torch.sin, torch.cos, [x])
+
+    branching = torch.export.export(Branching(), (torch.ones(2, 2),)).graph_module.graph
+    straight = torch.fx.symbolic_trace(torch.nn.Linear(2, 2)).graph
+    with patched("export"), patched("compile", graph=straight) as applied:
+        (note,) = applied.left_out
+    assert note.startswith("the patch `loop` is left out, as the graph has none of its operators: torch:gone: ")
+    with pytest.raises(aotc.BuildError, match="`loop`"), patched("compile", graph=branching):
+        pytest.fail("built")
+    assert {"higher_order.cond", "aten.cos.default"} <= operators_of(branching)
 
 
 @pytest.mark.parametrize(("version", "warns"), [("2.15.1+cpu", False), ("2.16.0.dev1", True), ("3.0.0", True)])

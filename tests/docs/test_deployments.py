@@ -21,6 +21,7 @@ from aotc.cli.caches import restore
 PODS = sorted((ROOT / "examples" / "kubernetes").glob("*.yaml"))
 ACTION = ROOT / "examples" / "ci" / "action.yml"
 WORKFLOW = ROOT / "examples" / "ci" / "aotc-build.yml"
+NIGHTLY = ROOT / ".github" / "workflows" / "torch-nightly.yml"
 
 
 DOCUMENTS = [
@@ -68,7 +69,10 @@ def is_file(name: str) -> bool:
     return (ROOT / name).is_file()
 
 
-@pytest.mark.parametrize(("path", "schema"), [(ACTION, "github-actions"), (WORKFLOW, "github-workflows")])
+@pytest.mark.parametrize(
+    ("path", "schema"),
+    [(ACTION, "github-actions"), (WORKFLOW, "github-workflows"), (NIGHTLY, "github-workflows")],
+)
 def test_a_file_for_github_follows_its_schema(path: Path, schema: str) -> None:
     pytest.importorskip("check_jsonschema")
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}", path]

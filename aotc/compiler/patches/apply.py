@@ -16,7 +16,7 @@ from aotc.errors import BuildError, Issue
 
 
 class Applied(NamedTuple):
-    """The names of a unit's patches, of all stages, and a note for each performance patch that is left out."""
+    """The names of a unit's patches, of all stages, and a note for each patch that is left out."""
 
     names: tuple[str, ...]
     left_out: tuple[str, ...]
@@ -30,9 +30,11 @@ def patched(
     off: Collection[str] = (),
     graph: fx.Graph | None = None,
 ) -> Iterator[Applied]:
-    """While active, the patches of a stage are applied. Raises BuildError if this torch lacks one of their targets."""
+    """While active, the patches of a stage are applied. Raises BuildError if this torch lacks a target of a patch that
+    the graph needs; before there is a graph, of one that every graph needs."""
     wanted = chosen(PATCHES, device, options, off)
-    patches = usable(wanted)
+    names = None if graph is None else operators_of(graph)
+    patches = usable(wanted, names)
     with ExitStack() as stack:
         for patch in patches:
             if patch.stage == stage:
@@ -40,13 +42,25 @@ def patched(
         yield Applied(tuple(patch.name for patch in patches), tuple(left_out(wanted)))
 
 
-def usable(patches: Collection[Patch]) -> list[Patch]:
-    """The patches that fit this torch; performance patches that do not fit are left out.
+def operators_of(graph: fx.Graph) -> set[str]:
+    """The names of a graph's operators, and of the graphs within it, such as the branches of a condition."""
+    parts = graph.owning_module.modules() if graph.owning_module is not None else ()
+    graphs = [graph, *(part.graph for part in parts if isinstance(part, fx.GraphModule))]
+    targets = [node.target for each in graphs for node in each.nodes if node.op == "call_function"]
+    return {
+        f"higher_order.{target}" if isinstance(target, torch._ops.HigherOrderOperator) else str(target)
+        for target in targets
+    }
+
+
+def usable(patches: Collection[Patch], names: Collection[str] | None) -> list[Patch]:
+    """The patches that fit this torch. Of the others, performance patches are left out, and those of which the graph
+    has no operator (`names`, see `Patch.concerns`).
 
     Raises BuildError, which lists every other patch, and every hook, that does not fit.
     """
     flaws = {patch.name: patch.flaws() for patch in patches}
-    needed = [patch for patch in patches if patch.kind != "performance"]
+    needed = [patch for patch in patches if patch.kind != "performance" and patch.concerns(names)]
     issues = [Issue(f"`{patch.name}` ({patch.link}): {flaw}") for patch in needed for flaw in flaws[patch.name]]
     hooked = {target: place for place, targets in HOOKS.items() for target in targets}
     issues += [Issue(f"aotc/compiler/{place}: {flaw}") for target, place in hooked.items() if (flaw := flaw_of(target))]
@@ -71,10 +85,11 @@ def untested() -> str:
 
 
 def left_out(patches: Collection[Patch]) -> list[str]:
-    """A note for each performance patch that does not fit this torch."""
+    """A note for each patch that does not fit this torch, and is not needed."""
     return [
         f"the performance patch `{patch.name}` is left out: {flaw}"
-        for patch in patches
         if patch.kind == "performance"
+        else f"the patch `{patch.name}` is left out, as the graph has none of its operators: {flaw}"
+        for patch in patches
         for flaw in patch.flaws()
     ]

@@ -41,7 +41,7 @@ def outcomes(runs: Sequence[Run], side_by_side: int = 2) -> dict[Run, bool]:
     from aotc.compiler.patches.registry import PATCHES
     from aotc.compiler.workers.pattern_warmup import make_patterns
 
-    usable([patch for patch in PATCHES if patch.is_for("cpu")])  # imports their targets
+    usable([patch for patch in PATCHES if patch.is_for("cpu")], ())  # imports their targets
     make_patterns()
     _compile_something()
     found: dict[Run, bool] = {}
@@ -139,6 +139,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="patches; all that have a reproducer")
     parser.add_argument("--without-only", action="store_true", help="run each reproducer only without its patch")
+    parser.add_argument("--strict", action="store_true", help='exit with 1 unless all are "needed" or "right"')
     parser.add_argument("--table", nargs="+", metavar="PYTHON", help="interpreters with different versions of torch")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="aotc-patches-") as folder:
@@ -150,6 +151,8 @@ def main() -> None:
 
         found = verdicts(options.names or reproducible(), options.without_only)
     sys.stdout.write(json.dumps({str(torch.__version__).partition("+")[0]: found}, indent=2) + "\n")
+    if options.strict and (odd := {name: how for name, how in found.items() if how not in ("needed", "right")}):
+        sys.exit(f'see "What each failure means" in {README.with_name("NEW_TORCH.md").name}: {odd}')
 
 
 def _write_table(interpreters: Sequence[str]) -> None:

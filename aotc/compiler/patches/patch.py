@@ -30,6 +30,10 @@ class Patch:
     `targets` are all attributes that `apply` replaces, in the notation of `flaw_of`. `upstream` is the issue or pull
     request, or `UPSTREAM.md` if the text of one is written there and not filed. With `of_graph`, `apply` is called with
     the captured graph.
+
+    `operators`: the only operators that the patch mends, as the beginnings of their names, like `aten.conv` and
+    `higher_order.`. Where torch lacks a target, units without any of them are built all the same. Leave it empty unless
+    no other operator can become one of them on the way through Inductor: every unit then needs the patch.
     """
 
     name: str
@@ -42,6 +46,7 @@ class Patch:
     stage: Stage = "compile"
     wanted: Callable[[Mapping[str, Any]], bool] = lambda options: True
     of_graph: bool = False
+    operators: tuple[str, ...] = ()
 
     @property
     def link(self) -> str:
@@ -51,6 +56,11 @@ class Patch:
 
     def is_for(self, device: str, version: str | None = None) -> bool:
         return self.device in ("any", device) and within(self.torch, version or str(torch.__version__))
+
+    def concerns(self, names: Collection[str] | None) -> bool:
+        """Whether a unit needs it, by the names of its graph's operators; None before there is a graph, when only
+        patches that every unit needs are looked at."""
+        return not self.operators or any(name.startswith(self.operators) for name in names or ())
 
     def flaws(self) -> list[str]:
         """A text for each target that this torch lacks, or has with another signature."""

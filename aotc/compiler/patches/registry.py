@@ -204,11 +204,13 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         name="convolutions_of_a_range",
+        operators=("aten.conv", "aten._conv", "aten.cudnn_conv", "aten.mkldnn_conv"),
         targets=("torch:_C._select_conv_backend",),
         apply=batches_stay_open,
     ),
     Patch(
         name="adaptive_pools_of_a_range",
+        operators=("aten.adaptive_", "aten._adaptive_"),
         targets=(
             f"{_LOWERINGS}[aten._adaptive_avg_pool2d.default]",
             f"{_LOWERINGS}[aten.adaptive_max_pool2d.default]",
@@ -287,6 +289,7 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         name="memory_of_operands",
+        operators=("higher_order.",),
         torch=">=2.11,<2.14",
         targets=(
             "torch._inductor.ir:Conditional.__init__(predicate, ...)",
@@ -296,6 +299,7 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         name="memory_of_operands_of_switch",
+        operators=("higher_order.",),
         torch=">=2.14,<2.15",
         targets=(
             "torch._inductor.ir:Switch.__init__(selector, ...)",
@@ -305,17 +309,20 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         name="layout_of_operands",
+        operators=("higher_order.",),
         targets=(f"{_LOWERINGS}[higher_order.cond]",),
         apply=partial(operands_lie_as_exported, "cond"),
     ),
     Patch(
         name="layout_of_operands_of_switch",
+        operators=("higher_order.",),
         torch=">=2.14",
         targets=(f"{_LOWERINGS}[higher_order.switch]",),
         apply=partial(operands_lie_as_exported, "switch"),
     ),
     Patch(
         name="loops_without_iterations",
+        operators=("higher_order.",),
         targets=(f"{_CPP_WRAPPER}.codegen_while_loop(while_loop)",),
         apply=loops_begin_with_copies,
     ),
@@ -417,6 +424,7 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         name="counts_of_rows",
+        operators=("aten.repeat_interleave",),
         targets=("aten.repeat_interleave.Tensor(repeats)",),
         apply=counts_of_rows_are_checked,
     ),
@@ -474,6 +482,7 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         name="grouped_products",
+        operators=("aten._grouped_mm",),
         upstream="pytorch#177307",
         torch=">=2.11,<2.12",
         targets=("torch._inductor.kernel.mm_grouped:aten__grouped_mm.use_fallback_kernel",),

@@ -206,12 +206,12 @@ def build_for_absent_gpu(manifest: Path, folder: Path) -> str:
     store, kernels = Store.open(folder / "gpu"), 0
     for model in FOR_A_GPU:
         (entry,) = read_bundle(store, parse_reference(model)).artifacts
-        for variant in read_built(store, entry).variants:
-            for file in (file for file in variant.files if file.name.endswith(".so")):
-                cubins = cubins_of(store.blobs.load(file, 1 << 30))
-                kernels += len(cubins)
-                if not cubins or not all(is_for(cubin, int(GPU[-2:])) for cubin in cubins):
-                    raise FailedError(f"{file.name} of `{model}` has not only code for {GPU}")
+        files = (file for variant in read_built(store, entry).variants for file in variant.files)
+        libraries = (store.blobs.load(file, 1 << 30) for file in files if file.name.endswith(".so"))
+        cubins = [cubin for library in libraries for cubin in cubins_of(library)]
+        kernels += len(cubins)
+        if not cubins or not all(is_for(cubin, int(GPU[-2:])) for cubin in cubins):
+            raise FailedError(f"the libraries of `{model}` have not only code for {GPU}")
     return f"{kernels} kernels"
 
 

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -223,12 +224,13 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "store"
 
 
-def check_code(library: bytes, target: str) -> None:
-    """All code for a GPU is for that target, and the library does not look for what stood in for the GPU."""
-    cubins = cubins_of(library)
+def check_code(libraries: Sequence[bytes], target: str) -> None:
+    """There is code for a GPU, all of it for that target, and no library looks for what stood in for the GPU."""
+    cubins = [cubin for library in libraries for cubin in cubins_of(library)]
     assert cubins and all(is_for(cubin, int(target[-2:])) for cubin in cubins)
-    assert b"aotc_absent_gpu" not in library and b"aotc-absent-gpu" not in library
-    assert b"libcudart" not in library  # the names of libraries are those of a build on a GPU
+    for library in libraries:
+        assert b"aotc_absent_gpu" not in library and b"aotc-absent-gpu" not in library
+        assert b"libcudart" not in library  # the names of libraries are those of a build on a GPU
 
 
 @without_gpu
@@ -246,9 +248,8 @@ def test_one_build_makes_code_for_several_gpus_and_a_cpu(built: Path, tmp_path: 
             continue
         (variant,) = artifact.variants
         assert variant.untuned, target
-        for file in variant.files:
-            if file.name.endswith(".so"):
-                check_code(store.blobs.load(file, 1 << 30), artifact.target)
+        libraries = [store.blobs.load(file, 1 << 30) for file in variant.files if file.name.endswith(".so")]
+        check_code(libraries, artifact.target)
     with pytest.raises(EnvironmentMismatchError, match="the bundle holds cuda:sm_90, and it is to run on cpu"):
         aotc.load(f"{built}#tiny", device="cpu", target="cuda:sm_90", allow_untested=True)
 

@@ -74,7 +74,8 @@ class SGD(_WithoutCompiler, torch.optim.SGD):
     """
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """As torch's, whose fused operator refuses parameters of which only some have a momentum yet."""
+        """As torch's, whose fused operator refuses parameters of which only some have a momentum yet, and leaves the
+        momentum of a first step that `GradScaler` skips as memory that nobody has written."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -82,6 +83,8 @@ class SGD(_WithoutCompiler, torch.optim.SGD):
         with_momentum = [each for group in self.param_groups if group["momentum"] for each in group["params"]]
         given = [each for each in with_momentum if each.grad is not None]
         first = {each for each in given if self.state.get(each, {}).get("momentum_buffer") is None}
+        if first and self._overflowed():
+            return loss
         if len(first) in (0, len(given)):
             super().step()
             return loss
@@ -95,3 +98,8 @@ class SGD(_WithoutCompiler, torch.optim.SGD):
             for each, gradient in gradients.items():
                 each.grad = gradient
         return loss
+
+    def _overflowed(self) -> bool:
+        """Whether `GradScaler` has found gradients that are not finite, and the step computes nothing."""
+        found = getattr(self, "found_inf", None)
+        return found is not None and bool(found)

@@ -56,6 +56,25 @@ def assert_equal(given: Model, expected: Model) -> None:
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize("options", OPTIONS["SGD"])
+def test_a_first_step_that_is_skipped_leaves_no_momentum(options: dict[str, Any]) -> None:
+    """torch's fused operator leaves memory that nobody has written, which the next step adds to the weights."""
+
+    def weights(optimizer: Any) -> Tensor:
+        weight = nn.Parameter(torch.ones(5000))
+        steps, scaler = optimizer([weight], lr=0.1, **options), torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for number in range(3):
+            steps.zero_grad()
+            scaler.scale((weight * weight).sum() * (float("inf") if number == 0 else 1)).backward()
+            used_before = [torch.full((5000,), 1e6) for _ in range(20)]
+            del used_before
+            scaler.step(steps)
+            scaler.update()
+        return weight.detach()
+
+    torch.testing.assert_close(weights(aotc.optim.SGD), weights(torch.optim.SGD))
+
+
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_steps_are_those_of_torch(name: str, options: dict[str, Any]) -> None:
     model = Model()

@@ -278,10 +278,12 @@ class Saved(Record, frozen=True):
 
 
 class Gradient(Record, frozen=True):
-    """The backward library's output `output` is the gradient of the forward library's argument `argument`."""
+    """The backward library's output `output` is the gradient of the forward library's argument `argument`. `results`
+    are those that depend on it, where not all do."""
 
     output: Place
     argument: Place
+    results: tuple[Place, ...] = ()
 
 
 class Backward(Record, frozen=True):

@@ -117,6 +117,10 @@ ABSURD = {
     "a gradient of no result": (trained(saved=(Saved(gradient=1),)), "1 of the tensors that pass between"),
     "no gradient of what is gone": (trained(without=(Argument(state="gone"),)), "1 of the tensors without a gradient"),
     "a gradient for no argument": (trained(gradients=(Gradient(0, 1),)), "1 of the tensors that pass between"),
+    "a gradient of a result that is not there": (
+        trained(gradients=(Gradient(0, 0, (1,)),)),
+        "1 of the tensors that pass between",
+    ),
     "a dtype that is none": (signed([tensor("x", "batch", dtype="float33")]), "'float33' is not a dtype"),
     "a dtype that is a function": (signed([tensor("x", "batch", dtype="ones")]), "'ones' is not a dtype"),
     "a dtype of a weight that is none": (

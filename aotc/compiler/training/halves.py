@@ -43,11 +43,12 @@ class Halves(NamedTuple):
     held: tuple[Saved, ...]
     without: tuple[Argument, ...]
 
+    @property
+    def differentiable(self) -> tuple[int, ...]:
+        return tuple(sorted({each.gradient for each in self.saved if each.gradient is not None}))
+
     def record(self, library: str) -> Backward:
-        differentiable = sorted({each.gradient for each in self.saved if each.gradient is not None})
-        return Backward(
-            library, self.results, tuple(differentiable), self.saved, self.gradients, self.held, self.without
-        )
+        return Backward(library, self.results, self.differentiable, self.saved, self.gradients, self.held, self.without)
 
 
 def halves_of(captured: Capture, differentiable: Sequence[Argument], memory_budget: float) -> Halves:
@@ -101,8 +102,18 @@ class _Splitting:
                     stage="export",
                 )
             self._check_differentiable(joint, written, kinds)
+            results_of = self._results_of_arguments() if results > 1 else {}
             forward, backward = self._partition(joint, count, memory_budget)
-        return self._finish(forward, backward, written, results)
+        halves = self._finish(forward, backward, written, results)
+        gradients = (self._with_results(each, halves, results_of) for each in halves.gradients)
+        return halves._replace(gradients=tuple(gradients))
+
+    def _with_results(self, gradient: Gradient, halves: Halves, results_of: dict[int, set[int]]) -> Gradient:
+        index = self.arguments.index(halves.forward.arguments[gradient.argument])
+        own = results_of.get(index, set()) & set(halves.differentiable)
+        return Gradient(
+            gradient.output, gradient.argument, () if own == set(halves.differentiable) else tuple(sorted(own))
+        )
 
     def _separate_results(self) -> int:
         """Let each result of the graph have memory of its own. Returns their number."""
@@ -122,23 +133,36 @@ class _Splitting:
         from torch._subclasses.fake_tensor import FakeTensorMode
 
         graph = self.captured.graph
-        values = _values(graph.graph)
-        mode = detect_fake_mode(values) or FakeTensorMode()
-        with mode:
-            fakes = [
-                torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).requires_grad_(
-                    index in self.wanted
-                )
-                for index, value in enumerate(values)
-            ]
+        mode = detect_fake_mode(_values(graph.graph)) or FakeTensorMode()
         stack.enter_context(V.set_fake_mode(mode))
         stack.enter_context(tracing(TracingContext(mode)))
         with torch.enable_grad():
             joint = aot_export_joint_with_descriptors(
-                stack, _Whole(graph), tuple(fakes), decompositions=select_decomp_table()
+                stack, _Whole(graph), tuple(self._fakes(mode)), decompositions=select_decomp_table()
             )
-        self.fakes = fakes
+        self.mode = mode
         return joint.graph_module
+
+    def _fakes(self, mode: Any) -> list[Tensor]:
+        with mode:
+            return [
+                torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).requires_grad_(
+                    index in self.wanted
+                )
+                for index, value in enumerate(_values(self.captured.graph.graph))
+            ]
+
+    def _results_of_arguments(self) -> dict[int, set[int]]:
+        """By each argument the results from which autograd's graph leads to it."""
+        fakes = self._fakes(self.mode)
+        with self.mode, torch.enable_grad():
+            results = self.captured.graph(*fakes)
+        index_of = {id(fake): index for index, fake in enumerate(fakes)}
+        found: dict[int, set[int]] = {}
+        for place, result in enumerate(results):
+            for leaf in _leaves_of(result):
+                found.setdefault(index_of[id(leaf)], set()).add(place)
+        return found
 
     def _position(self, desc: Any) -> int:
         """The argument of a description; -1 for a constant of the graph."""
@@ -393,6 +417,23 @@ def _save_what_is_drawn(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if _draws(node) and isinstance(node.meta.get("val"), Tensor):  # torch saves no tuples
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+
+def _leaves_of(result: Tensor) -> list[Tensor]:
+    """The tensors of which a backward of the result would accumulate gradients."""
+    found: list[Tensor] = []
+    waiting = [result.grad_fn]
+    seen = set(waiting)
+    while waiting:
+        node: Any = waiting.pop()
+        if node is None:
+            continue
+        if hasattr(node, "variable"):
+            found.append(node.variable)
+        new = {each for each, _ in node.next_functions} - seen
+        seen |= new
+        waiting += new
+    return found
 
 
 def _values(graph: fx.Graph) -> tuple[Any, ...]:

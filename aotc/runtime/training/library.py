@@ -6,8 +6,8 @@ the check of versions work as in eager.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +16,9 @@ from torch.autograd.function import Function
 from aotc.errors import BindError, CorruptError, GradientError, Issue
 from aotc.records import Artifact, Saved, Variant, bucket_name
 from aotc.runtime.libraries.library import Library, calls_back, open_library
-from aotc.snapshot.tensors import named_state
+from aotc.snapshot.tensors import dtype_name, named_state
 from aotc.store.layout.check_record import backward_issues
+from aotc.tensors.layouts import has_memory
 
 if TYPE_CHECKING:
     from aotc.runtime.cuda.options import GraphOptions
@@ -125,10 +126,13 @@ class TrainingLibrary:
         self.saved, self.held = record.saved, record.held
         self.kept = tuple(dict.fromkeys(each for each in (*record.saved, *record.held) if each.gradient is None))
         self.places = {each: place for place, each in enumerate(self.kept)}
+        self.differentiable = record.differentiable
         self.not_differentiable = tuple(set(range(record.results)) - set(record.differentiable))
         self.gradients: list[int | None] = [None] * len(variant.arguments)
+        self._results_of: list[frozenset[int]] = [frozenset()] * len(variant.arguments)
         for each in record.gradients:
             self.gradients[each.argument] = each.output
+            self._results_of[each.argument] = frozenset(each.results or record.differentiable)
         self._frozen = _frozen(variant)
         self._without = [place for place, each in enumerate(variant.arguments) if each in record.without]
         self._names = [argument.state or f"input {argument.leaf}" for argument in variant.arguments]
@@ -140,7 +144,17 @@ class TrainingLibrary:
             self._refuse(arguments)
         if self._without:  # in eager, the graph of autograd does not lead to them either
             arguments = [each.detach() if place in self._without else each for place, each in enumerate(arguments)]
-        return list(_Step.apply(self, *arguments))  # type: ignore[no-untyped-call]
+        inner = [each for each in arguments if each.grad_fn is not None]
+        link = _Link.apply(*inner) if inner else None  # type: ignore[no-untyped-call]
+        return list(_Step.apply(self, (link,), *arguments))  # type: ignore[no-untyped-call]
+
+    def outputs_for(self, missing: Collection[int]) -> list[int | None]:
+        """By each argument the backward's output that is its gradient. Where no gradients came of `missing` results,
+        none for what no other result depends on, as in eager."""
+        if not missing:
+            return self.gradients
+        pairs = zip(self.gradients, self._results_of, strict=True)
+        return [None if results.issubset(missing) else output for output, results in pairs]
 
     def _refuse(self, arguments: Sequence[Tensor]) -> None:
         names = [self._names[place] for place in self._frozen if arguments[place].requires_grad]
@@ -151,53 +165,105 @@ class TrainingLibrary:
         )
 
 
+class _Form(NamedTuple):
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+def _form_of(tensor: Tensor) -> _Form:
+    return _Form(tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+
+
+_hooks_on_saved: Callable[[bool], object | None] = torch._C._autograd._top_saved_tensors_default_hooks
+
+
 class _Step(Function):
     """The forward and the backward of one call."""
 
     @staticmethod
-    def forward(ctx: Any, code: TrainingLibrary, *arguments: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, code: TrainingLibrary, link: tuple[Tensor | None], *arguments: Tensor) -> tuple[Tensor, ...]:
         outputs = code.forward.run(arguments)
-        ctx.code = code
-        ctx.save_for_backward(*(_kept(each, arguments, outputs) for each in code.kept))
+        ctx.code, ctx.link = code, link
+        kept = [_kept(each, arguments, outputs) for each in code.kept]
+        ctx.save_for_backward(*kept)
+        ctx.kept = None if _hooks_on_saved(False) is None else list(map(_form_of, kept))
         results = tuple(outputs[: code.results])
-        ctx.strides = [result.stride() for result in results]
+        ctx.forms = list(map(_form_of, results))
+        ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*(results[index] for index in code.not_differentiable))
         return results
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
         code: TrainingLibrary = ctx.code
         twice = torch.is_grad_enabled()
+        missing = [index for index in code.differentiable if gradients[index] is None]
         with torch.no_grad():
             kept = ctx.saved_tensors
+            if ctx.kept is not None:
+                kept = tuple(map(_from_hook, kept, ctx.kept))
             given = [
-                kept[code.places[each]] if each.gradient is None else _laid_out(gradients, each.gradient, ctx.strides)
+                kept[code.places[each]]
+                if each.gradient is None
+                else _cotangent(gradients[each.gradient], ctx.forms[each.gradient])
                 for each in code.saved
             ]
-            inputs = [*kept, *gradients] if twice else []
             del kept
             ctx.maybe_clear_saved_tensors()  # unless `retain_graph=True`
             outputs = code.backward(given)
-        found = [None if output is None else outputs[output] for output in code.gradients]
-        return None, *(_once_only(found, inputs) if twice else found)
+        found = [None if output is None else outputs[output] for output in code.outputs_for(missing)]
+        return None, None, *(_once_only(found, _sources(ctx, gradients)) if twice else found)
 
 
 def _kept(source: Saved, arguments: Sequence[Tensor], outputs: Sequence[Tensor]) -> Tensor:
     return arguments[source.argument] if source.argument is not None else outputs[source.output or 0]
 
 
-def _laid_out(gradients: Sequence[Tensor], index: int, strides: Sequence[tuple[int, ...]]) -> Tensor:
-    """The gradient of a result in the result's layout, for which the backward was compiled."""
-    gradient = gradients[index]
-    if gradient.stride() == strides[index] and not gradient.is_neg() and not gradient.is_conj():
-        return gradient
-    laid = torch.empty_strided(gradient.shape, strides[index], dtype=gradient.dtype, device=gradient.device)
-    return laid.copy_(gradient)
+def _from_hook(tensor: Tensor, form: _Form) -> Tensor:
+    """What a hook on saved tensors gave back, as it was saved. Raises GradientError where it is another tensor."""
+    given = f"{dtype_name(tensor.dtype)} {list(tensor.shape)} on {tensor.device}"
+    saved = f"{dtype_name(form.dtype)} {list(form.shape)} on {form.device}"
+    if given != saved:
+        raise GradientError(
+            f"a hook on saved tensors gave back {given}, and was given {saved}",
+            hint="let the hook restore dtype, shape and device",
+        )
+    return _laid_out(tensor, form)
 
 
-def _once_only(found: Sequence[Tensor | None], inputs: Sequence[Tensor]) -> list[Tensor | None]:
+def _cotangent(gradient: Tensor | None, form: _Form) -> Tensor:
+    """The gradient of a result, as the backward takes it: zeros where none came."""
+    if gradient is not None:
+        return _laid_out(gradient, form)
+    return torch.empty_strided(form.shape, form.strides, dtype=form.dtype, device=form.device).zero_()
+
+
+def _laid_out(tensor: Tensor, form: _Form) -> Tensor:
+    """The tensor in memory, with the strides for which the backward was compiled."""
+    if has_memory(tensor) and tensor.stride() == form.strides and not tensor.is_neg() and not tensor.is_conj():
+        return tensor
+    laid = torch.empty_strided(form.shape, form.strides, dtype=form.dtype, device=form.device)
+    try:
+        return laid.copy_(tensor if tensor.layout is torch.strided else tensor.to_dense())
+    except RuntimeError as error:
+        raise GradientError(
+            f"a gradient has no memory of its own, and compiled code cannot take it: {error}",
+            hint="compute one gradient at a time, without torch.func, `is_grads_batched=True` or `vectorize=True`; or "
+            "call this model in eager",
+        ) from error
+
+
+def _sources(ctx: Any, gradients: Sequence[Tensor | None]) -> list[Tensor]:
+    """All that the gradients of a call depend on: parameters, what stands for inputs that were computed, cotangents."""
+    leaves = (getattr(node, "variable", None) for node, _ in ctx.next_functions)
+    return [each for each in (*leaves, *ctx.link, *gradients) if each is not None]
+
+
+def _once_only(found: Sequence[Tensor | None], sources: Sequence[Tensor]) -> list[Tensor | None]:
     """The gradients, of which no derivative can be taken (`create_graph=True`)."""
-    dense = iter(_NoSecond.apply(len(inputs), *inputs, *(each for each in found if each is not None)))  # type: ignore[no-untyped-call]
+    dense = iter(_NoSecond.apply(len(sources), *sources, *(each for each in found if each is not None)))  # type: ignore[no-untyped-call]
     return [None if each is None else next(dense) for each in found]
 
 
@@ -214,3 +280,15 @@ class _NoSecond(Function):
             "a compiled training step has no second derivative",
             hint="leave out `create_graph=True`; for gradient penalties, run this model eagerly",
         )
+
+
+class _Link(Function):
+    """A tensor without elements that depends on others, and holds none of them."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: Tensor) -> Tensor:
+        return tensors[0].new_empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return tuple(None for _ in ctx.next_functions)

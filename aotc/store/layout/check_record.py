@@ -495,7 +495,8 @@ def backward_issues(variant: Variant) -> Iterator[str]:
     wrong += sum(
         not 0 <= each.argument < len(variant.arguments) or each.output not in gradients for each in backward.gradients
     )
-    wrong += sum(index not in results for index in backward.differentiable)
+    of_gradients = (index for each in backward.gradients for index in each.results)
+    wrong += sum(index not in results for index in (*backward.differentiable, *of_gradients))
     if wrong or any(each.gradient is not None for each in backward.held):
         yield f"{wrong} of the tensors that pass between its libraries come from no place"
 

@@ -123,6 +123,39 @@ def test_a_model_that_cannot_be_planned_does_not_end_the_others(tmp_path: Path) 
         plan_units(manifest)
 
 
+class Twice(torch.autograd.Function):
+    """A view, whose gradient is twice as large."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * 2
+
+
+class Rule(nn.Module):
+    """The same operators in each, and other gradients."""
+
+    def __init__(self, rule: str) -> None:
+        super().__init__()
+        self.rule, self.linear = rule, nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.linear(x)
+        with torch.set_grad_enabled(self.rule != "none"):
+            return Twice.apply(hidden) if self.rule == "twice" else hidden.view_as(hidden)
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_blocks_with_other_gradients_are_equal_unless_they_are_trained(train: bool) -> None:
+    module = nn.Sequential(*map(Rule, ("once", "twice", "once", "none")))
+    spec = ModelSpec("tried", "", {"input": {"shape": [2, 4]}}, ({},), train=train, regions=("*",))
+    parts = [part.region.instances for part in find_regions(spec, module, ZOO)]
+    assert parts == ([("0", "2"), ("1",), ("3",)] if train else [("0", "1", "2", "3")])
+
+
 def test_two_kinds_of_blocks_are_two_regions() -> None:
     spec = spec_of("Stack", ["gates.*", "blocks.*"], {"x": {"shape": ["n", 8]}})
     regions = regions_of(found(spec))

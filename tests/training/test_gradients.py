@@ -236,6 +236,81 @@ def test_a_second_derivative_is_refused_and_a_first_with_create_graph_is_not(mix
         first.square().sum().backward()
 
 
+@pytest.fixture
+def heads(training_store: Path, models: Any) -> Pair:
+    eager = models.heads().train()
+    return aotc.load(f"{training_store}#heads", copy.deepcopy(eager)), eager
+
+
+def sequences() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(6, 5, 8, generator=generator), torch.randn(6, 4, generator=generator)
+
+
+def test_a_backward_of_the_models_own_is_kept(heads: Pair) -> None:
+    """Of a `torch.autograd.Function`, that clips: gradients of two sizes are not multiples."""
+    for scale in (0.01, 100):
+        both(heads, lambda model, scale=scale: (model(*sequences())["left"] * scale).backward())
+        assert_same_gradients(heads)
+        assert heads[0].layer.weight_hh_l0.grad.abs().max() > 0
+
+
+def test_what_only_an_unused_result_depends_on_gets_no_gradient(heads: Pair) -> None:
+    both(heads, lambda model: model(*sequences())["left"].backward())
+    assert_same_gradients(heads)
+    assert heads[0].right.weight.grad is None
+    both(heads, lambda model: sum(model(*sequences())[name] for name in ("left", "right")).backward())
+    assert_same_gradients(heads)
+
+
+def test_a_penalty_on_gradients_is_refused_whatever_the_backward_keeps(heads: Pair) -> None:
+    model = heads[0]
+    loss = model(*sequences())["right"]
+    gradients = torch.autograd.grad(loss, list(model.right.parameters()), create_graph=True)
+    assert all(each.requires_grad for each in gradients)
+    with pytest.raises(aotc.GradientError, match="no second derivative"):
+        (loss + sum(each.square().sum() for each in gradients)).backward()
+    x, y = sequences()
+    scale = torch.ones((), requires_grad=True)
+    stated = {name: each.detach() * scale for name, each in model.named_parameters()}
+    result = torch.func.functional_call(model, stated, (x, y))["right"]
+    (first,) = torch.autograd.grad(result, scale, create_graph=True)
+    with pytest.raises(aotc.GradientError, match="no second derivative"):
+        torch.autograd.grad(first, scale, allow_unused=True)
+
+
+def test_hooks_on_saved_tensors_may_give_other_strides_and_no_other_tensor(heads: Pair) -> None:
+    def transposed(tensor: Tensor) -> Tensor:
+        return tensor.transpose(0, -1).contiguous().transpose(0, -1) if tensor.dim() else tensor
+
+    def step(model: nn.Module, unpack: Callable[[Tensor], Tensor] = transposed) -> None:
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, unpack):
+            loss = model(*sequences())["left"]
+        loss.backward()
+
+    both(heads, step)
+    assert_same_gradients(heads)
+    for unpack in (Tensor.double, lambda tensor: tensor[None]):
+        with pytest.raises(aotc.GradientError, match="a hook on saved tensors gave back"):
+            step(heads[0], unpack)
+
+
+@pytest.mark.parametrize(
+    "gradient",
+    [torch._efficientzerotensor((6, 6)), torch.eye(6).to_sparse(), torch.ones(6, 6, dtype=torch.cfloat).imag],
+)
+def test_a_gradient_may_be_a_tensor_without_memory_of_its_own(heads: Pair, gradient: Tensor) -> None:
+    both(heads, lambda model: model(*sequences())["hidden"].backward(gradient))
+    assert_same_gradients(heads)
+
+
+def test_batched_gradients_are_refused(heads: Pair) -> None:
+    hidden = heads[0](*sequences())["hidden"]
+    with pytest.raises(aotc.GradientError, match="no memory of its own") as error:
+        torch.autograd.grad(hidden, heads[0].layer.bias_hh_l0, torch.ones(2, 6, 6), is_grads_batched=True)
+    assert "is_grads_batched" in str(error.value)
+
+
 def test_forward_mode_is_refused(mixed: Pair) -> None:
     x, y = batch()
     with torch.autograd.forward_ad.dual_level():

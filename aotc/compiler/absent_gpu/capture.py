@@ -38,7 +38,8 @@ def export_for_absent_gpu(
     there = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(GPU), list(leaves))
     module, signature = subject.module, subject.signature
     outside = plain_state(model) if job.region else {}
-    captured = capture(module, signature, there, dynamic_shapes(signature, job.bucket), False, outside)
+    shapes = dynamic_shapes(signature, job.bucket)
+    captured = capture(module, signature, there, shapes, False, outside, train=job.spec.train)
     if parallel := parallel_of(job.spec.parallel):
         name_groups(captured.graph, parallel)
     needed = conditions(captured.guards, signature, job.bucket)

@@ -18,6 +18,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.overrides import TorchFunctionMode
 
 from aotc.compiler.capture import recurrent
+from aotc.compiler.capture.custom_backward import HOOKS, backwards_kept
 from aotc.compiler.capture.distributed_tensors import export_program
 from aotc.compiler.capture.legacy_collectives import check_collectives, collective_error
 from aotc.compiler.capture.lifting.lift import Capture, lift
@@ -62,7 +63,7 @@ def capture(
     args, kwargs = arguments_of(signature, leaves)
     with torch.set_grad_enabled(train):
         try:
-            with _declaring(module, list(kwargs)), _hooks_put_back(), patched("export"), _Followed():
+            with _declaring(module, list(kwargs)), _hooks_put_back(), patched("export"), _Followed(), backwards_kept():
                 program = _export_unwrapped(module, args, kwargs, dynamic_shapes, frozen)
         except Exception as error:
             if own := _own_failure(module, signature, leaves, error):
@@ -158,6 +159,7 @@ _FOLLOWED: Mapping[Any, Callable[..., Any]] = {
     vars(torch._C.TensorBase)["data"].__get__: Tensor.detach,  # `x.data`: both share the memory of `x`
     torch.istft: inverse_of_a_range,
     **recurrent.INSTEAD,
+    **HOOKS,
 }
 
 

@@ -8,10 +8,15 @@ So the operators are compared.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
+import torch
 from torch import Tensor
+from torch.autograd.function import _SingleLevelFunction
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -55,6 +60,21 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._lines.append([str(func), *taken])
         return result
 
+    @contextmanager
+    def with_gradients(self) -> Iterator[None]:
+        """While active, also records what changes gradients and no result: functions with a backward of their own, and
+        where gradients are disabled."""
+
+        def note(what: str) -> None:
+            self._lines.append([what])
+
+        def apply(function: Any, *args: Any, **kwargs: Any) -> Any:
+            note(f"{function.__module__}.{function.__qualname__}")
+            return super(_SingleLevelFunction, function).apply(*args, **kwargs)
+
+        with mock.patch.object(_SingleLevelFunction, "apply", classmethod(apply), create=True), _GradModesNoted(note):
+            yield
+
     def _text(self, value: Any) -> str:
         if not isinstance(value, Tensor):
             return f"{type(value).__name__} {value!r}"
@@ -68,3 +88,14 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The digest of all operators, and of the call's result."""
         given = [self._text(value) for value in pytree.tree_leaves(result)]
         return sha256_json([self._lines, given])
+
+
+class _GradModesNoted(TorchFunctionMode):
+    def __init__(self, note: Callable[[str], None]) -> None:
+        super().__init__()
+        self._note = note
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch._C._set_grad_enabled:
+            self._note(f"gradients {args}")
+        return func(*args, **(kwargs or {}))

@@ -45,10 +45,10 @@ for _name in _NAMES:
 
 def _whole(name: str, *args: Any, **kwargs: Any) -> Any:
     """The layer as one operator, always with the length first: for `batch_first`, torch's operator returns a transposed
-    view, whose strides depend on the kernel. Under autocast, the steps of a layer run in several dtypes, so
-    torch.export unrolls it."""
+    view, whose strides depend on the kernel. Under autocast, the steps of a layer run in several dtypes, and to be
+    trained, they need a backward, which the operators here have not: so torch.export unrolls it."""
     padded = len(args) == 9 and isinstance(args[3], bool)  # for packed sequences, this is the list of parameters
-    if not padded or torch.is_autocast_enabled(args[0].device.type):
+    if not padded or torch.is_autocast_enabled(args[0].device.type) or torch.is_grad_enabled():
         return getattr(torch._VF, name)(*args, **kwargs)
     x, *options, batch_first = args
     operator = getattr(torch.ops.aotc, name)

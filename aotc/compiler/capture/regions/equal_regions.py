@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -155,7 +155,8 @@ def _calls_at(
     def observe(path: str, call: Call, forward: Callable[[], Any]) -> Any:
         described = tuple(map(_describe, call.leaves))
         instance = module.get_submodule(path)
-        with Trace(call.leaves, {**named_state(instance), **plain_state(instance)}) as trace:
+        trace = Trace(call.leaves, {**named_state(instance), **plain_state(instance)})
+        with trace, trace.with_gradients() if spec.train else nullcontext():
             result = forward()
         _refuse_other_results(path, result)
         found[path].append(_Seen(canonical_json(call.parameters), call.paths, described, trace.digest(result)))

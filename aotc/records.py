@@ -182,7 +182,8 @@ class Argument(Record, frozen=True):
 class Output(Record, frozen=True):
     """Where one flat output comes from: the library's output of that index, an argument given back, or a constant.
 
-    With an `axis`, it is the size of that axis of the argument `leaf`, a number.
+    With an `axis`, it is the size of that axis of the argument `leaf`, a number. `view`: another tensor with the
+    argument's elements and form, as `detach` gives.
 
     `dims` names the dims of a library output's axes, for cropping what was padded ("" where an axis has none).
     """
@@ -193,6 +194,7 @@ class Output(Record, frozen=True):
     constant: Scalar = None
     dims: tuple[str, ...] = ()
     axis: Place | None = None
+    view: bool = False
 
 
 class ResultContainer(Record, frozen=True):
@@ -286,6 +288,15 @@ class Gradient(Record, frozen=True):
     results: tuple[Place, ...] = ()
 
 
+class Total(Record, frozen=True):
+    """The backward library's output `output` is the whole gradient of the result `result`, on which the results `of`
+    depend."""
+
+    result: Place
+    output: Place
+    of: tuple[Place, ...]
+
+
 class Backward(Record, frozen=True):
     """The second library of a variant for training, one of its files.
 
@@ -302,6 +313,7 @@ class Backward(Record, frozen=True):
     gradients: tuple[Gradient, ...]
     held: tuple[Saved, ...] = ()
     without: tuple[Argument, ...] = ()
+    totals: tuple[Total, ...] = ()
 
 
 class Reads(Record, frozen=True):

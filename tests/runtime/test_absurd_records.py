@@ -40,6 +40,7 @@ from aotc.records import (
     Signature,
     SizeRange,
     StateSpec,
+    Total,
     decode_artifact,
 )
 from aotc.runtime.libraries.folder import FilesInFolder
@@ -121,6 +122,11 @@ ABSURD = {
         trained(gradients=(Gradient(0, 0, (1,)),)),
         "1 of the tensors that pass between",
     ),
+    "a result that depends on itself": (
+        trained(totals=(Total(0, 0, (0,)),)),
+        "1 of the tensors that pass between",
+    ),
+    "a view of a constant": (variant_with(outputs=(Output(constant=1, view=True),)), "a view of what is no tensor"),
     "a dtype that is none": (signed([tensor("x", "batch", dtype="float33")]), "'float33' is not a dtype"),
     "a dtype that is a function": (signed([tensor("x", "batch", dtype="ones")]), "'ones' is not a dtype"),
     "a dtype of a weight that is none": (

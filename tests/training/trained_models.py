@@ -36,7 +36,8 @@ class Mixed(nn.Module):
         hidden = F.gelu(self.still(self.norm(self.enter(x) + self.tied(x))))
         hidden = torch.relu(self.frozen(hidden)) + hidden.detach()
         out = self.leave(hidden)
-        return {"out": out / scale, "hidden": hidden, "top": out.argmax(-1), "loss": F.mse_loss(out, y)}
+        loss = F.mse_loss(out, y)
+        return {"out": out / scale, "hidden": hidden, "top": out.argmax(-1), "loss": loss, "turned": out.t()}
 
 
 class Padded(nn.Module):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import torch
@@ -70,7 +70,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         def apply(function: Any, *args: Any, **kwargs: Any) -> Any:
             note(f"{function.__module__}.{function.__qualname__}")
-            return super(_SingleLevelFunction, function).apply(*args, **kwargs)
+            return cast("Any", super(_SingleLevelFunction, function)).apply(*args, **kwargs)
 
         with mock.patch.object(_SingleLevelFunction, "apply", classmethod(apply), create=True), _GradModesNoted(note):
             yield

@@ -6,19 +6,23 @@ min-cut partitioner decides what is saved and what is computed again. So masks o
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, fx, nn
+from torch.autograd.function import Function
+from torch.autograd.graph import get_gradient_edge
 
 from aotc.compiler.capture.lifting.lift import Capture
 from aotc.compiler.capture.lifting.shared_memory import views_of
 from aotc.compiler.training.sizes import read_from_tensors, symbols_of
 from aotc.errors import BuildError
-from aotc.records import Argument, Backward, Gradient, Saved
+from aotc.records import Argument, Backward, Gradient, Saved, Total
 
 _clone = torch.ops.aten.clone.default
 _copy = torch.ops.aten.copy_.default
@@ -42,13 +46,17 @@ class Halves(NamedTuple):
     gradients: tuple[Gradient, ...]
     held: tuple[Saved, ...]
     without: tuple[Argument, ...]
+    totals: tuple[Total, ...] = ()
 
     @property
     def differentiable(self) -> tuple[int, ...]:
         return tuple(sorted({each.gradient for each in self.saved if each.gradient is not None}))
 
     def record(self, library: str) -> Backward:
-        return Backward(library, self.results, self.differentiable, self.saved, self.gradients, self.held, self.without)
+        return Backward(
+            *(library, self.results, self.differentiable, self.saved, self.gradients, self.held, self.without),
+            totals=self.totals,
+        )
 
 
 def halves_of(captured: Capture, differentiable: Sequence[Argument], memory_budget: float) -> Halves:
@@ -73,19 +81,51 @@ class _Whole(nn.Module):
         return self.graph(*arguments)
 
 
+class _Mark(Function):
+    """The same value. Its whole gradient is the gradient of the mark, too."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, mark: Tensor) -> Tensor:
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        return gradient, gradient
+
+
+def _marked(value: Tensor, mark: Tensor) -> Tensor:
+    return cast(Tensor, _Mark.apply(value, mark))  # type: ignore[no-untyped-call]
+
+
+class _Dependence(NamedTuple):
+    """The results that depend on each argument, and on each other result."""
+
+    of_arguments: dict[int, set[int]]
+    of_results: dict[int, set[int]]
+
+    def results_of(self, argument: int, differentiable: Collection[int]) -> tuple[int, ...]:
+        """Empty where all do."""
+        own = self.of_arguments.get(argument, set()) & set(differentiable)
+        return () if own == set(differentiable) else tuple(sorted(own))
+
+
 class _Splitting:
     def __init__(self, captured: Capture, differentiable: Sequence[Argument]) -> None:
         self.captured = captured
         self.arguments, self.differentiable = captured.arguments, differentiable
+        self.mode = _mode_of(captured.graph.graph)
         self.wanted = {index for index, each in enumerate(captured.arguments) if each in differentiable}
 
     def split(self, memory_budget: float) -> Halves:
         from torch._functorch import config
 
+        self._check_written()
         results = self._separate_results()
         with ExitStack() as stack:
             # Halves are traced again when they are compiled: their casts are in the graphs already.
             stack.enter_context(config.patch(backward_pass_autocast="off"))
+            dependence = self._dependence(results)
+            self._mark(dependence)
             joint = self._joint(stack)
             outputs = joint.graph.output_node()
             kinds = [type(desc).__name__ for desc in outputs.meta["desc"]]
@@ -101,19 +141,9 @@ class _Splitting:
                     hint="return copies: `x.clone()`",
                     stage="export",
                 )
-            self._check_differentiable(joint, written, kinds)
-            results_of = self._results_of_arguments() if results > 1 else {}
+            self._check_differentiable(kinds)
             forward, backward = self._partition(joint, count, memory_budget)
-        halves = self._finish(forward, backward, written, results)
-        gradients = (self._with_results(each, halves, results_of) for each in halves.gradients)
-        return halves._replace(gradients=tuple(gradients))
-
-    def _with_results(self, gradient: Gradient, halves: Halves, results_of: dict[int, set[int]]) -> Gradient:
-        index = self.arguments.index(halves.forward.arguments[gradient.argument])
-        own = results_of.get(index, set()) & set(halves.differentiable)
-        return Gradient(
-            gradient.output, gradient.argument, () if own == set(halves.differentiable) else tuple(sorted(own))
-        )
+        return self._finish(forward, backward, written, results, dependence)
 
     def _separate_results(self) -> int:
         """Let each result of the graph have memory of its own. Returns their number."""
@@ -127,54 +157,83 @@ class _Splitting:
 
     def _joint(self, stack: ExitStack) -> fx.GraphModule:
         from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
-        from torch._guards import TracingContext, detect_fake_mode, tracing
+        from torch._guards import TracingContext, tracing
         from torch._inductor.decomposition import select_decomp_table
         from torch._inductor.virtualized import V
-        from torch._subclasses.fake_tensor import FakeTensorMode
 
-        graph = self.captured.graph
-        mode = detect_fake_mode(_values(graph.graph)) or FakeTensorMode()
-        stack.enter_context(V.set_fake_mode(mode))
-        stack.enter_context(tracing(TracingContext(mode)))
+        stack.enter_context(V.set_fake_mode(self.mode))
+        stack.enter_context(tracing(TracingContext(self.mode)))
         with torch.enable_grad():
             joint = aot_export_joint_with_descriptors(
-                stack, _Whole(graph), tuple(self._fakes(mode)), decompositions=select_decomp_table()
+                stack, _Whole(self.captured.graph), tuple(self._fakes()), decompositions=select_decomp_table()
             )
-        self.mode = mode
-        return joint.graph_module
+        module = joint.graph_module
+        for node in module.graph.find_nodes(op="placeholder"):
+            if self._position(node.meta["desc"]) >= len(self.arguments):  # a mark
+                module.graph.erase_node(node)
+        return module
 
-    def _fakes(self, mode: Any) -> list[Tensor]:
-        with mode:
+    def _fakes(self) -> list[Tensor]:
+        """Tensors without memory for all placeholders: arguments, then marks."""
+        with self.mode:
             return [
                 torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).requires_grad_(
-                    index in self.wanted
+                    index in self.wanted or index >= len(self.arguments)
                 )
                 for index, value in enumerate(_values(self.captured.graph.graph))
             ]
 
-    def _results_of_arguments(self) -> dict[int, set[int]]:
-        """By each argument the results from which autograd's graph leads to it."""
-        fakes = self._fakes(self.mode)
-        with self.mode, torch.enable_grad():
-            results = self.captured.graph(*fakes)
+    def _dependence(self, results: int) -> _Dependence:
+        """By eager's graph of autograd. Of one result, all depends."""
+        of_arguments: dict[int, set[int]] = {}
+        of_results: dict[int, set[int]] = {}
+        if results == 1:
+            return _Dependence(of_arguments, of_results)
+        fakes = self._fakes()
         index_of = {id(fake): index for index, fake in enumerate(fakes)}
-        found: dict[int, set[int]] = {}
-        for place, result in enumerate(results):
-            for leaf in _leaves_of(result):
-                found.setdefault(index_of[id(leaf)], set()).add(place)
-        return found
+        with self.mode, torch.enable_grad():
+            values = self.captured.graph(*fakes)
+        edges = {_edge_of(value): place for place, value in enumerate(values) if value.requires_grad}
+        for edge, place in edges.items():
+            leaves, passed = _reached(edge)
+            for leaf in leaves:
+                of_arguments.setdefault(index_of[id(leaf)], set()).add(place)
+            for other in passed & edges.keys():
+                of_results.setdefault(edges[other], set()).add(place)
+        return _Dependence(of_arguments, of_results)
+
+    def _mark(self, dependence: _Dependence) -> None:
+        """Let the joint graph have the whole gradient of each result on which others depend: as that of a mark."""
+        graph = self.captured.graph.graph
+        values = list(cast("tuple[fx.Node, ...]", graph.output_node().args[0]))
+        self.marked = sorted(dependence.of_results)
+        last = graph.find_nodes(op="placeholder")[-1]
+        for number, place in enumerate(self.marked):
+            value = values[place]
+            with graph.inserting_after(last):
+                last = graph.placeholder(f"mark_{number}")
+            with graph.inserting_after(value):
+                marked = graph.call_function(_marked, (value, last))
+            marked.meta, last.meta = dict(value.meta), dict(value.meta)
+            value.replace_all_uses_with(marked, partial(operator.is_not, marked))
+        self.captured.graph.recompile()
 
     def _position(self, desc: Any) -> int:
         """The argument of a description; -1 for a constant of the graph."""
         return desc.idx if type(desc).__name__ == "PlainAOTInput" else -1
 
-    def _check_differentiable(self, joint: fx.GraphModule, written: Sequence[int], kinds: Sequence[str]) -> None:
-        if assigned := [self._name(index) for index in written if index in self.wanted]:
+    def _check_written(self) -> None:
+        leaves, state = self.captured.mutated_leaves, self.captured.mutated_state
+        written = [index for index in self.wanted if self.arguments[index].leaf in leaves]
+        written += [index for index in self.wanted if self.arguments[index].state in state]
+        if written:
             raise BuildError(
-                f"forward writes to `{assigned[0]}`, which gets a gradient: its backward cannot be compiled",
+                f"forward writes to `{self._name(written[0])}`, which gets a gradient: its backward cannot be compiled",
                 hint="let forward compute a new tensor",
                 stage="export",
             )
+
+    def _check_differentiable(self, kinds: Sequence[str]) -> None:
         if not any(kind.startswith("Grad") for kind in kinds):
             raise BuildError(
                 "nothing of the model can be trained: no result depends on a parameter or an input that requires a "
@@ -227,13 +286,19 @@ class _Splitting:
     # -- after the partition ------------------------------------------------------------------------------------------
 
     def _finish(
-        self, forward: fx.GraphModule, backward: fx.GraphModule, written: Sequence[int], results: int
+        self,
+        forward: fx.GraphModule,
+        backward: fx.GraphModule,
+        written: Sequence[int],
+        results: int,
+        dependence: _Dependence,
     ) -> Halves:
         inputs = {node.name: node for node in forward.graph.find_nodes(op="placeholder")}
         output = forward.graph.output_node()
         values = list(cast("Sequence[fx.Node]", output.args[0]))
         returned = values[len(written) : len(written) + results]
         before = self._before_writes(forward, written, inputs)
+        self._take_gradients_laid_out(backward, returned)
         passed = list(backward.graph.find_nodes(op="placeholder"))
         saved_values = values[len(written) + results :]
         by_name = {node.name: node for node in saved_values if isinstance(node, fx.Node)}
@@ -262,7 +327,8 @@ class _Splitting:
         for copy in before.values():
             if not copy.users:
                 forward.graph.erase_node(copy)
-        gradients = self._gradients(backward)
+        found = self._gradients(backward)
+        gradients = [each for each in found if each.argument < len(self.arguments)]
         for node in list(inputs.values()):
             if self._position(self.sources[node.name]) < 0:
                 self._bake(forward, node)
@@ -278,6 +344,7 @@ class _Splitting:
             del without[self.arguments[each.argument]]
         state = [argument.state for argument in arguments if argument.state is not None]
         state += [each.state for each in self.captured.outputs if each.state is not None]
+        differentiable = {each.gradient for each in own if each.gradient is not None}
         return Halves(
             replace(
                 self.captured,
@@ -289,10 +356,45 @@ class _Splitting:
             replace(self.captured, graph=backward, examples=_values(backward.graph)),
             results,
             tuple(_placed(source, places) for source in own),
-            tuple(Gradient(each.output, places[each.argument]) for each in gradients),
+            tuple(
+                Gradient(each.output, places[each.argument], dependence.results_of(each.argument, differentiable))
+                for each in gradients
+            ),
             tuple(_placed(each, places) for each in dict.fromkeys(held) if each not in own),
             tuple(without),
+            self._totals(found, dependence, differentiable),
         )
+
+    def _totals(
+        self, found: Sequence[Gradient], dependence: _Dependence, differentiable: Collection[int]
+    ) -> tuple[Total, ...]:
+        outputs = {each.argument: each.output for each in found}
+        totals = []
+        for number, result in enumerate(self.marked):
+            output = outputs.get(len(self.arguments) + number)
+            of = dependence.of_results[result] & set(differentiable)
+            if output is not None and of and result in differentiable:
+                totals.append(Total(result, output, tuple(sorted(of))))
+        return tuple(totals)
+
+    def _take_gradients_laid_out(self, backward: fx.GraphModule, results: Sequence[fx.Node]) -> None:
+        """Let the backward take the gradient of each result with the strides that `empty_like` of the result has, as
+        it is called with; AOTAutograd may have traced another layout, which is copied to."""
+        first = next(node for node in backward.graph.nodes if node.op != "placeholder")
+        for node in backward.graph.find_nodes(op="placeholder"):
+            desc = self.sources.get(node.name)
+            if type(desc).__name__ != "TangentAOTInput":
+                continue
+            traced = node.meta["val"]
+            with self.mode:
+                given = torch.empty_like(results[cast(Any, desc).output.idx].meta["val"])
+            if list(map(str, given.stride())) == list(map(str, traced.stride())):
+                continue
+            with backward.graph.inserting_before(first):
+                copy = backward.graph.call_function(_clone, (node,), {"memory_format": torch.contiguous_format})
+            node.replace_all_uses_with(copy, partial(operator.is_not, copy))
+            copy.meta = {**node.meta, "val": traced.new_empty(traced.shape)}
+            node.meta["val"] = given
 
     def _before_writes(
         self, forward: fx.GraphModule, written: Sequence[int], inputs: dict[str, fx.Node]
@@ -419,21 +521,36 @@ def _save_what_is_drawn(graph: fx.Graph) -> None:
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
 
-def _leaves_of(result: Tensor) -> list[Tensor]:
-    """The tensors of which a backward of the result would accumulate gradients."""
-    found: list[Tensor] = []
-    waiting = [result.grad_fn]
-    seen = set(waiting)
+def _mode_of(graph: fx.Graph) -> Any:
+    from torch._guards import detect_fake_mode
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return detect_fake_mode(_values(graph)) or FakeTensorMode()
+
+
+_Edge = tuple[Any, int]
+
+
+def _edge_of(value: Tensor) -> _Edge:
+    edge = get_gradient_edge(value)
+    return edge.node, edge.output_nr
+
+
+def _reached(edge: _Edge) -> tuple[list[Tensor], set[_Edge]]:
+    """The tensors to which a backward from this edge accumulates gradients, and the edges that it passes."""
+    leaves: list[Tensor] = []
+    waiting, passed = [edge], set[_Edge]()
+    nodes = set()
     while waiting:
-        node: Any = waiting.pop()
-        if node is None:
+        node, _ = waiting.pop()
+        if node is None or node in nodes:
             continue
+        nodes.add(node)
         if hasattr(node, "variable"):
-            found.append(node.variable)
-        new = {each for each, _ in node.next_functions} - seen
-        seen |= new
-        waiting += new
-    return found
+            leaves.append(node.variable)
+        passed |= set(node.next_functions)
+        waiting += node.next_functions
+    return leaves, passed
 
 
 def _values(graph: fx.Graph) -> tuple[Any, ...]:

@@ -1,5 +1,6 @@
 """Code for training. Imported only for a model that was built with `train: true`.
 
 - `library`: the libraries of a variant's forward and backward, as one function of autograd.
+- `results`: several results of one call, of which one may depend on another.
 - `step`: `aotc.TrainingStep`, forward, backward and optimizer in one call. `step_graphs`: such steps as CUDA graphs.
 """

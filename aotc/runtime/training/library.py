@@ -16,6 +16,7 @@ from torch.autograd.function import Function
 from aotc.errors import BindError, CorruptError, GradientError, Issue
 from aotc.records import Artifact, Saved, Variant, bucket_name
 from aotc.runtime.libraries.library import Library, calls_back, open_library
+from aotc.runtime.training.results import Pass, Run, separated
 from aotc.snapshot.tensors import dtype_name, named_state
 from aotc.store.layout.check_record import backward_issues
 from aotc.tensors.layouts import has_memory
@@ -100,7 +101,8 @@ def with_backward(forward: Library, variant: Variant, backward: Library) -> Trai
         )
     if forward.counts is not None and backward.counts is not None:
         outputs = forward.counts[1]
-        expected = len(record.saved), len({each.output for each in record.gradients})
+        given = {each.output for each in record.gradients} | {each.output for each in record.totals}
+        expected = len(record.saved), len(given)
         needed = max(record.results, *(each.output + 1 for each in record.saved if each.output is not None), 0)
         if backward.counts != expected or outputs < needed:
             raise CorruptError(
@@ -133,6 +135,9 @@ class TrainingLibrary:
         for each in record.gradients:
             self.gradients[each.argument] = each.output
             self._results_of[each.argument] = frozenset(each.results or record.differentiable)
+        self._totals = {each.result: each for each in record.totals}
+        depends = [sum(index in each.of for each in record.totals) for index in range(record.results)]
+        self._order = sorted(record.differentiable, key=depends.__getitem__) if len(record.differentiable) > 1 else []
         self._frozen = _frozen(variant)
         self._without = [place for place, each in enumerate(variant.arguments) if each in record.without]
         self._names = [argument.state or f"input {argument.leaf}" for argument in variant.arguments]
@@ -145,8 +150,17 @@ class TrainingLibrary:
         if self._without:  # in eager, the graph of autograd does not lead to them either
             arguments = [each.detach() if place in self._without else each for place, each in enumerate(arguments)]
         inner = [each for each in arguments if each.grad_fn is not None]
-        link = _Link.apply(*inner) if inner else None  # type: ignore[no-untyped-call]
-        return list(_Step.apply(self, (link,), *arguments))  # type: ignore[no-untyped-call]
+        link = [_Link.apply(*inner)] if inner else []  # type: ignore[no-untyped-call]
+        if not self._order:
+            return list(_Step.apply(self, link, None, *arguments))  # type: ignore[no-untyped-call]
+        own = Pass(self._totals, self.results)
+        results = _Step.apply(self, link, own, *arguments)  # type: ignore[no-untyped-call]
+        if not results[self._order[0]].requires_grad:
+            return list(results)
+        return separated(results, self._order, self._totals, own, _once_only)
+
+    def runner(self, step: Any) -> Run:
+        return lambda gradients: _outputs(step, gradients)
 
     def outputs_for(self, missing: Collection[int]) -> list[int | None]:
         """By each argument the backward's output that is its gradient. Where no gradients came of `missing` results,
@@ -176,6 +190,12 @@ def _form_of(tensor: Tensor) -> _Form:
     return _Form(tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
 
 
+def _form_of_gradient(result: Tensor) -> _Form:
+    """A result's, without axes along which elements share memory, or gaps between them."""
+    form = _form_of(result)
+    return form if result.is_contiguous() else form._replace(strides=torch.empty_like(result, device="meta").stride())
+
+
 _hooks_on_saved: Callable[[bool], object | None] = torch._C._autograd._top_saved_tensors_default_hooks
 
 
@@ -183,14 +203,16 @@ class _Step(Function):
     """The forward and the backward of one call."""
 
     @staticmethod
-    def forward(ctx: Any, code: TrainingLibrary, link: tuple[Tensor | None], *arguments: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, code: TrainingLibrary, link: list[Tensor], own: Pass | None, *arguments: Tensor
+    ) -> tuple[Tensor, ...]:
         outputs = code.forward.run(arguments)
-        ctx.code, ctx.link = code, link
+        ctx.code, ctx.link, ctx.own = code, link, own
         kept = [_kept(each, arguments, outputs) for each in code.kept]
         ctx.save_for_backward(*kept)
         ctx.kept = None if _hooks_on_saved(False) is None else list(map(_form_of, kept))
         results = tuple(outputs[: code.results])
-        ctx.forms = list(map(_form_of, results))
+        ctx.forms = list(map(_form_of_gradient, results))
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*(results[index] for index in code.not_differentiable))
         return results
@@ -198,23 +220,33 @@ class _Step(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
         code: TrainingLibrary = ctx.code
-        twice = torch.is_grad_enabled()
+        outputs = ctx.own.take_outputs(gradients) if ctx.own is not None else None
+        if outputs is None:
+            outputs = _outputs(ctx, gradients, last=True)
+        else:
+            ctx.maybe_clear_saved_tensors()
         missing = [index for index in code.differentiable if gradients[index] is None]
-        with torch.no_grad():
-            kept = ctx.saved_tensors
-            if ctx.kept is not None:
-                kept = tuple(map(_from_hook, kept, ctx.kept))
-            given = [
-                kept[code.places[each]]
-                if each.gradient is None
-                else _cotangent(gradients[each.gradient], ctx.forms[each.gradient])
-                for each in code.saved
-            ]
-            del kept
-            ctx.maybe_clear_saved_tensors()  # unless `retain_graph=True`
-            outputs = code.backward(given)
         found = [None if output is None else outputs[output] for output in code.outputs_for(missing)]
-        return None, None, *(_once_only(found, _sources(ctx, gradients)) if twice else found)
+        return None, None, None, *(_once_only(ctx, found, gradients) if torch.is_grad_enabled() else found)
+
+
+def _outputs(ctx: Any, gradients: Sequence[Tensor | None], *, last: bool = False) -> list[Tensor]:
+    """Of the backward's library. After the `last` run what was saved goes, unless `retain_graph=True`."""
+    code: TrainingLibrary = ctx.code
+    with torch.no_grad():
+        kept = ctx.saved_tensors
+        if ctx.kept is not None:
+            kept = tuple(map(_from_hook, kept, ctx.kept))
+        given = [
+            kept[code.places[each]]
+            if each.gradient is None
+            else _cotangent(gradients[each.gradient], ctx.forms[each.gradient])
+            for each in code.saved
+        ]
+        del kept
+        if last:
+            ctx.maybe_clear_saved_tensors()
+        return code.backward(given)
 
 
 def _kept(source: Saved, arguments: Sequence[Tensor], outputs: Sequence[Tensor]) -> Tensor:
@@ -244,9 +276,11 @@ def _laid_out(tensor: Tensor, form: _Form) -> Tensor:
     """The tensor in memory, with the strides for which the backward was compiled."""
     if has_memory(tensor) and tensor.stride() == form.strides and not tensor.is_neg() and not tensor.is_conj():
         return tensor
-    laid = torch.empty_strided(form.shape, form.strides, dtype=form.dtype, device=form.device)
+    dense = tensor if tensor.layout is torch.strided else tensor.to_dense()
+    shape = [1 if stride == 0 else size for size, stride in zip(form.shape, form.strides, strict=True)]
+    laid = torch.empty_strided(shape, form.strides, dtype=form.dtype, device=form.device)
     try:
-        return laid.copy_(tensor if tensor.layout is torch.strided else tensor.to_dense())
+        return laid.copy_(dense[tuple(map(slice, shape))]).expand(form.shape)
     except RuntimeError as error:
         raise GradientError(
             f"a gradient has no memory of its own, and compiled code cannot take it: {error}",
@@ -255,14 +289,11 @@ def _laid_out(tensor: Tensor, form: _Form) -> Tensor:
         ) from error
 
 
-def _sources(ctx: Any, gradients: Sequence[Tensor | None]) -> list[Tensor]:
-    """All that the gradients of a call depend on: parameters, what stands for inputs that were computed, cotangents."""
-    leaves = (getattr(node, "variable", None) for node, _ in ctx.next_functions)
-    return [each for each in (*leaves, *ctx.link, *gradients) if each is not None]
-
-
-def _once_only(found: Sequence[Tensor | None], sources: Sequence[Tensor]) -> list[Tensor | None]:
-    """The gradients, of which no derivative can be taken (`create_graph=True`)."""
+def _once_only(step: Any, found: Sequence[Tensor | None], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """What a call's backward gives, of which no derivative can be taken (`create_graph=True`). It depends on leaves, on
+    what stands for inputs that were computed, and on the gradients of results."""
+    leaves = (getattr(node, "variable", None) for node, _ in step.next_functions)
+    sources = [each for each in (*leaves, *step.link, *gradients) if each is not None]
     dense = iter(_NoSecond.apply(len(sources), *sources, *(each for each in found if each is not None)))  # type: ignore[no-untyped-call]
     return [None if each is None else next(dense) for each in found]
 

@@ -455,6 +455,8 @@ def _variant_issues(
         yield from _output_issues(output, leaves, state, dims)
         if output.axis is not None and output.leaf not in tensors:
             yield "an output is a size of an input that is no tensor"
+        if output.view and output.leaf not in tensors and output.state is None:
+            yield "an output is a view of what is no tensor"
     try:
         if sorted(_indices(variant.output_tree, DEEPEST)) != list(range(len(variant.outputs))):
             yield f"{len(variant.outputs)} outputs are not each in one place of its result's structure"
@@ -491,12 +493,16 @@ def backward_issues(variant: Variant) -> Iterator[str]:
         yield f"its forward has {_short(backward.results)} results, and its outputs are others"
         return
     wrong = sum(not _is_saved(each, variant, backward) for each in (*backward.saved, *backward.held))
-    gradients = range(len({each.output for each in backward.gradients}))  # each output of the backward is one
+    given = {each.output for each in backward.gradients} | {each.output for each in backward.totals}
+    gradients = range(len(given))  # each output of the backward is one
     wrong += sum(
         not 0 <= each.argument < len(variant.arguments) or each.output not in gradients for each in backward.gradients
     )
     of_gradients = (index for each in backward.gradients for index in each.results)
     wrong += sum(index not in results for index in (*backward.differentiable, *of_gradients))
+    wrong += sum(each.output not in gradients for each in backward.totals)
+    differentiable = {*backward.differentiable}
+    wrong += sum(not {each.result, *each.of} <= differentiable or each.result in each.of for each in backward.totals)
     if wrong or any(each.gradient is not None for each in backward.held):
         yield f"{wrong} of the tensors that pass between its libraries come from no place"
 

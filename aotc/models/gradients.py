@@ -21,16 +21,17 @@ def gradients_of(
     with_gradients: Collection[int],
     seed: int = 0,
     call: Callable[..., Any] | None = None,
+    scale: float = 1.0,
 ) -> list[Tensor | None]:
     """The gradients of the module's parameters, then of the leaves `with_gradients`; None where it has none.
 
-    They are those of the sum of all results, each weighted by random numbers that depend on its place only. The state
-    called `written` is as before afterwards. `call` is what is called in the place of the module.
+    They are those of the sum of all results, each weighted by random numbers that depend on its place only, times
+    `scale`. The state called `written` is as before afterwards. `call` is what is called in the place of the module.
     """
     values, of = _values(module, leaves, with_gradients)
     with state_put_back(module, written):
         results = _results(call or module, signature, values, seed)
-        weights = [_weights(each, place) for place, each in enumerate(results)]
+        weights = [_weights(each, place) * scale for place, each in enumerate(results)]
         found = torch.autograd.grad(results, of, weights, allow_unused=True)
     return list(found)
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import aotc
-from aotc.compiler.smoke.smoke_run import _Called, _compare_gradients, _compare_with_eager
+from aotc.compiler.smoke.smoke_run import _Called, _compare_at_extremes, _compare_gradients, _compare_with_eager
 from aotc.errors import LibraryError
 from aotc.records import Parameter, Signature, TensorLeaf, Variant
 from aotc.runtime.training.library import TrainingLibrary
@@ -62,6 +62,46 @@ def test_a_wrong_gradient_of_a_parameter_or_of_an_input_is_found(training_store:
         backward_tampered(library, outputs=lambda results, index=index: results[index].mul_(0.8).add_(0.01))
         with pytest.raises(LibraryError, match=f"the gradient of (the input )?`{name}`"):
             check(call, called)
+
+
+class Saturating(nn.Module):
+    """Ordinary inputs do not reach the bounds."""
+
+    def __init__(self, bound: float = 6.0, steepest: float = 20.0) -> None:
+        super().__init__()
+        self.linear, self.bound = nn.Linear(8, 4), bound
+        self.steepest = steepest
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.linear(x).clamp(-self.bound, self.bound)
+        return out.sum() + Steep.apply(out, self.steepest)
+
+
+class Steep(torch.autograd.Function):
+    """A sum whose gradient is clipped."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, most: float) -> Tensor:
+        ctx.most = most
+        ctx.save_for_backward(x)
+        return x.sum()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient.clamp(-ctx.most, ctx.most).expand_as(*ctx.saved_tensors), None
+
+
+@pytest.mark.parametrize("other", [{"bound": 1e9}, {"steepest": 1e9}])
+def test_a_backward_that_is_wrong_at_large_values_only_is_found(other: dict[str, float]) -> None:
+    torch.manual_seed(0)
+    module, wrong = Saturating(), Saturating(**other)
+    wrong.linear = module.linear
+    signature = Signature((Parameter("x", 0),), (TensorLeaf("x", "float32", (16, 8)),))
+    called, variant = _Called(module, signature, (), [torch.randn(16, 8)]), Variant({}, "", (), (), (), 0)
+    _compare_gradients(called, variant, wrong, torch.device("cpu"))
+    _compare_at_extremes(called, variant, module, torch.device("cpu"), [0])
+    with pytest.raises(LibraryError, match=r"the gradient of `linear\.weight` differs"):
+        _compare_at_extremes(called, variant, wrong, torch.device("cpu"), [0])
 
 
 def test_a_buffer_that_is_written_wrongly_is_found(training_store: Path, models: Any) -> None:

@@ -25,6 +25,8 @@ from aotc.errors import AotcError, Issue, LibraryError
 from aotc.machine.processes import die_with_parent, message_stream
 from aotc.machine.targets import parse_target
 from aotc.machine.waits import listening
+from aotc.manifest.inputs import TensorInput, parse_inputs
+from aotc.manifest.types import ModelSpec
 from aotc.models.calls import (
     arguments_of,
     call_model,
@@ -100,6 +102,8 @@ def smoke(job: Job) -> Smoked:
         times = _compare_and_time(called, given, timed, device, _sizes_in_ranges(variant, dims))
         if variant.backward is not None:
             _compare_gradients(called, variant, compiled, device)
+            wide = _without_values_of_their_own(job.spec, artifact.signature)
+            _compare_at_extremes(called, variant, compiled, device, {*wide, *variant.with_gradients})
     return msgspec.structs.replace(smoked, times=times)
 
 
@@ -135,6 +139,7 @@ def _run_region(
         times = _compare_and_time(called, called.call(code), code, device, sizes)
         if variant.backward is not None:
             _compare_gradients(called, variant, compiled.regions[region.name], device)
+            _compare_at_extremes(called, variant, compiled.regions[region.name], device, variant.with_gradients)
     if device.type != "cuda" or variant.backward is not None:
         return Smoked(None, cost, driver_compiled, times)
     part = artifact.of_region(region)
@@ -190,12 +195,45 @@ def _compare_and_time(
     return call_times(compiled, eager, called.call, device, sizes)
 
 
-def _compare_gradients(called: _Called, variant: Variant, compiled: Callable[..., Any], device: torch.device) -> None:
+WIDER, STEEPER = 8.0, 100.0
+"""Inputs and gradients of results are so many times as large where code that saturates or clips shows."""
+
+
+def _without_values_of_their_own(spec: ModelSpec, signature: Signature) -> list[int]:
+    """The inputs of random numbers for which the manifest says no `init`: the model takes any."""
+    _, inputs = parse_inputs(spec.inputs)
+    free = {each.path for each in inputs if isinstance(each, TensorInput) and each.init is None}
+    return [index for index, leaf in enumerate(signature.leaves) if leaf.path in free]
+
+
+def _compare_at_extremes(
+    called: _Called, variant: Variant, compiled: Callable[..., Any], device: torch.device, wide: Collection[int]
+) -> None:
+    """As `_compare_gradients`, with larger gradients of results, and on a CPU with larger values of the inputs `wide`:
+    on a GPU an index that is computed from one and beyond its tensor would end the process. A model that fails there in
+    eager is not compared."""
+
+    def widened(index: int, leaf: Any) -> Any:
+        is_wide = index in wide and device.type == "cpu" and isinstance(leaf, Tensor) and leaf.is_floating_point()
+        return leaf * WIDER if is_wide else leaf
+
+    called = called._replace(leaves=[widened(index, leaf) for index, leaf in enumerate(called.leaves)])
+    try:
+        gradients_of(*called, variant.with_gradients, scale=STEEPER)
+    except Exception:
+        traceback.print_exc()
+        return
+    _compare_gradients(called, variant, compiled, device, STEEPER)
+
+
+def _compare_gradients(
+    called: _Called, variant: Variant, compiled: Callable[..., Any], device: torch.device, scale: float = 1.0
+) -> None:
     """Raises LibraryError where the backward's gradients differ from the module's by more than rounding."""
     wanted = variant.with_gradients
 
     def run(seed: int, function: Callable[..., Any] | None = None) -> Result:
-        return gradients_of(*called, wanted, seed, function)
+        return gradients_of(*called, wanted, seed, function, scale)
 
     eager = run(0)
     draws = has_drawn(device)
@@ -203,7 +241,7 @@ def _compare_gradients(called: _Called, variant: Variant, compiled: Callable[...
     position = first_difference(eager, given, run)
     if position is not None:
         said = f"differs by {difference(eager[position], given[position]):.3g} × the tolerance for rounding"
-    elif not draws:
+    elif not draws or scale != 1:
         return
     else:
         position = _wrong_slope(called, wanted, eager, given, compiled)

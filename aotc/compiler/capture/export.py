@@ -74,7 +74,7 @@ def capture(
                 raise opaque from error
             raise
     check_collectives(program.graph_module)
-    return lift(program, module, signature, leaves, frozen, outside)
+    return lift(program, module, signature, leaves, frozen, outside, train=train)
 
 
 _WITHIN_OPERATORS = "cast NotImplemented to Tensor"

@@ -32,6 +32,7 @@ from aotc.compiler.capture.lifting.result_tree import result_tree
 from aotc.compiler.capture.lifting.shared_memory import (
     PLAIN,
     base_of,
+    form_of,
     has_no_gaps,
     is_expanded,
     is_parameters,
@@ -79,10 +80,12 @@ def lift(
     leaves: Sequence[Any],
     frozen: bool,
     outside: Mapping[str, Tensor],
+    *,
+    train: bool = False,
 ) -> Capture:
     """The capture of an exported program; for a region, `outside` are the model's tensors. Raises BuildError for a
     program that cannot become an artifact."""
-    return _Lifting(program, module, signature, leaves, frozen, outside).lift()
+    return _Lifting(program, module, signature, leaves, frozen, outside, train=train).lift()
 
 
 class _Lifting:
@@ -96,6 +99,8 @@ class _Lifting:
         leaves: Sequence[Any],
         frozen: bool,
         outside: Mapping[str, Tensor],
+        *,
+        train: bool,
     ) -> None:
         self.program = program
         self.graph_module = program.graph_module
@@ -106,7 +111,7 @@ class _Lifting:
         self.outside = outside
         self.leaves = leaves
         self.leaf_of = self._leaf_by_placeholder(signature)
-        self.frozen = frozen
+        self.frozen, self.train = frozen, train
         self.state: list[str] = []
         self.arguments: list[Argument] = []
         self.examples: list[Tensor] = []
@@ -388,7 +393,8 @@ class _Lifting:
             outputs.append(self._output(spec, value, computed))
         if not computed:
             # All outputs are inputs or buffers. A library returns at least one tensor: return one that it wrote to.
-            computed = [value for value in cast("tuple[Any, ...]", node.args[0]) if itself(value) is not value][:1]
+            given = cast("tuple[Any, ...]", node.args[0])
+            computed = [value for value in given if isinstance(value, fx.Node) and value.op == "call_function"][:1]
         node.args = (tuple(computed),)
         if not computed:
             raise BuildError(
@@ -415,9 +421,23 @@ class _Lifting:
             if argument.state is None or not self.frozen:
                 self._keep_state(argument)
                 return Output(leaf=argument.leaf, state=argument.state)
+        if (argument := self._seen_whole(value)) is not None:
+            self._keep_state(argument)
+            return Output(leaf=argument.leaf, state=argument.state, view=True)
         if value not in computed:
             computed.append(value)
         return Output(index=computed.index(value))
+
+    def _seen_whole(self, value: fx.Node) -> Argument | None:
+        """The argument of which a value is a view that changes nothing, as `detach` gives: a library would return the
+        argument itself. In training it is copied, as a result with a gradient of its own."""
+        base = base_of(value)
+        argument = self.argument_of.get(base.name) if base is not None else None
+        if base is None or argument is None or self.train or (argument.state is not None and self.frozen):
+            return None
+        one, other = base.meta["val"], value.meta["val"]
+        forms = [(each.dtype, each.is_conj(), each.is_neg(), each.storage_offset()) for each in (one, other)]
+        return argument if forms[0] == forms[1] and form_of(base) == form_of(value) else None
 
     def _size_of_input(self, node: fx.Node) -> Output:
         """The axis of an input whose size the number is. Raises BuildError for any other number."""

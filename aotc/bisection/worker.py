@@ -13,9 +13,7 @@ import torch
 from torch import Tensor
 
 from aotc.bisection.divergence import first_divergence
-from aotc.bisection.ladder import walk
-from aotc.bisection.lowering import Lowering
-from aotc.bisection.report import Bisection, Culprit, Remedy, Stage
+from aotc.bisection.report import Bisection
 from aotc.bisection.weights import not_followed, wrongly_bound
 from aotc.compiler.capture.export import capture
 from aotc.compiler.capture.lifting.lift import Capture
@@ -23,19 +21,22 @@ from aotc.compiler.codegen.inductor_options import inductor_options
 from aotc.compiler.publish.record import RECORD
 from aotc.compiler.unit import compile_unit
 from aotc.compiler.workers.messages import Job
+from aotc.compiler.wrong_code.ladder import walk
+from aotc.compiler.wrong_code.lowering import Lowering
+from aotc.compiler.wrong_code.report import Culprit, Remedy, Stage
 from aotc.digest import sha256_bytes
 from aotc.errors import AotcError
 from aotc.machine.processes import die_with_parent
 from aotc.machine.targets import parse_target
 from aotc.models.calls import modes_of, signature_leaves
 from aotc.models.factory import told
+from aotc.models.tolerance import Judgement, judge
 from aotc.provenance import BuiltArtifact
 from aotc.records import Bucket, Dims, SizeRange, bucket_name, decode
 from aotc.runtime.libraries.folder import FilesInFolder
 from aotc.runtime.load import bind_artifact
 from aotc.snapshot.tensors import named_state
 from aotc.verify.comparison import Comparison, CouldNotRun, Subject, VerifyJob
-from aotc.verify.tolerance import Judgement, judge
 from aotc.verify.worker import worst_of
 
 ARTIFACT = "artifact in the store"

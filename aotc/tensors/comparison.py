@@ -18,7 +18,7 @@ by the share of elements that differ, relative to `share`. More than 1 is anothe
   always taken in the same order.
 
 (`aotc verify` has float64 results as well, and allows a multiple of eager's own error in the same norms:
-`aotc.verify.tolerance`.)
+`aotc.models.tolerance`.)
 
 Some models are not continuous (a router of experts, an argmax, a floor), or random. So where results differ, the model
 is run again, up to three times, with all results of its operators rounded otherwise and with another seed of the random

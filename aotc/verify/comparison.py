@@ -20,6 +20,8 @@ from aotc.manifest.types import ModelSpec
 from aotc.models.calls import arguments_of, has_drawn, modes_of, signature_leaves
 from aotc.models.factory import build_module, told
 from aotc.models.input_forms import input_forms
+from aotc.models.reference import in_float64
+from aotc.models.tolerance import QUANTISED, TF32, Judgement, failed, judge, may_use_tf32
 from aotc.records import Dims, Signature, TensorLeaf
 from aotc.runtime.call import CompiledCall
 from aotc.runtime.compiled import Compiled
@@ -30,8 +32,6 @@ from aotc.tensors.subclasses import is_wrapper
 from aotc.verify.eight_bits import RoundingTo8Bits
 from aotc.verify.kept_results import Findings, Kept, keep, shared
 from aotc.verify.other_weights import change_weights, copy_state
-from aotc.verify.reference import in_float64
-from aotc.verify.tolerance import QUANTISED, TF32, Judgement, failed, judge, may_use_tf32
 
 if TYPE_CHECKING:
     from aotc.verify.ranks import Ranks

@@ -1,4 +1,4 @@
-"""Gradients, and ten steps of training: compiled, in eager and in float64, by the rule of `aotc.verify.tolerance`.
+"""Gradients, and ten steps of training: compiled, in eager and in float64, by the rule of `aotc.models.tolerance`.
 
 A gradient that is 0 but for rounding, as that of a bias before a normalisation, is noise in all three. So an error is
 also allowed that is at most eager's largest in any gradient, or rounding of the largest gradient: of a gradient that is
@@ -19,13 +19,13 @@ from torch.utils import _pytree as pytree
 from aotc.errors import LibraryError
 from aotc.models.calls import arguments_of, modes_of, signature_leaves
 from aotc.models.gradients import gradients_of, names_of_gradients
+from aotc.models.tolerance import Judgement, floor_of, judge
 from aotc.optim import SGD
 from aotc.records import Dims
 from aotc.runtime.compiled import Compiled
 from aotc.runtime.training.step import TrainingStep
 from aotc.snapshot.tensors import plain_state
 from aotc.tensors.comparison import rms
-from aotc.verify.tolerance import Judgement, floor_of, judge
 
 if TYPE_CHECKING:
     from aotc.verify.comparison import Comparison

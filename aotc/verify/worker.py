@@ -15,12 +15,12 @@ import msgspec
 from aotc.errors import AotcError, BindError
 from aotc.machine.processes import die_with_parent, message_stream
 from aotc.models.factory import told
+from aotc.models.tolerance import Judgement
 from aotc.records import Artifact, Dims, LaunchPick, bucket_name
 from aotc.runtime.dispatch import Dispatcher
 from aotc.verify.cases import Step, describe_sizes, model_dispatcher, sizes_to_verify, steps_of
 from aotc.verify.comparison import Comparison, CouldNotRun, VerifyJob
 from aotc.verify.report import Report, Status
-from aotc.verify.tolerance import Judgement
 from aotc.verify.training import STEPS, compare_training
 
 _NOT_THE_WHOLE = (

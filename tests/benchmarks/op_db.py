@@ -13,6 +13,7 @@ eager in float64, by the rule of `aotc verify`, with the build's sample and with
     refused    the build ended with an error of aotc that names the operator, the model's line, or what it asks for
     nameless   it ended with another error
     wrong      a result or a gradient differs, or the process died; the exit status is then 1
+    unknown    the run ended before the operator was built alone
 """
 
 from __future__ import annotations
@@ -188,8 +189,8 @@ def compare_all(
 # -- the table --------------------------------------------------------------------------------------------------------
 
 
-def run(part: str, device: str, jobs: int, size: int, folder: Path) -> dict[str, list[str]]:
-    """By operator, what came of it and why."""
+def run(part: str, device: str, jobs: int, size: int, folder: Path) -> Iterator[dict[str, list[str]]]:
+    """By operator, what came of it and why: as far as it is known, after each build."""
     index, count = map(int, part.split("/"))
     mine = [each for place, each in enumerate(chosen_operators()) if place % count == index - 1]
     said = {name: ["not tried", "no sample that eager can differentiate, or random"] for name, at in mine if at is None}
@@ -197,20 +198,25 @@ def run(part: str, device: str, jobs: int, size: int, folder: Path) -> dict[str,
     batches = {f"batch{at // size}": tried[at : at + size] for at in range(0, len(tried), size)}
     refused = build(batches, folder, device, jobs)
     alone = {f"{model}-{at}": [each] for model in refused for at, each in enumerate(batches.pop(model))}
+    said |= {name: ["unknown", "its model was refused"] for ((name, _),) in alone.values()}
+    said |= _compared(batches, folder, device, jobs)
+    yield said
     if alone:
-        errors = build(alone, folder, device, jobs)
-        for model, error in errors.items():
+        for model, error in build(alone, folder, device, jobs).items():
             ((name, _),) = alone.pop(model)
             said[name] = ["refused" if "hint: " in error else "nameless", error]
-    for name, flaw in compare_all({**batches, **alone}, folder, device, jobs):
-        said[name] = ["wrong", flaw] if flaw else ["right", ""]
-    return said
+        yield said | _compared(alone, folder, device, jobs)
+
+
+def _compared(batches: Mapping[str, Sequence[Chosen]], folder: Path, device: str, jobs: int) -> dict[str, list[str]]:
+    found = compare_all(batches, folder, device, jobs)
+    return {name: ["wrong", flaw] if flaw else ["right", ""] for name, flaw in found}
 
 
 def shown_table(said: Mapping[str, Sequence[str]]) -> str:
     counts = collections.Counter(outcome for outcome, _ in said.values())
     tried = len(said) - counts["not tried"]
-    columns = ("right", "refused", "nameless", "wrong")
+    columns = ("right", "refused", "nameless", "wrong", "unknown")
     lines = [f"| tried | {' | '.join(columns)} | not tried |", f"|{'---:|' * (len(columns) + 2)}"]
     lines.append(f"| {tried} | {' | '.join(str(counts[each]) for each in columns)} | {counts['not tried']} |")
     reasons: dict[tuple[str, str], list[str]] = {}
@@ -245,9 +251,9 @@ def main() -> int:
         with contextlib.ExitStack() as during:
             folder = asked.folder or Path(during.enter_context(tempfile.TemporaryDirectory()))
             folder.mkdir(exist_ok=True)
-            said = run(asked.part, asked.device, asked.jobs, asked.batch, folder.absolute())
-        if asked.out:
-            asked.out.write_text(json.dumps(said, indent=1))
+            for said in run(asked.part, asked.device, asked.jobs, asked.batch, folder.absolute()):
+                if asked.out:
+                    asked.out.write_text(json.dumps(said, indent=1))
     print(shown_table(said))
     return int(any(outcome == "wrong" for outcome, _ in said.values()))
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from aotc.bisection.divergence import first_divergence
-from aotc.bisection.ladder import DECOMPOSED, LOWERED, walk
-from aotc.bisection.lowering import Lowering
+from aotc.compiler.wrong_code.ladder import DECOMPOSED, LOWERED, walk
+from aotc.compiler.wrong_code.lowering import Lowering
 from aotc.machine.targets import parse_target
 
 aten = torch.ops.aten
@@ -63,6 +63,27 @@ def test_a_wrong_decomposition_is_named_with_both_numbers_and_its_place(monkeypa
     assert numbers.eager == pytest.approx(numbers.reference, rel=1e-5)
     assert numbers.compiled == pytest.approx(numbers.eager * 1.01, rel=1e-5)
     assert [(remedy.whole, "aten.silu.default" in remedy.name) for remedy in found.remedies] == [(True, True)]
+
+
+def test_a_wrong_gradient_is_named_with_the_operator_of_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the decomposition of an operator of the backward."""
+    from torch._inductor import decomposition
+
+    def wrong_at_the_end(gradient: Tensor, x: Tensor) -> Tensor:
+        s = torch.sigmoid(x)
+        return gradient * s * (1 + x * (1 - s)) * torch.where(x > 0.5, 1.01, 1.0)
+
+    for table in (decomposition.decompositions, decomposition.fast_random_decomps()):
+        monkeypatch.setitem(table, aten.silu_backward.default, wrong_at_the_end)
+    graph, inputs = exported(nn.functional.silu)
+    assert [stage.outcome for stage in walk(lowering(), graph, inputs).stages] == ["right", "right"]
+    found = walk(lowering(), graph, inputs, [0, 1])
+    assert [(stage.name, stage.outcome) for stage in found.stages] == [(DECOMPOSED, "wrong")]
+    assert found.culprit is not None and found.culprit.numbers is not None
+    assert (found.culprit.kind, found.culprit.names) == ("operator", ("aten.silu.default",))
+    assert found.culprit.note == "the gradient of tanh"
+    assert "test_bisection.py" in found.culprit.line and "forward" in found.culprit.line
+    assert found.culprit.numbers.compiled == pytest.approx(found.culprit.numbers.reference * 1.01, rel=1e-5)
 
 
 def test_a_cast_that_inductor_leaves_out_is_named_with_the_option_that_rounds() -> None:

@@ -322,7 +322,7 @@ def _optimizer(run: Run, *, own: bool | None = None) -> torch.optim.Optimizer:
     name, options = run.random.choice(OPTIMIZERS)
     own = run.random.random() < 0.5 if own is None else own
     made: torch.optim.Optimizer = getattr(aotc.optim if own else torch.optim, name)(
-        run.module.parameters(), lr=0.05, **options
+        run.module.parameters(), lr=0.01, **options
     )
     return made
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from in_process import build_here
 from open_libraries import libraries_of
+from processes import ROOT
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -18,6 +20,7 @@ from aotc.errors import LibraryError
 from aotc.records import Parameter, Signature, TensorLeaf, Variant
 from aotc.runtime.training.library import TrainingLibrary
 
+HERE = ROOT / "tests" / "training"
 Tamper = Callable[[list[Tensor]], None]
 
 
@@ -176,3 +179,12 @@ def test_a_gradient_that_is_0_but_for_rounding_is_no_wrong_one(seed: int, dtype:
     variant = Variant({}, "", (), (), (), 0)
     with torch.no_grad(), torch.autocast("cpu", dtype=dtype, enabled=dtype is not torch.float32):
         _compare_gradients(called, variant, other, torch.device("cpu"))
+
+
+def test_a_build_names_the_operator_whose_backward_is_wrong_and_its_line(tmp_path: Path) -> None:
+    (outcome,) = build_here(HERE / "miscompiled.yaml", tmp_path / "store").outcomes
+    assert outcome.error is not None
+    said = str(outcome.error)
+    assert "the gradient of `enter.weight` differs by" in said
+    assert "torch's compiler makes wrong code of aten.silu.default of float32[4, 8] (the gradient of tanh)" in said
+    assert "hidden = F.silu(hidden) + hidden.sin()" in outcome.error.fields["source"]

@@ -253,6 +253,7 @@ def _compare_gradients(
         f"the compiled code does not compute the gradients that the model has: {name} {said}",
         hint="torch's compiler miscompiles the backward of this model: find the operator by removing parts, and "
         "replace it by others, or train only regions of the model",
+        miscompiled=True,
     )
 
 
@@ -323,6 +324,7 @@ def _compare_with_eager(called: _Called, given: Result, compiled: TimedCall, eag
         f"{difference(result[position], given[position]):.3g} × the tolerance for rounding",
         hint="torch's compiler miscompiles this model: find the operator by removing parts, and replace it by other "
         "operators, or leave that part to eager: `aotc build MANIFEST --suggest-regions`",
+        miscompiled=True,
     )
 
 
@@ -398,7 +400,10 @@ def main() -> int:
     except Exception as error:
         traceback.print_exc()
         failure = error if isinstance(error, AotcError) else AotcError(f"{type(error).__name__}: {error}")
-        said = UnitFailed(f"smoke run: {failure.message}", failure.hint, "smoke run", issues=tuple(failure.issues))
+        wrong = failure.fields.get("miscompiled", False)
+        said = UnitFailed(
+            f"smoke run: {failure.message}", failure.hint, "smoke run", issues=tuple(failure.issues), miscompiled=wrong
+        )
     say(said)
     return int(isinstance(said, UnitFailed))
 

@@ -2,7 +2,8 @@
 
 build → fork server          ForkRequest: JSON on its socket
 build → a unit's processes   Job: a file
-a unit's processes → build   Doing, Span; last UnitCompiled, UnitRan or UnitFailed: JSON lines on standard output
+a unit's processes → build   Doing, Span; last UnitCompiled, UnitRan, WrongPart or UnitFailed: JSON lines on standard
+                             output
 build ↔ task of a cluster    NodeRequest, NodeProgress, NodeAnswer: pickled
 """
 
@@ -43,7 +44,8 @@ class ForkRequest(Record, frozen=True):
 
 
 class Job(Record, frozen=True):
-    """One unit, for both of its processes: the first compiles it, the second runs the result once.
+    """One unit, for its processes: the first compiles it, the second runs the result once. Where that is `miscompiled`,
+    a third looks for the part of the model that is.
 
     `pins` are the picks pinned for this unit, `seeds` the pins of other units of its target. `locked`: fail rather than
     measure. `shared` is the folder in which the units of a build share picks and objects; "" for none. `precompile`:
@@ -76,6 +78,7 @@ class Job(Record, frozen=True):
     absent: tuple[str, ...] = ()
     untuned: bool = False
     ranks: tuple[int, ...] = ()
+    miscompiled: bool = False
 
     @property
     def rank(self) -> int:
@@ -165,16 +168,26 @@ class UnitRan(Record, frozen=True, tag="ran"):
 
 
 class UnitFailed(Record, frozen=True, tag="failed"):
-    """The unit cannot be compiled, or its result is wrong; `source` is a line of the model's code."""
+    """The unit cannot be compiled, or its result is wrong; `source` is a line of the model's code. `miscompiled`: the
+    compiled code runs, and computes another thing than the model."""
 
     message: str
     hint: str
     stage: str
     source: str = ""
     issues: tuple[Issue, ...] = ()
+    miscompiled: bool = False
 
 
-Reply = UnitCompiled | UnitRan | UnitFailed
+class WrongPart(Record, frozen=True, tag="part"):
+    """The part of a unit that torch's compiler makes wrong code of: its operators, the model's line, what mends it."""
+
+    operators: str
+    source: str
+    hint: str
+
+
+Reply = UnitCompiled | UnitRan | UnitFailed | WrongPart
 """The last message of a process. A process that died has sent none."""
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from aotc.compiler.explain_failure import hint_for
 from aotc.compiler.plan import Unit
 from aotc.compiler.workers.forks import SMOKE
-from aotc.compiler.workers.messages import UnitFailed
+from aotc.compiler.workers.messages import UnitFailed, WrongPart
 from aotc.errors import BuildError
 from aotc.machine.cpp_compiler import compiler_name
 
@@ -27,7 +27,17 @@ def failed(module: str, unit: Unit, said: UnitFailed, work: Path, log: Path, log
         stage=said.stage,
         source=said.source,
         log=str(log),
+        miscompiled=said.miscompiled,
     )
+
+
+def with_part(error: BuildError, part: WrongPart) -> BuildError:
+    """The error of a unit that was miscompiled, with the part of the model that was."""
+    if not part.operators:
+        return BuildError(error.message, hint=f"{part.hint}; {error.hint}", issues=error.issues, **error.fields)
+    message = f"{error.message}; torch's compiler makes wrong code of {part.operators}"
+    fields = {**error.fields, "source": part.source}
+    return BuildError(message, hint=part.hint, issues=error.issues, **fields)
 
 
 def died(module: str, unit: Unit, status: int, stage: str, work: Path, log: Path) -> BuildError:

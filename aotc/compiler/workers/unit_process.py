@@ -1,7 +1,9 @@
-"""One unit in processes of its own: a worker that compiles it, then a fresh one that runs the result once."""
+"""One unit in processes of its own: a worker that compiles it, then a fresh one that runs the result once, and, where
+that is wrong, a third that says where."""
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -10,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -32,8 +34,9 @@ from aotc.compiler.workers.messages import (
     UnitCompiled,
     UnitFailed,
     UnitRan,
+    WrongPart,
 )
-from aotc.compiler.workers.process_failure import died, failed
+from aotc.compiler.workers.process_failure import died, failed, with_part
 from aotc.compiler.workers.process_group import Processes
 from aotc.compiler.workers.shared_folder import SharedFolder
 from aotc.compiler.workers.stage_costs import OnProgress
@@ -47,6 +50,8 @@ from aotc.store.files.disk import typed_errors
 from aotc.store.files.locks import held_folder
 
 R = TypeVar("R", bound=Reply)
+
+_log = logging.getLogger("aotc")
 
 
 def compile_and_run(
@@ -79,7 +84,7 @@ def compile_and_run(
             elif task.unit.gpu is not None:
                 smoked = Smoked(unmeasured_launch(task.unit.spec, artifact, pinned_launch(task.unit.pins.own)))
             else:
-                smoked = process.run(SMOKE, "smoke run", UnitRan).smoked
+                smoked = process.smoked()
             return _Kind(autotuned, artifact, smoked)
 
         kinds = [compiled(())]
@@ -203,6 +208,23 @@ class _UnitProcesses:
         if status != 0 or not isinstance(reply, expected):
             raise died(module, unit, status, last, work, log)
         return reply
+
+    def smoked(self) -> Smoked:
+        """Run the result once. Raises BuildError, which names the part of the model that was miscompiled."""
+        try:
+            return self.run(SMOKE, "smoke run", UnitRan).smoked
+        except BuildError as error:
+            if not error.fields.get("miscompiled"):
+                raise
+            job = msgspec.structs.replace(decode(self.job.read_bytes(), Job), miscompiled=True)
+            path = self.job.with_name("miscompiled.json")
+            path.write_bytes(msgspec.json.encode(job))
+            try:
+                part = replace(self, job=path).run(WORKER, "import", WrongPart)
+            except BuildError as other:  # the model's failure is the first one
+                _log.warning("no part of the model can be looked for: %s", other)
+                raise error from None
+            raise with_part(error, part) from None
 
     def _start(self, running: ExitStack, module: str, stage: str) -> Forked:
         unit, log = self.task.unit, self.task.log

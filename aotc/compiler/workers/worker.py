@@ -1,4 +1,4 @@
-"""The process that compiles one unit: `python -m aotc.compiler.workers.worker JOB.json`.
+"""The process that compiles one unit, or says where it was miscompiled: `python -m aotc.compiler.workers.worker JOB`.
 
 Standard output carries `aotc.compiler.workers.messages` for the parent. All other output goes to standard error,
 which is the unit's log.
@@ -52,6 +52,7 @@ def main() -> int:
     from aotc.compiler.explain_failure import explain_failure
     from aotc.compiler.unit import compile_unit
     from aotc.compiler.workers.inductor_progress import observed
+    from aotc.compiler.wrong_code.unit import wrong_part
 
     config.compile_threads = config.decide_compile_threads()  # from this process's environment, not its parent's
     try:
@@ -59,15 +60,20 @@ def main() -> int:
         if gpu := gpu_for(job.target, job.gpu) if job.gpu else None:
             stand_in.become(gpu.name, gpu.memory, attributes(gpu, parse_target(job.target)))
         waits = listening(lambda *wait: reporter.say(wait_here(*wait)))
+        said: Reply
         with waits, observed(reporter.doing, reporter.say), cpu_benchmarks_alone():
-            autotuned = compile_unit(job, reporter.stage)
+            if job.miscompiled:
+                reporter.stage("bisection")
+                said = wrong_part(job)
+            else:
+                said = UnitCompiled(compile_unit(job, reporter.stage))
     except Exception as error:
         traceback.print_exc()
         failure = explain_failure(error, reporter.stage_name)
         stage, source = failure.fields.get("stage", ""), failure.fields.get("source", "")
         reporter.say(UnitFailed(failure.message, failure.hint, stage, source, tuple(failure.issues)))
         return 1
-    reporter.say(UnitCompiled(autotuned))
+    reporter.say(said)
     return 0
 
 

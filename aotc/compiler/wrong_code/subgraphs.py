@@ -1,30 +1,42 @@
-"""Parts of a graph: consecutive operators as graphs of their own, and every value in eager and in float64."""
+"""Parts of a graph: consecutive operators as graphs of their own; values and gradients in eager and in float64."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from aotc.verify.reference import in_float64
+from aotc.models.reference import in_float64
 
 _CONVERT = torch.ops.prims.convert_element_type.default
 _COPY = torch.ops.aten._to_copy.default
+_DETACH = torch.ops.aten.detach.default
 
 
 @dataclass(frozen=True)
 class Part:
     """A graph with the inputs that it has within a run of the whole in eager. `nodes` are the names of its operators in
-    the whole; the graph returns a tuple, of which `outputs` are the names."""
+    the whole; the graph returns a tuple, of which `outputs` are the names. `trained` are the places of the inputs whose
+    gradients count as its results, too."""
 
     graph: fx.GraphModule
     inputs: tuple[Any, ...]
     nodes: tuple[str, ...]
     outputs: tuple[str, ...]
+    trained: tuple[int, ...] = ()
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """The names of all that counts: outputs, then gradients."""
+        inputs = [node.name for node in self.graph.graph.find_nodes(op="placeholder")]
+        return (*self.outputs, *(f"{OF}{inputs[place]}" for place in self.trained))
+
+
+OF = "the gradient of "
 
 
 class _Recorder(fx.Interpreter):
@@ -56,14 +68,63 @@ def values_of(graph: fx.GraphModule, inputs: Sequence[Any]) -> tuple[list[Any], 
     return _flat(outputs), recorder.values
 
 
-def exact(graph: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
-    """The outputs of a graph in float64; those of eager where it cannot run so."""
-    torch.manual_seed(0)
+def in_eager(part: Part) -> list[Any]:
+    """The part's results in eager."""
+
+    def run(given: Sequence[Any]) -> Any:
+        return fx.Interpreter(part.graph).run(*given, enable_io_processing=False)
+
+    return results_of(run, [_copied(value) for value in part.inputs], part.trained)
+
+
+def exact(part: Part) -> list[Any]:
+    """The part's results in float64; those of eager where it cannot run so."""
+
+    def run(given: Sequence[Any]) -> Any:
+        return _Recorder(part.graph).run(*given, enable_io_processing=False)
+
     try:
-        with torch.no_grad(), in_float64():
-            return _flat(_Recorder(graph).run(*map(_wide, inputs), enable_io_processing=False))
+        with in_float64():
+            return results_of(run, [_wide(value) for value in part.inputs], part.trained)
     except Exception:  # its operators may raise anything
-        return values_of(graph, inputs)[0]
+        return in_eager(part)
+
+
+def results_of(call: Callable[[list[Any]], Any], inputs: list[Any], trained: Sequence[int]) -> list[Any]:
+    """What a call gives, and the gradients of the inputs `trained`, zeros where there is none: those of the sum of all
+    outputs, each weighted by random numbers that depend on its place only."""
+    torch.manual_seed(0)
+    if not trained:
+        with torch.no_grad():
+            return _flat(call(inputs))
+    of = [inputs[place].requires_grad_() for place in trained]
+    with torch.enable_grad():
+        outputs = _flat(call(inputs))
+        given = [(each, _weights(each, place)) for place, each in enumerate(outputs) if _requires_grad(each)]
+        roots, weights = [root for root, _ in given], [weight for _, weight in given]
+        gradients = (
+            torch.autograd.grad(roots, of, weights, materialize_grads=True) if given else map(torch.zeros_like, of)
+        )
+    return [each.detach() if isinstance(each, Tensor) else each for each in (*outputs, *gradients)]
+
+
+def _requires_grad(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+def _weights(of: Tensor, place: int) -> Tensor:
+    drawn = torch.randn(of.shape, generator=torch.Generator().manual_seed(place), dtype=torch.float64)
+    return drawn.to(of.device, of.dtype)
+
+
+def trained_in(graph: fx.GraphModule, wanted: Collection[fx.Node]) -> frozenset[str]:
+    """The names of the nodes through which gradients come to the inputs `wanted`."""
+    found = set(wanted)
+    for node in graph.graph.nodes:
+        follows = node.op == "call_function" and node.target is not _DETACH
+        if follows and not found.isdisjoint(node.all_input_nodes):
+            found.add(node)
+    return frozenset(node.name for node in found)
 
 
 def groups_of(graph: fx.GraphModule) -> list[list[fx.Node]]:
@@ -80,10 +141,14 @@ def groups_of(graph: fx.GraphModule) -> list[list[fx.Node]]:
     return list(groups.values())
 
 
-def part_of(graph: fx.GraphModule, nodes: Sequence[fx.Node], values: Mapping[str, Any]) -> Part:
-    """These nodes as a graph. What they take from others are its inputs, with `values`; what others take from them, or
-    nothing does, are its outputs."""
-    new, made, inputs, own = fx.Graph(), {}, [], set(nodes)
+def part_of(
+    graph: fx.GraphModule, nodes: Sequence[fx.Node], values: Mapping[str, Any], trained: Collection[str] = ()
+) -> Part:
+    """These nodes as a graph. What they take from others are its inputs, with `values`, and, of those named in
+    `trained`, gradients; what others take from them, or nothing does, are its outputs."""
+    new, made, own = fx.Graph(), {}, set(nodes)
+    inputs: list[Any] = []
+    places: list[int] = []
 
     def given(node: fx.Node) -> fx.Node:
         if node not in made:
@@ -91,6 +156,8 @@ def part_of(graph: fx.GraphModule, nodes: Sequence[fx.Node], values: Mapping[str
                 made[node] = new.node_copy(node)
             else:
                 made[node] = new.placeholder(node.name)
+                if node.name in trained and _is_float(values[node.name]):
+                    places.append(len(inputs))
                 inputs.append(values[node.name])
         return made[node]
 
@@ -103,7 +170,8 @@ def part_of(graph: fx.GraphModule, nodes: Sequence[fx.Node], values: Mapping[str
     ends = ends or [node for node in nodes if _is_tensor(values[node.name])][-1:]
     new.output(tuple(made[node] for node in ends))
     module = fx.GraphModule(graph, new)
-    return Part(module, tuple(inputs), tuple(node.name for node in nodes), tuple(node.name for node in ends))
+    names, outputs = tuple(node.name for node in nodes), tuple(node.name for node in ends)
+    return Part(module, tuple(inputs), names, outputs, tuple(places))
 
 
 def needed_for(nodes: Sequence[fx.Node], wanted: Sequence[str]) -> list[fx.Node]:
@@ -132,6 +200,10 @@ def _computes(node: fx.Node) -> bool:
 
 def _is_tensor(value: Any) -> bool:
     return isinstance(value, Tensor)
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def _copied(value: Any) -> Any:

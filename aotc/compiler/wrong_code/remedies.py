@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from aotc.bisection.lowering import Change, Lowering, Step
-from aotc.bisection.report import Remedy
-from aotc.bisection.search import difference
-from aotc.bisection.subgraphs import Part
 from aotc.compiler.patches.registry import PATCHES
+from aotc.compiler.wrong_code.lowering import Change, Lowering, Step
+from aotc.compiler.wrong_code.report import Remedy
+from aotc.compiler.wrong_code.search import difference
+from aotc.compiler.wrong_code.subgraphs import Part
 
 NO_FUSION = {
     "max_fusion_size": 1,

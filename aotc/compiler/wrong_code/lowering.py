@@ -14,6 +14,7 @@ from aotc.compiler.codegen.instruction_sets import code_for
 from aotc.compiler.patches.apply import patched
 from aotc.compiler.patches.patch import chosen
 from aotc.compiler.patches.registry import PATCHES
+from aotc.compiler.wrong_code.subgraphs import Part, results_of
 from aotc.machine.targets import Target
 
 Step = Literal["decomposed", "lowered"]
@@ -49,18 +50,21 @@ class Lowering:
         wanted = chosen(PATCHES, self.target.device, self.options, self.off | self.change.off)
         return [patch.name for patch in wanted if patch.stage == "compile" and not patch.flaws()]
 
-    def run(self, step: Step, graph: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
-        """The outputs of the graph for these inputs, which are left as they are. Raises what torch's compiler does."""
+    def run(self, step: Step, part: Part) -> list[Any]:
+        """The results of the part, whose inputs are left as they are. Raises what torch's compiler does."""
         from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
         inner: Callable[..., Any] = _in_eager if step == "decomposed" else compile_fx_inner
         torch._dynamo.reset()
-        own = _copies(inputs)
-        with self._active(graph):
-            compiled: Any = compile_fx(_copy_of(graph), own, inner_compile=inner, decompositions=self._decompositions())
+        graph = _copy_of(part.graph)
+
+        def compile_and_call(given: list[Any]) -> Any:
+            compiled: Any = compile_fx(graph, given, inner_compile=inner, decompositions=self._decompositions())
             torch.manual_seed(0)
-            outputs = compiled(*own)
-        return list(outputs) if isinstance(outputs, tuple | list) else [outputs]
+            return compiled(*given)
+
+        with self._active(part.graph):
+            return results_of(compile_and_call, _copies(part.inputs), part.trained)
 
     def decomposed(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.GraphModule, list[Any]]:
         """The graph after decompositions and Inductor's joint passes, and the inputs that it is called with."""
@@ -77,7 +81,7 @@ class Lowering:
         from torch._inductor.compile_fx import compile_fx
 
         own = _copies(inputs)
-        with self._active(graph):
+        with torch.no_grad(), self._active(graph):
             compiled: Any = compile_fx(_copy_of(graph), own, inner_compile=keep, decompositions=self._decompositions())
             compiled(*own)
         return found[-1]
@@ -87,7 +91,6 @@ class Lowering:
 
         options = {name: value for name, value in self.options.items() if not name.startswith(_OF_LIBRARIES)}
         stack = ExitStack()
-        stack.enter_context(torch.no_grad())
         off = self.off | self.change.off
         stack.enter_context(patched("compile", self.target.device, self.options, off, graph.graph))
         stack.enter_context(code_for(self.target))

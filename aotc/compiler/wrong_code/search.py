@@ -7,24 +7,24 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
 
-from aotc.bisection.lowering import Lowering, Step
-from aotc.bisection.report import Culprit, Numbers
-from aotc.bisection.subgraphs import Part, exact, groups_of, needed_for, part_of, values_of
 from aotc.compiler.explain_failure import lines_shown
-from aotc.verify.tolerance import Judgement, failed, judge
+from aotc.compiler.wrong_code.lowering import Lowering, Step
+from aotc.compiler.wrong_code.report import Culprit, Numbers
+from aotc.compiler.wrong_code.subgraphs import OF, Part, exact, groups_of, in_eager, needed_for, part_of, values_of
+from aotc.models.tolerance import Judgement, failed, judge
 
 LONGEST = 400
 """Characters of a text of torch's."""
 
 
 class Difference(NamedTuple):
-    """A part whose results are wrong: the output that is, its verdict, and the numbers of its worst element."""
+    """A part whose results are wrong: the one that is, its verdict, and the numbers of its worst element."""
 
     part: Part
     output: str
@@ -37,19 +37,21 @@ def difference(lowering: Lowering, step: Step, part: Part) -> Difference | None:
 
     Raises what torch's compiler does.
     """
-    eager, _ = values_of(part.graph, part.inputs)
-    reference = exact(part.graph, part.inputs)
-    found = lowering.run(step, part.graph, part.inputs)
+    eager, reference = in_eager(part), exact(part)
+    found = lowering.run(step, part)
     judged = [
         Difference(part, name, _judge(mine, theirs, wide), _numbers(mine, theirs, wide))
-        for name, mine, theirs, wide in zip(part.outputs, found, eager, reference, strict=True)
+        for name, mine, theirs, wide in zip(part.results, found, eager, reference, strict=True)
     ]
     wrong = [one for one in judged if not one.judgement.ok]
     return max(wrong, key=lambda one: one.judgement.error / (one.judgement.allowed or 1.0), default=None)
 
 
-def smallest(lowering: Lowering, step: Step, graph: fx.GraphModule, inputs: Sequence[Any]) -> Difference | None:
-    """The smallest part of the graph that differs after a step of the compiler; None where none does by itself."""
+def smallest(
+    lowering: Lowering, step: Step, graph: fx.GraphModule, inputs: Sequence[Any], trained: Collection[str] = ()
+) -> Difference | None:
+    """The smallest part of the graph that differs after a step of the compiler; None where none does by itself.
+    `trained` names the nodes whose gradients count, too."""
     _, values = values_of(graph, inputs)
     groups = groups_of(graph)
 
@@ -58,7 +60,7 @@ def smallest(lowering: Lowering, step: Step, graph: fx.GraphModule, inputs: Sequ
     def differs(nodes: Sequence[fx.Node]) -> Difference | None:
         if (key := tuple(nodes)) not in tried:
             try:
-                tried[key] = difference(lowering, step, part_of(graph, nodes, values))
+                tried[key] = difference(lowering, step, part_of(graph, nodes, values, trained))
             except Exception:  # a part that cannot be compiled by itself says nothing
                 tried[key] = None
         return tried[key]
@@ -72,6 +74,8 @@ def smallest(lowering: Lowering, step: Step, graph: fx.GraphModule, inputs: Sequ
     end = _least(1, len(groups), lambda end: differs(of(0, end)) is not None)
     begin = end - 1 - _least(0, end - 1, lambda before: differs(of(end - 1 - before, end)) is not None)
     found = differs(of(begin, end)) or found
+    if found.output.startswith(OF):  # of all outputs
+        return found
     needed = needed_for(of(begin, end), [found.output])
     return differs(needed) or found if len(needed) < len(found.part.nodes) else found
 
@@ -92,7 +96,8 @@ def culprit_of(found: Difference, graph: fx.GraphModule) -> Culprit:
     by_name = {node.name: node for node in graph.graph.nodes}
     nodes = [by_name[name] for name in found.part.nodes]
     operators = [node for node in nodes if not str(node.target).startswith("<built-in function getitem")]
-    last = by_name[found.output]
+    is_gradient = found.output.startswith(OF)
+    last = by_name[found.part.nodes[-1] if is_gradient else found.output]
     return Culprit(
         kind="operator" if len(operators) == 1 else "region",
         names=tuple(operator_name(node) for node in operators),
@@ -101,6 +106,7 @@ def culprit_of(found: Difference, graph: fx.GraphModule) -> Culprit:
         inputs=tuple(shown_shape(value) for value in found.part.inputs if isinstance(value, Tensor)),
         numbers=found.numbers,
         detail=found.judgement.detail,
+        note=found.output if is_gradient else "",
     )
 
 

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import msgspec
 from torch import fx
 
-from aotc.bisection.lowering import Lowering, Step
-from aotc.bisection.remedies import remedies, where_decomposed
-from aotc.bisection.report import Culprit, Remedy, Stage
-from aotc.bisection.search import Difference, culprit_of, difference, smallest
-from aotc.bisection.subgraphs import Part
+from aotc.compiler.wrong_code.lowering import Lowering, Step
+from aotc.compiler.wrong_code.remedies import remedies, where_decomposed
+from aotc.compiler.wrong_code.report import Culprit, Remedy, Stage
+from aotc.compiler.wrong_code.search import Difference, culprit_of, difference, smallest
+from aotc.compiler.wrong_code.subgraphs import Part, trained_in
 
 DECOMPOSED = "decomposed graph in eager"
 LOWERED = "lowered by Inductor"
@@ -26,12 +26,13 @@ class Walk(NamedTuple):
     remedies: tuple[Remedy, ...] = ()
 
 
-def walk(lowering: Lowering, graph: fx.GraphModule, inputs: Sequence[Any]) -> Walk:
-    """Decompose the graph and run it in eager, then let Inductor compile it, and compare with the graph in eager."""
+def walk(lowering: Lowering, graph: fx.GraphModule, inputs: Sequence[Any], wanted: Sequence[int] = ()) -> Walk:
+    """Decompose the graph and run it in eager, then let Inductor compile it, and compare with the graph in eager: its
+    outputs, and the gradients of the inputs at the places `wanted`."""
     stages: list[Stage] = []
     steps: tuple[tuple[Step, str], ...] = (("decomposed", DECOMPOSED), ("lowered", LOWERED))
     for step, name in steps:
-        whole = whole_of(graph, inputs)
+        whole = whole_of(graph, inputs, wanted)
         try:
             found = difference(lowering, step, whole)
         except Exception as error:
@@ -42,7 +43,7 @@ def walk(lowering: Lowering, graph: fx.GraphModule, inputs: Sequence[Any]) -> Wa
             stages.append(Stage(name, "right"))
             continue
         stages.append(Stage(name, "wrong", found.judgement.detail))
-        if step == "lowered":
+        if step == "lowered" and not wanted:
             graph, inputs = lowering.decomposed(graph, inputs)
             whole = whole_of(graph, inputs)
         return _explained(lowering, step, graph, inputs, whole, stages)
@@ -57,19 +58,21 @@ def _explained(
     whole: Part,
     stages: Sequence[Stage],
 ) -> Walk:
-    found: Difference | None = smallest(lowering, step, graph, inputs)
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    trained = trained_in(graph, [placeholders[place] for place in whole.trained])
+    found: Difference | None = smallest(lowering, step, graph, inputs, trained)
     if found is None:  # it does not differ by itself; whole, it does
         return Walk(tuple(stages), None, tuple(remedies(lowering, step, whole, whole)))
     culprit = culprit_of(found, graph)
-    if step == "decomposed":
+    if step == "decomposed" and not whole.trained:
         culprit = msgspec.structs.replace(culprit, note=where_decomposed(found.part))
     return Walk(tuple(stages), culprit, tuple(remedies(lowering, step, found.part, whole)))
 
 
-def whole_of(graph: fx.GraphModule, inputs: Sequence[Any]) -> Part:
+def whole_of(graph: fx.GraphModule, inputs: Sequence[Any], wanted: Sequence[int] = ()) -> Part:
     """The graph as a part of itself."""
     output = next(node for node in graph.graph.nodes if node.op == "output")
     returned = output.args[0] if isinstance(output.args[0], tuple | list) else [output.args[0]]
     names = tuple(getattr(node, "name", str(node)) for node in returned)
     nodes = tuple(node.name for node in graph.graph.nodes if node.op == "call_function")
-    return Part(graph, tuple(inputs), nodes, names)
+    return Part(graph, tuple(inputs), nodes, names, tuple(wanted))

@@ -1,0 +1,11 @@
+"""Which part of a graph torch's compiler makes wrong code of. A build asks where its smoke run finds wrong values or
+gradients, and `aotc verify --bisect` does.
+
+- `lowering`: a graph through torch's decompositions, and through Inductor.
+- `subgraphs`: parts of a graph, and their values and gradients in eager and in float64.
+- `search`: the smallest part that differs.
+- `ladder`: one step of the compiler after the other, up to the first wrong one.
+- `remedies`: options and patches without which a part is right.
+- `report`: the result, as data.
+- `unit`: that of a unit whose smoke run has failed.
+"""

@@ -1,0 +1,61 @@
+"""What a unit's third process does, where the second found wrong results: capture the model again, at the sizes of the
+smoke run, and find the smallest part of the graph that torch's compiler makes wrong code of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import fx
+
+from aotc.compiler.capture.export import capture
+from aotc.compiler.capture.unit_graph import subject_of
+from aotc.compiler.codegen.inductor_options import inductor_options
+from aotc.compiler.training.compile import differentiable_arguments
+from aotc.compiler.workers.messages import Job, WrongPart
+from aotc.compiler.wrong_code.ladder import Walk, walk
+from aotc.compiler.wrong_code.lowering import Lowering
+from aotc.machine.targets import parse_target
+from aotc.models.calls import modes_of
+from aotc.models.factory import build_module
+from aotc.models.ranks import make_meshes_on
+from aotc.records import tuned_dims
+
+NOTHING = WrongPart("", "", "no part of it is wrong by itself")
+
+
+def wrong_part(job: Job) -> WrongPart:
+    """The smallest part of the unit's graph that is wrong, and what mends it. Raises what the model and torch do."""
+    target = parse_target(job.target)
+    make_meshes_on(target.device)
+    made = build_module(job.spec, Path(job.folder), dummy_weights=job.dummy_weights, rank=job.rank)
+    subject = subject_of(job, made.to(target.device), target)
+    leaves = subject.leaves_at(tuned_dims(job.bucket), 0)
+    frozen = job.spec.weights == "frozen"
+    with modes_of(job.spec, target.device):
+        module, signature = subject.module, subject.signature
+        captured = capture(module, signature, leaves, None, frozen, subject.outside, train=job.spec.train)
+        if any(map(_draws, captured.graph.graph.nodes)):  # compiled code draws other numbers than eager
+            return NOTHING
+        wanted = differentiable_arguments(job.spec, subject, leaves) if job.spec.train else ()
+        places = [place for place, each in enumerate(captured.arguments) if each in wanted]
+        lowering = Lowering(target, inductor_options(job.spec, target), job.spec.patches_off)
+        return _said(walk(lowering, captured.graph, captured.examples, places))
+
+
+def _draws(node: fx.Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def _said(found: Walk) -> WrongPart:
+    if (culprit := found.culprit) is None:
+        mended = "; ".join(remedy.write or remedy.name for remedy in found.remedies)
+        return NOTHING if not mended else WrongPart("", "", f"it is right with {mended}")
+    where = f"{' → '.join(culprit.names)}"
+    if culprit.inputs:
+        where += f" of {', '.join(culprit.inputs)}"
+    if culprit.note:
+        where += f" ({culprit.note})"
+    whole = [remedy.write or remedy.name for remedy in found.remedies if remedy.whole]
+    hint = f"it is right with {whole[0]}; or write" if whole else "write"
+    return WrongPart(where, culprit.line, f"{hint} that line with other operators")

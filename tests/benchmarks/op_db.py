@@ -5,15 +5,15 @@
     python tests/benchmarks/op_db.py --table op_db-1.json op_db-2.json
 
 Every operator with a gradient in float32 is tried with the first sample of torch's that eager can differentiate and
-that draws no random numbers: `--batch` operators a model, one result each. What a build refuses is built again, each
-operator alone. Then each operator is compared in a process of its own: results and gradients of compiled code against
-eager in float64, by the rule of `aotc verify`, with the build's sample and with one of another seed.
+that draws no random numbers: `--batch` operators a model, one result each. What a build refuses is built again, in
+halves, down to a single operator. Each operator is compared in a process of its own: results and gradients of compiled
+code against eager in float64, by the rule of `aotc verify`, with the build's sample and with one of another seed.
 
     right      the results and all gradients of both samples
     refused    the build ended with an error of aotc that names the operator, the model's line, or what it asks for
     nameless   it ended with another error
     wrong      a result or a gradient differs, or the process died; the exit status is then 1
-    unknown    the run ended before the operator was built alone
+    unknown    the run ended before the operator was built apart from one that is refused
 """
 
 from __future__ import annotations
@@ -196,16 +196,22 @@ def run(part: str, device: str, jobs: int, size: int, folder: Path) -> Iterator[
     said = {name: ["not tried", "no sample that eager can differentiate, or random"] for name, at in mine if at is None}
     tried = [(name, at) for name, at in mine if at is not None]
     batches = {f"batch{at // size}": tried[at : at + size] for at in range(0, len(tried), size)}
-    refused = build(batches, folder, device, jobs)
-    alone = {f"{model}-{at}": [each] for model in refused for at, each in enumerate(batches.pop(model))}
-    said |= {name: ["unknown", "its model was refused"] for ((name, _),) in alone.values()}
-    said |= _compared(batches, folder, device, jobs)
-    yield said
-    if alone:
-        for model, error in build(alone, folder, device, jobs).items():
-            ((name, _),) = alone.pop(model)
-            said[name] = ["refused" if "hint: " in error else "nameless", error]
-        yield said | _compared(alone, folder, device, jobs)
+    while batches:
+        errors = build(batches, folder, device, jobs)
+        refused = {name: batches.pop(name) for name in errors}
+        said |= {name: ["unknown", errors[model]] for model, batch in refused.items() for name, _ in batch}
+        said |= {
+            batch[0][0]: [_kind_of(errors[model]), errors[model]] for model, batch in refused.items() if len(batch) == 1
+        }
+        said |= _compared(batches, folder, device, jobs)
+        yield said
+        halves = [(model, batch, len(batch) // 2) for model, batch in refused.items() if len(batch) > 1]
+        batches = {f"{model}a": batch[:middle] for model, batch, middle in halves}
+        batches |= {f"{model}b": batch[middle:] for model, batch, middle in halves}
+
+
+def _kind_of(error: str) -> str:
+    return "refused" if "hint: " in error else "nameless"
 
 
 def _compared(batches: Mapping[str, Sequence[Chosen]], folder: Path, device: str, jobs: int) -> dict[str, list[str]]:

@@ -550,7 +550,8 @@ STEPS: tuple[Callable[[Run], None], ...] = (
 
 
 def checkpointing(run: Run) -> None:
-    reentrant = run.random.random() < 0.2
+    # torch's own recursion does not end where forward returns a parameter, as `same` does.
+    reentrant = run.random.random() < 0.2 and run.model.spec.name != "same"
 
     def wrap(call: Any) -> Any:
         def checkpointed(**batch: Any) -> Any:

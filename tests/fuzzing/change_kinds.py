@@ -324,6 +324,12 @@ def code_of(module: nn.Module) -> tuple[dict[int, FunctionType], dict[tuple[str,
     return functions, names
 
 
+@functools.lru_cache(maxsize=2)
+def read_names(module: nn.Module) -> frozenset[str]:
+    """All names in the code of the module: globals, attributes, methods."""
+    return frozenset().union(*(_names(function.__code__) for function in code_of(module)[0].values()))
+
+
 def read_values(module: nn.Module) -> list[Any]:
     return list(code_of(module)[1].values())
 
@@ -933,7 +939,7 @@ def torch_functions(module: nn.Module, random: Random) -> Iterator[Change]:
     """Functions of torch, and of Python's own modules, that the code names, are replaced where they lie."""
     import math
 
-    read = frozenset().union(*(_names(function.__code__) for function in code_of(module)[0].values()), frozenset())
+    read = read_names(module)
     for part in module.modules():
         if type(part).__module__.startswith("torch.nn") and "forward" in vars(type(part)):
             read |= _names(type(part).forward.__code__)
@@ -951,7 +957,7 @@ def torch_functions(module: nn.Module, random: Random) -> Iterator[Change]:
 
 
 def tensor_methods(module: nn.Module, random: Random) -> Iterator[Change]:
-    read = frozenset().union(*(_names(function.__code__) for function in code_of(module)[0].values()), frozenset())
+    read = read_names(module)
     for name in sorted(read & {"abs", "mul", "clamp", "sum", "view", "reshape", "to", "flatten"}):
         yield Change(f"Tensor.{name}", lambda m, n=name: setattr(Tensor, n, doubled(getattr(Tensor, n))))
 
@@ -1062,6 +1068,16 @@ class NegatedOperators(TorchDispatchMode):
         return -result if function in own else result
 
 
+_ASKED = {"is_grad_enabled", "is_inference_mode_enabled", "requires_grad", "get_default_dtype"}
+
+
+def asked_modes(module: nn.Module, random: Random) -> Iterator[Change]:
+    """Modes that forward asks for."""
+    if read_names(module) & _ASKED:
+        yield from grad_modes(module, random)
+        yield from process_modes(module, random)
+
+
 def grad_modes(module: nn.Module, random: Random) -> Iterator[Change]:
     yield Change("enable_grad", lambda m: torch.enable_grad())
     yield Change("no_grad", lambda m: torch.no_grad())
@@ -1114,47 +1130,52 @@ def _drop_all(part: nn.Dropout) -> None:
 
 def environment(module: nn.Module, random: Random) -> Iterator[Change]:
     for name, value in (("SUBJECT_RATE", "2.5"), ("SUBJECT_FLAG", "1"), ("SUBJECT_MODE", "x"), ("UNRELATED", "1")):
-        yield Change(name, lambda m, n=name, v=value: os.environ.__setitem__(n, v))
-        yield Change(
-            f"{name} in another os.environ", lambda m, n=name, v=value: setattr(os, "environ", {**os.environ, n: v})
-        )
+        if read_names(module) & {"environ", "getenv"}:
+            yield Change(name, lambda m, n=name, v=value: os.environ.__setitem__(n, v))
+            yield Change(f"{name} in another os.environ", lambda m, n=name, v=value: _another_environ({n: v}))
+    if read_names(module) & {"environ"}:
+        yield Change("os.getenv", lambda m: setattr(os, "getenv", lambda name, default=None: "x"))
+
+
+def _another_environ(changed: dict[str, str]) -> None:
+    os.environ = {**os.environ, **changed}  # type: ignore[assignment]  # noqa: B003 - the object itself is replaced
 
 
 def environment_at_import(module: nn.Module, random: Random) -> Iterator[Change]:
-    def make(module: nn.Module) -> None:
-        os.environ["SUBJECT_AT_IMPORT"] = "3.5"
-
-    os_change = Change("SUBJECT_AT_IMPORT", make, files={})
-    yield os_change
+    if "FROM_ENVIRONMENT" in read_names(module):
+        yield Change("SUBJECT_AT_IMPORT", lambda m: os.environ.__setitem__("SUBJECT_AT_IMPORT", "3.5"), files={})
 
 
 def data_files(module: nn.Module, random: Random) -> Iterator[Change]:
     """A file that is read at import."""
     number = random.choice((2.0, -3.5))
-    yield Change("change_scale.txt", files={"change_scale.txt": lambda text: f"{number}\n"})
+    if "SCALE" in read_names(module):
+        yield Change("change_scale.txt", files={"change_scale.txt": lambda text: f"{number}\n"})
 
 
-_EDITS: Sequence[tuple[str, str, str]] = (
-    ("change_subjects.py", "RATE = 0.625", "RATE = 1.125"),
-    ("change_subjects.py", "return x * 0.5\n", "return x * 1.5\n"),
-    ("change_subjects.py", "slope = 0.1", "slope = 0.8"),
-    ("change_subjects.py", "torch.tanh(x)", "torch.relu(x)"),
-    ("change_subjects.py", '"shift": 0.25', '"shift": 2.25'),
-    ("change_subjects.py", "scale, kind = 1.75", "scale, kind = 2.75"),
-    ("change_helpers.py", "GAIN = 1.25", "GAIN = 3.25"),
-    ("change_helpers.py", "by: float = 1.5", "by: float = 2.5"),
-    ("change_helpers.py", "times = 3.0", "times = 4.0"),
-    ("change_helpers.py", "rate = 0.5", "rate = 5.5"),
-    ("change_deep.py", "DEPTH = 0.75", "DEPTH = 2.75"),
-    ("change_deep.py", "1.5]", "2.5]"),
-    ("change_deep.py", '"""What', '"""All that'),
+_EDITS: Sequence[tuple[str, str, str, str]] = (
+    ("RATE", "change_subjects.py", "RATE = 0.625", "RATE = 1.125"),
+    ("halved", "change_subjects.py", "return x * 0.5\n", "return x * 1.5\n"),
+    ("slope", "change_subjects.py", "slope = 0.1", "slope = 0.8"),
+    ("tanh", "change_subjects.py", "torch.tanh(x)", "torch.relu(x)"),
+    ("TABLE", "change_subjects.py", '"shift": 0.25', '"shift": 2.25'),
+    ("scale", "change_subjects.py", "scale, kind = 1.75", "scale, kind = 2.75"),
+    ("alpha", "change_subjects.py", "self.on, self.none = 0.7", "self.on, self.none = 0.9"),
+    ("GAIN", "change_helpers.py", "GAIN = 1.25", "GAIN = 3.25"),
+    ("scaled", "change_helpers.py", "by: float = 1.5", "by: float = 2.5"),
+    ("through", "change_helpers.py", "times = 3.0", "times = 4.0"),
+    ("Tool", "change_helpers.py", "rate = 0.5", "rate = 5.5"),
+    ("curved", "change_deep.py", "DEPTH = 0.75", "DEPTH = 2.75"),
+    ("curved", "change_deep.py", "1.5]", "2.5]"),
+    ("forward", "change_deep.py", '"""What', '"""All that'),
 )
 
 
 def source_files(module: nn.Module, random: Random) -> Iterator[Change]:
     """An edit of the model's file, or of one that it imports."""
-    for file, old, new in _EDITS:
-        yield Change(f"{file}: {new.strip()}", files={file: lambda text, old=old, new=new: text.replace(old, new)})
+    for name, file, old, new in _EDITS:
+        if name in read_names(module) | {"forward"}:
+            yield Change(f"{file}: {new.strip()}", files={file: lambda text, old=old, new=new: text.replace(old, new)})
 
 
 # -- the kinds --------------------------------------------------------------------------------------------------------
@@ -1238,6 +1259,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("forward hook of all modules", "hooks", global_hooks),
     Kind("backward hook", "hooks", backward_hooks, forms=("training",)),
     Kind("hook of registration", "hooks", registration_hooks),
+    Kind("mode that forward asks for", "modes", asked_modes),
     Kind("grad mode", "modes", grad_modes),
     Kind("function mode", "modes", function_modes),
     Kind("saved-tensor hooks", "modes", saved_hooks, forms=("training",)),

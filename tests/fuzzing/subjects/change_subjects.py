@@ -217,7 +217,7 @@ class Imported(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = scaled(x) + change_helpers.OPTIONS["shift"] * change_helpers.OPTIONS["inner"]["power"]
         y = curved(y) * LIMITS[1] + change_helpers.OFFSET
-        return SMOOTH(ADD(y)) * change_helpers.GAIN
+        return SMOOTH(ADD(y)) * change_helpers.GAIN * change_helpers.SCALE + change_helpers.FROM_ENVIRONMENT
 
 
 class FromFile(nn.Module):
@@ -649,6 +649,23 @@ class Nested(nn.Module):
         for block in self.blocks:
             x = x * self.residual + block(x)
         return x
+
+
+TOGETHER = (
+    *(Slots, Activations, Numbers, Containers, Objects, Configured, Globals, Imported, FromFile, Defaults, Closures),
+    *(ClassAttributes, Callables, PlainTensors, Buffers, Lists, Chain, Hooked, Methods),
+)
+
+
+class Together(nn.Module):
+    """Several subjects, of which one compile is enough."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(subject() for subject in TOGETHER)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return [part(x) for part in self.parts]
 
 
 class Frame(nn.Module):

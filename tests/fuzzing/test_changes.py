@@ -1,0 +1,59 @@
+"""A minute of `changes.py`: changes of every kind, at every moment, of each form. None may be followed by silence."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fuzzing import changes
+from fuzzing.change_kinds import KINDS
+from in_process import code_forgotten
+
+COUNT, SEED = 220, 0
+
+
+@pytest.fixture(scope="module")
+def folder(shared_folder: Path) -> Path:
+    """The subjects' files, written once."""
+    import filelock
+
+    folder = shared_folder / "change-subjects"
+    with filelock.FileLock(shared_folder / "change-subjects.lock"):
+        if not folder.exists():
+            changes.write_subjects(folder, changes.SAMPLED)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tried(folder: Path, shared_folder: Path, built: Any) -> Iterator[list[changes.Tried]]:
+    store = built(shared_folder, "changes-store", folder / "manifest.yaml")
+    threads, path = torch.get_num_threads(), [*sys.path]
+    torch.set_num_threads(1)
+    with code_forgotten(folder), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        sys.path.insert(0, str(folder))
+        cases = changes.choose(changes.SAMPLED, folder, COUNT, SEED)
+        yield changes.run(cases, folder, store, 2, lambda one: None)
+    torch.set_num_threads(threads)
+    sys.path[:] = path
+
+
+def test_no_change_is_silent(tried: list[changes.Tried]) -> None:
+    faults = [str(one) for one in tried if one.verdict in changes.FAULTS]
+    assert not faults, "\n".join(faults)
+
+
+def test_changes_are_told_from_no_changes(tried: list[changes.Tried]) -> None:
+    """The oracle works: most changes are seen in eager's results, and some leave them as they were."""
+    told = [one for one in tried if one.verdict != "skipped"]
+    assert len(told) > COUNT * 3 // 4
+    assert COUNT // 3 < sum(not one.kept for one in told) < len(told)
+
+
+def test_every_kind_is_tried(tried: list[changes.Tried]) -> None:
+    assert {one.kind for one in tried} == {kind.name for kind in KINDS}

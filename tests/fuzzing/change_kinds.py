@@ -12,14 +12,21 @@ import copy
 import enum
 import functools
 import itertools
+import logging
 import os
 import sys
+import threading
 import types
+import weakref
+from array import array
+from collections import ChainMap, UserDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from dataclasses import dataclass, is_dataclass
+from fractions import Fraction
 from random import Random
-from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from types import CodeType, FunctionType, MappingProxyType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,7 +34,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
-from torch.nn.utils import parametrize, prune
+from torch.nn.utils import parametrize, prune, stateless
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -49,16 +56,44 @@ class Change:
 Changes = Callable[[nn.Module, Random], Iterator[Change]]
 
 
+MOMENTS = ("build", "load", "after", "between")
+"""Before the next build, before the load, after it, between two calls."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the guide's table, and what is done about its changes at each moment."""
+
+    name: str
+    title: str
+    build: str
+    load: str
+    call: str
+
+
 @dataclass(frozen=True)
 class Kind:
-    """`row` names the row of the guide's table. `why_not` says why no process can notice it; then it is not tried as
-    others are: a silent difference is counted apart."""
+    """A kind of change, as a part of a row of the guide's table.
+
+    `forms` limits it to those, if it is not empty. At the moments in `blind` nothing can notice it, for the reason
+    `why_not`: a silent difference is counted apart then, and is no fault.
+    """
 
     name: str
     row: str
     changes: Changes
     forms: tuple[str, ...] = ()
+    blind: tuple[str, ...] = ()
     why_not: str = ""
+
+    @property
+    def title(self) -> str:
+        return f"{self.row}: {self.name}".removeprefix(": ")
+
+
+def unchanged(module: nn.Module, random: Random) -> Iterator[Change]:
+    """What compiled code must compute as eager does, for else no change of it says anything."""
+    yield Change("nothing")
 
 
 # -- other values -----------------------------------------------------------------------------------------------------
@@ -96,9 +131,20 @@ def another(value: Any, random: Random) -> Any:
             return slice(0, 8, 2)
         case set() | frozenset():
             return random.choice((type(value)(), type(value)([*value, "more"])))
-        case dict():
+        case ChainMap():
             key = random.choice(list(value))
-            return type(value)({**value, key: another(value[key], random)})
+            return value.new_child({key: another(value[key], random)})
+        case MappingProxyType():
+            return MappingProxyType(another(dict(value), random))
+        case bytearray():
+            return bytearray((value[0] + 1, *value[1:]))
+        case complex() | Fraction():
+            return value * 3
+        case dict() | UserDict() | deque() | array():
+            key = random.choice(list(value if isinstance(value, Mapping) else range(len(value))))
+            other = copy.copy(value)
+            other[key] = another(value[key], random)
+            return other
         case list() | tuple() if value:
             index = random.randrange(len(value))
             items = [*value[:index], another(value[index], random), *value[index + 1 :]]
@@ -160,11 +206,25 @@ def is_ours(cls: type) -> bool:
 
 def changeable(value: Any) -> bool:
     """Whether `another` knows another value, which it does not of what lies empty or is a class or a Python module."""
-    if isinstance(value, list | tuple | dict):
-        return bool(value) and all(map(changeable, value.values() if isinstance(value, dict) else value))
+    if isinstance(value, list | tuple | Mapping | deque | array | bytearray):
+        return len(value) > 0 and all(map(changeable, value.values() if isinstance(value, Mapping) else value))
     if isinstance(value, type | ModuleType):
         return False
-    plain = bool | int | float | str | None | enum.Enum | torch.dtype | Tensor | np.generic | np.ndarray | slice
+    plain = (
+        bool
+        | int
+        | float
+        | complex
+        | Fraction
+        | str
+        | None
+        | enum.Enum
+        | torch.dtype
+        | Tensor
+        | np.generic
+        | np.ndarray
+        | slice
+    )
     if isinstance(value, plain | set | frozenset | functools.partial | SimpleNamespace | nn.Module):
         return True
     return is_ours(type(value)) or callable(value)
@@ -214,10 +274,18 @@ class Slot:
 def within(outer: Slot, value: Any, depth: int = 4) -> Iterator[Slot]:
     """The slots in a container, or in an object, and in what they hold."""
     found: list[Slot] = []
-    if isinstance(value, list | np.ndarray):
+    if isinstance(value, list | deque | array | np.ndarray):
         found = [Slot(f"{outer.where}[{index}]", outer.get, index, True) for index in range(len(value))]
     elif isinstance(value, dict):
         found = [Slot(f"{outer.where}[{key!r}]", outer.get, key, True) for key in value]
+    elif isinstance(value, ChainMap | UserDict):
+        inner = "maps" if isinstance(value, ChainMap) else "data"
+        place = Slot(f"{outer.where}.{inner}", outer.get, inner)
+        yield from within(place, getattr(value, inner), depth - 1)
+    elif isinstance(value, weakref.ref):
+        yield from within(Slot(f"{outer.where}()", lambda module: outer.get(module)()), value(), depth - 1)
+    elif isinstance(value, nn.Module) and depth < 4:  # one that is not registered
+        found = [Slot(f"{outer.where}.{name}", outer.get, name) for name in vars(value) if name not in _TORCHS]
     elif isinstance(value, functools.partial):
         where = f"{outer.where}.keywords"
         found = [Slot(f"{where}[{key!r}]", lambda held: outer.get(held).keywords, key, True) for key in value.keywords]
@@ -254,7 +322,8 @@ def inner_slots(module: nn.Module) -> Iterator[Slot]:
 
 def own_classes(module: nn.Module) -> list[type]:
     found = [cls for part in module.modules() for cls in type(part).__mro__ if is_ours(cls)]
-    return list(dict.fromkeys([*found, *(value for value in read_values(module) if isinstance(value, type))]))
+    found += [value for value in read_values(module) if isinstance(value, type) and is_ours(value)]
+    return list(dict.fromkeys([*found, *(type(cls) for cls in found if is_ours(type(cls)))]))
 
 
 def class_slots(module: nn.Module) -> Iterator[Slot]:
@@ -311,7 +380,7 @@ def code_of(module: nn.Module) -> tuple[dict[int, FunctionType], dict[tuple[str,
             functions[id(function)] = function
             todo += [cell.cell_contents for cell in function.__closure__ or ()]
             read = _names(function.__code__)
-            spaces = [function.__globals__]
+            spaces = [function.__globals__, *(vars(sys.modules[name]) for name in read if name.startswith("change_"))]
             while spaces:
                 space = spaces.pop()
                 for name in read & space.keys():
@@ -321,6 +390,7 @@ def code_of(module: nn.Module) -> tuple[dict[int, FunctionType], dict[tuple[str,
                         todo.append(space[name])
                     if isinstance(space[name], ModuleType) and space[name].__name__.startswith("change_"):
                         spaces.append(vars(space[name]))
+                        todo.append(vars(space[name]).get("__getattr__"))
     return functions, names
 
 
@@ -408,6 +478,23 @@ def grown_globals(module: nn.Module, random: Random) -> Iterator[Change]:
     yield from _grown(module, random, lambda module: iter([*global_slots(module), *global_inner(module)]))
 
 
+def hidden_attributes(module: nn.Module, random: Random) -> Iterator[Change]:
+    """Attributes written into `__dict__`, and a `__dict__` that is replaced whole."""
+    for slot in attribute_slots(module):
+        value, seed = slot.get(module), random.random()
+        if is_data(value):
+
+            def write(module: nn.Module, slot: Slot = slot, seed: float = seed) -> None:
+                vars(slot.holder(module))[slot.key] = another(slot.get(module), Random(seed))
+
+            def replace(module: nn.Module, slot: Slot = slot, seed: float = seed) -> None:
+                held = slot.holder(module)
+                held.__dict__ = {**vars(held), slot.key: another(slot.get(module), Random(seed))}
+
+            yield Change(f"{slot.where} in __dict__", write)
+            yield Change(f"{slot.where} in another __dict__", replace)
+
+
 def deleted_attributes(module: nn.Module, random: Random) -> Iterator[Change]:
     for slot in attribute_slots(module):
         yield Change(slot.where, lambda module, slot=slot: delattr(slot.holder(module), slot.key))
@@ -444,20 +531,16 @@ def shared_objects(module: nn.Module, random: Random) -> Iterator[Change]:
             yield Change(f"{first.where} ↔ {second.where}", exchange)
 
 
-def plain_tensors(module: nn.Module, random: Random) -> Iterator[Change]:
+def _plain_tensors(*ways: tuple[str, Callable[[Tensor], Any]]) -> Changes:
     """Tensors that are neither parameters nor buffers, written to."""
-    for slot in (*attribute_slots(module), *inner_slots(module), *global_slots(module), *class_slots(module)):
-        if type(slot.get(module)) is Tensor:
-            yield Change(f"{slot.where}.add_", lambda module, slot=slot: _void(slot.get(module).add_(1)))
-            yield Change(f"{slot.where}.data", lambda module, slot=slot: _void(slot.get(module).data.mul_(3)))
-            yield Change(
-                f"{slot.where}.numpy",
-                lambda module, slot=slot: _void(np.negative(_array(slot, module), _array(slot, module))),
-            )
 
+    def changes(module: nn.Module, random: Random) -> Iterator[Change]:
+        for slot in (*attribute_slots(module), *inner_slots(module), *global_slots(module), *class_slots(module)):
+            if type(slot.get(module)) is Tensor:
+                for way, write in ways:
+                    yield Change(f"{slot.where} {way}", lambda m, slot=slot, write=write: _void(write(slot.get(m))))
 
-def _array(slot: Slot, module: nn.Module) -> Any:
-    return slot.get(module).numpy()
+    return changes
 
 
 def _void(*values: Any) -> None:
@@ -563,6 +646,36 @@ def _tensor_hook(part: nn.Module, name: str, value: Tensor) -> None:
         value.register_hook(lambda grad: grad * 3)
 
 
+def _swapped(part: nn.Module, name: str, value: Tensor) -> None:
+    torch.utils.swap_tensors(value, another_tensor(value, Random(10)))
+
+
+def _set_memory(part: nn.Module, name: str, value: Tensor) -> None:
+    value.set_(another_tensor(value, Random(11)).detach())
+
+
+def _resized(part: nn.Module, name: str, value: Tensor) -> None:
+    value.resize_(value.numel() + 8).resize_(value.shape).fill_(0.5)
+
+
+def _in_another_dict(part: nn.Module, name: str, value: Tensor) -> None:
+    kind = "_parameters" if name in part._parameters else "_buffers"
+    setattr(part, kind, {**getattr(part, kind), name: another_tensor(value, Random(12))})
+
+
+def _write_storage(part: nn.Module, name: str, value: Tensor) -> None:
+    value.untyped_storage().copy_(another_tensor(value, Random(13)).detach().contiguous().untyped_storage())
+
+
+def _write_each(part: nn.Module, name: str, value: Tensor) -> None:
+    torch._foreach_mul_([value], -1) if value.is_floating_point() else None
+
+
+def _write_in_inference(part: nn.Module, name: str, value: Tensor) -> None:
+    with torch.inference_mode():
+        value.copy_(another_tensor(value, Random(14)))
+
+
 def _tied(module: nn.Module, random: Random) -> Iterator[Change]:
     """Two parameters of one shape become one, or what was one becomes two."""
     named = list(module.named_parameters(remove_duplicate=False))
@@ -611,6 +724,17 @@ def whole_moves(module: nn.Module, random: Random) -> Iterator[Change]:
 
 def _other_state(module: nn.Module) -> dict[str, Tensor]:
     return {name: another_tensor(value, Random(6)).detach() for name, value in module.state_dict().items()}
+
+
+def functional_calls(module: nn.Module, random: Random) -> Iterator[Change]:
+    """Other tensors stand in the module's slots while it is called, as `torch.func.functional_call` puts them there."""
+
+    def entered(module: nn.Module) -> Entered:
+        named = dict(module.named_parameters())
+        return stateless._reparametrize_module(module, {name: value.detach() * -1 for name, value in named.items()})
+
+    if list(module.parameters()):
+        yield Change("functional_call", entered)
 
 
 def parametrizations_(module: nn.Module, random: Random) -> Iterator[Change]:
@@ -750,8 +874,9 @@ def _class_functions(module: nn.Module) -> Iterator[Slot]:
         if isinstance(slot.get(module), FunctionType | staticmethod | classmethod | property):
             yield slot
     for cls in object_classes(module):
-        if "__call__" in vars(cls):
-            yield Slot(f"{cls.__name__}.__call__", lambda module, cls=cls: cls, "__call__")
+        for name in ("__call__", "__float__", "__rmul__", "__getitem__", "__enter__", "__get__"):
+            if name in vars(cls):
+                yield Slot(f"{cls.__name__}.{name}", lambda module, cls=cls: cls, name)
 
 
 def class_methods(module: nn.Module, random: Random) -> Iterator[Change]:
@@ -935,6 +1060,38 @@ def _other_class(cls: type) -> type:
     )
 
 
+def replaced_modules_of_python(module: nn.Module, random: Random) -> Iterator[Change]:
+    """Another object in `sys.modules`, which an import within forward finds."""
+    for name in sorted(read_names(module)):
+        if name.startswith("change_") and name in sys.modules:
+
+            def make(module: nn.Module, name: str = name) -> None:
+                other = ModuleType(name)
+                other.__dict__.update(vars(sys.modules[name]))
+                for key, held in [*vars(other).items()]:
+                    if type(held) is float:
+                        setattr(other, key, held * 2)
+                sys.modules[name] = other
+
+            yield Change(f"sys.modules[{name!r}]", make)
+
+
+def kept_states(module: nn.Module, random: Random) -> Iterator[Change]:
+    """States of objects of Python's library: context variables, values of a thread, a logger's level, registries."""
+    for slot in global_slots(module):
+        value = slot.get(module)
+        if isinstance(value, ContextVar):
+            yield Change(f"{slot.where}.set", lambda m, slot=slot: _void(slot.get(m).set(2.5)))
+        elif isinstance(value, threading.local):
+            yield Change(f"{slot.where}.value", lambda m, slot=slot: setattr(slot.get(m), "value", 3.5))
+        elif isinstance(value, logging.Logger):
+            yield Change(f"{slot.where}.setLevel", lambda m, slot=slot: slot.get(m).setLevel(logging.DEBUG))
+        elif hasattr(value, "registry"):
+            yield Change(
+                f"{slot.where}.register", lambda m, slot=slot: _void(slot.get(m).register(Tensor, lambda x: x * 9))
+            )
+
+
 def torch_functions(module: nn.Module, random: Random) -> Iterator[Change]:
     """Functions of torch, and of Python's own modules, that the code names, are replaced where they lie."""
     import math
@@ -1068,7 +1225,7 @@ class NegatedOperators(TorchDispatchMode):
         return -result if function in own else result
 
 
-_ASKED = {"is_grad_enabled", "is_inference_mode_enabled", "requires_grad", "get_default_dtype"}
+_ASKED = {"is_grad_enabled", "is_inference_mode_enabled", "requires_grad", "get_default_dtype", "is_autocast_enabled"}
 
 
 def asked_modes(module: nn.Module, random: Random) -> Iterator[Change]:
@@ -1076,6 +1233,9 @@ def asked_modes(module: nn.Module, random: Random) -> Iterator[Change]:
     if read_names(module) & _ASKED:
         yield from grad_modes(module, random)
         yield from process_modes(module, random)
+    if "mkldnn" in read_names(module):
+        yield Change("mkldnn.enabled", lambda m: setattr(torch.backends.mkldnn, "enabled", False))
+        yield Change("mkldnn.flags", lambda m: torch.backends.mkldnn.flags(enabled=False))
 
 
 def grad_modes(module: nn.Module, random: Random) -> Iterator[Change]:
@@ -1153,6 +1313,12 @@ def data_files(module: nn.Module, random: Random) -> Iterator[Change]:
         yield Change("change_scale.txt", files={"change_scale.txt": lambda text: f"{number}\n"})
 
 
+def files_in_forward(module: nn.Module, random: Random) -> Iterator[Change]:
+    """A file that forward reads in each call."""
+    if "read_text" in read_names(module):
+        yield Change("change_scale.txt", files={"change_scale.txt": lambda text: "4.5\n"})
+
+
 _EDITS: Sequence[tuple[str, str, str, str]] = (
     ("RATE", "change_subjects.py", "RATE = 0.625", "RATE = 1.125"),
     ("halved", "change_subjects.py", "return x * 0.5\n", "return x * 1.5\n"),
@@ -1190,83 +1356,172 @@ _ways: tuple[tuple[str, Callable[[nn.Module, str, Tensor], Any]], ...] = (
     ("None", _none),
     ("unregistered", _unregistered),
     ("subclass", _subclassed),
+    ("swapped", _swapped),
+    ("set_", _set_memory),
+    ("resized", _resized),
+    ("in another dict", _in_another_dict),
 )
+_writes = (("written", _written), ("foreach", _write_each), ("in inference mode", _write_in_inference))
+_hidden = (("hidden", _hidden_write), ("numpy", _numpy_write), ("storage", _write_storage))
+
+ROWS = (
+    Row("attributes", "attributes that forward read", "compiled anew", "`BindError`", "`BindError`"),
+    Row("modules", "the tree of modules", "compiled anew", "`BindError`", "`BindError`"),
+    Row("forms", "forms of tensors", "compiled anew", "`BindError` where the code cannot take it", "the same"),
+    Row("values", "values of tensors", "frozen: compiled anew", "live: used; frozen: `BindError`", "the same"),
+    Row("classes", "classes", "compiled anew", "`BindError`", "`BindError`"),
+    Row("functions", "functions that forward ran", "compiled anew", "`BindError`", "`BindError`"),
+    Row("names", "names of Python modules that forward read", "compiled anew", "`BindError`", "`BindError`"),
+    Row("hooks", "hooks", "compiled anew", "`BindError`", "`BindError`"),
+    Row("modes", "modes", "as the build sets them", "in a call", "`MissError`, or `BindError`"),
+    Row("flags", "training flags", "as the build sets them", "`BindError`", "`MissError`"),
+    Row("outside", "the environment and files", "compiled anew", "`BindError`", "`BindError`"),
+)  # fmt: skip
+"""The rows of the guide's table: what is done about a change before the next build, before the load, and in a call.
+What eager computes may also be computed: not every change of what was read changes the result."""
+
+CALLS = ("after", "between")
 
 KINDS: tuple[Kind, ...] = (
+    Kind("nothing", "", unchanged),
+    # attributes
+    Kind("public ones", "attributes", _of_slots(attribute_slots, lambda s, v: is_data(v) and not _is_private(s, v))),
+    Kind("private ones", "attributes", _of_slots(attribute_slots, lambda s, v: is_data(v) and _is_private(s, v))),
+    Kind("entries of containers, attributes of objects", "attributes", _of_slots(inner_slots, lambda s, v: is_data(v))),
     Kind(
-        "public attribute", "attributes", _of_slots(attribute_slots, lambda s, v: is_data(v) and not _is_private(s, v))
-    ),
-    Kind("private attribute", "attributes", _of_slots(attribute_slots, lambda s, v: is_data(v) and _is_private(s, v))),
-    Kind("within an attribute", "attributes", _of_slots(inner_slots, lambda s, v: is_data(v))),
-    Kind(
-        "callable in an attribute",
+        "functions and callable objects",
         "attributes",
         _of_slots(attribute_slots, lambda s, v: callable(v) and not is_data(v)),
     ),
+    Kind("callables in containers", "attributes", _of_slots(inner_slots, lambda s, v: callable(v) and not is_data(v))),
+    Kind("containers that grow, shrink, or change their order", "attributes", grown_attributes),
+    Kind("deleted ones", "attributes", deleted_attributes),
+    Kind("added ones, which hide those of a class", "attributes", added_attributes),
+    Kind("two that are exchanged", "attributes", shared_objects),
+    Kind("`__dict__`", "attributes", hidden_attributes),
     Kind(
-        "callable within an attribute",
+        "tensors that are no buffers, written to",
         "attributes",
-        _of_slots(inner_slots, lambda s, v: callable(v) and not is_data(v)),
+        _plain_tensors(
+            ("add_", lambda one: one.add_(1)),
+            ("set_", lambda one: one.set_(one * 2)),
+            ("data =", lambda one: setattr(one, "data", one * 3)),
+        ),
     ),
-    Kind("container of an attribute grown", "attributes", grown_attributes),
-    Kind("attribute deleted", "attributes", deleted_attributes),
-    Kind("attribute added", "attributes", added_attributes),
-    Kind("attributes exchanged", "attributes", shared_objects),
-    Kind("plain tensor written", "attributes", plain_tensors),
-    Kind("parameter, another form", "tensors", _of_tensors(_parameters, True, *_ways)),
-    Kind("buffer, another form", "tensors", _of_tensors(_buffers, True, *_ways)),
-    Kind("parameter appears", "tensors", _of_tensors(_parameters, False, ("filled", _fill_slot))),
-    Kind("buffer appears", "tensors", _of_tensors(_buffers, False, ("filled", _fill_slot))),
-    Kind("parameter written", "values", _of_tensors(_parameters, True, ("written", _written))),
-    Kind("buffer written", "values", _of_tensors(_buffers, True, ("written", _written))),
     Kind(
-        "tensor written through .data",
-        "hidden writes",
-        _of_tensors(_parameters, True, ("hidden", _hidden_write), ("numpy", _numpy_write)),
-        why_not="torch counts no version of such a write",
+        "tensors that are no buffers, written to through `.data` or NumPy",
+        "attributes",
+        _plain_tensors(
+            ("data", lambda one: one.data.mul_(3)), ("numpy", lambda one: np.negative(one.numpy(), one.numpy()))
+        ),
+        blind=CALLS,
+        why_not="torch counts no version of the tensor",
     ),
-    Kind("step of an optimizer", "values", fused_step),
-    Kind("all tensors", "tensors", whole_moves),
-    Kind("requires_grad", "tensors", _of_tensors(_parameters, True, ("requires_grad", _frozen))),
-    Kind("parameters tied", "tensors", _tied),
-    Kind("parametrization", "tensors", parametrizations_),
-    Kind("hook of a parameter", "hooks", _of_tensors(_parameters, True, ("hook", _tensor_hook)), forms=("training",)),
-    Kind("module replaced", "modules", replaced_modules),
-    Kind("module appears or goes", "modules", appearing_modules),
-    Kind("module added", "modules", added_modules),
-    Kind("__class__", "modules", other_classes),
-    Kind("class attribute", "classes", _of_slots(class_slots, lambda s, v: is_data(v))),
-    Kind("within a class attribute", "classes", _of_slots(class_inner)),
-    Kind("method of a class", "classes", class_methods),
-    Kind("bases and torch's classes", "classes", base_classes),
-    Kind("method on an instance", "methods", instance_methods),
-    Kind("default argument", "functions", default_arguments),
-    Kind("closure", "functions", closure_cells),
-    Kind("code of a function", "functions", function_codes),
-    Kind("attribute of a function", "functions", function_attributes),
-    Kind("global value", "names", _of_slots(global_slots, lambda s, v: is_data(v))),
-    Kind("within a global", "names", _of_slots(global_inner, lambda s, v: is_data(v))),
+    # modules
+    Kind("replaced ones", "modules", replaced_modules),
+    Kind("`None` ↔ module, containers that grow, shrink, or change their order", "modules", appearing_modules),
+    Kind("added ones", "modules", added_modules),
+    Kind("`__class__`", "modules", other_classes),
+    Kind("`forward` and other methods on an instance", "modules", instance_methods),
+    # tensors
     Kind(
-        "global function", "names", _of_slots(global_slots, lambda s, v: callable(v) and not isinstance(v, nn.Module))
+        "parameters: replaced, another dtype, shape, strides or class, gone",
+        "forms",
+        _of_tensors(_parameters, True, *_ways),
     ),
-    Kind("global container grown", "names", grown_globals),
-    Kind("global nn.Module", "names", global_module_instances),
-    Kind("Python module or class in a name", "names", replaced_namespaces),
-    Kind("function of torch", "names", torch_functions),
-    Kind("method of Tensor", "names", tensor_methods),
-    Kind("builtin", "names", builtin_functions),
-    Kind("forward hook", "hooks", forward_hooks),
-    Kind("forward hook of all modules", "hooks", global_hooks),
-    Kind("backward hook", "hooks", backward_hooks, forms=("training",)),
-    Kind("hook of registration", "hooks", registration_hooks),
-    Kind("mode that forward asks for", "modes", asked_modes),
-    Kind("grad mode", "modes", grad_modes),
-    Kind("function mode", "modes", function_modes),
+    Kind("buffers: the same", "forms", _of_tensors(_buffers, True, *_ways)),
+    Kind("parameters that were `None`", "forms", _of_tensors(_parameters, False, ("filled", _fill_slot))),
+    Kind("buffers that were `None`", "forms", _of_tensors(_buffers, False, ("filled", _fill_slot))),
+    Kind("all at once: `to`, `load_state_dict`", "forms", whole_moves),
+    Kind("`requires_grad`", "forms", _of_tensors(_parameters, True, ("requires_grad", _frozen))),
+    Kind("ties", "forms", _tied),
+    Kind("parametrizations", "forms", parametrizations_),
+    Kind("`torch.func.functional_call`", "forms", functional_calls),
+    Kind("parameters written to", "values", _of_tensors(_parameters, True, *_writes)),
+    Kind("buffers written to", "values", _of_tensors(_buffers, True, *_writes)),
+    Kind("a step of an optimizer, fused or not", "values", fused_step),
+    Kind(
+        "written to through `.data`, NumPy or the storage",
+        "values",
+        _of_tensors(_parameters, True, *_hidden),
+        blind=CALLS,
+        why_not="torch counts no version of the tensor; live weights are read where they lie, frozen ones are not",
+    ),
+    # classes and functions
+    Kind("attributes", "classes", _of_slots(class_slots, lambda s, v: is_data(v))),
+    Kind("entries of containers in attributes", "classes", _of_slots(class_inner)),
+    Kind("methods, properties, static and class methods", "classes", class_methods),
+    Kind("bases, special methods, torch's own classes", "classes", base_classes),
+    Kind("default arguments", "functions", default_arguments),
+    Kind("closures", "functions", closure_cells),
+    Kind("`__code__`", "functions", function_codes),
+    Kind("attributes of functions", "functions", function_attributes),
+    # names
+    Kind("values", "names", _of_slots(global_slots, lambda s, v: is_data(v))),
+    Kind(
+        "entries of containers, attributes of objects in them",
+        "names",
+        _of_slots(global_inner, lambda s, v: is_data(v)),
+    ),
+    Kind("functions", "names", _of_slots(global_slots, lambda s, v: callable(v) and not isinstance(v, nn.Module))),
+    Kind("containers that grow or shrink", "names", grown_globals),
+    Kind("modules of torch", "names", global_module_instances),
+    Kind("Python modules and classes", "names", replaced_namespaces),
+    Kind("`sys.modules`", "names", replaced_modules_of_python),
+    Kind("functions of torch", "names", torch_functions),
+    Kind("methods of `Tensor`", "names", tensor_methods),
+    Kind("builtins", "names", builtin_functions),
+    Kind("context variables, thread-local values, levels of loggers, registries", "names", kept_states),
+    # hooks
+    Kind("on forward", "hooks", forward_hooks),
+    Kind("on the forward of all modules", "hooks", global_hooks),
+    Kind("on backward, with `train: true`", "hooks", backward_hooks, forms=("training",)),
+    Kind(
+        "of parameters, which autograd runs",
+        "hooks",
+        _of_tensors(_parameters, True, ("hook", _tensor_hook)),
+        forms=("training",),
+    ),
+    Kind("of `state_dict` and registration, which no call runs", "hooks", registration_hooks),
+    # modes
+    Kind("those that forward asks for", "modes", asked_modes),
+    Kind("gradients, inference mode", "modes", grad_modes),
+    Kind("function and dispatch modes", "modes", function_modes),
     Kind("saved-tensor hooks", "modes", saved_hooks, forms=("training",)),
-    Kind("mode of the process", "modes", process_modes),
-    Kind("training flag", "flags", training_flags),
-    Kind("environment variable", "environment", environment),
-    Kind("environment at import", "environment", environment_at_import),
-    Kind("data file read at import", "environment", data_files),
-    Kind("source file", "code", source_files),
+    Kind("default dtype and device, autocast, deterministic algorithms, matmul precision", "modes", process_modes),
+    Kind("of the module or a part", "flags", training_flags),
+    # outside
+    Kind("variables that forward reads", "outside", environment),
+    Kind("variables that an import reads", "outside", environment_at_import),
+    Kind("data files that an import reads", "outside", data_files),
+    Kind("source files", "outside", source_files),
+    Kind(
+        "files that forward reads",
+        "outside",
+        files_in_forward,
+        blind=("build", "load", *CALLS),
+        why_not="what a file or a socket gives is no value of the process",
+    ),
 )
+
+
+# -- the guide's table ------------------------------------------------------------------------------------------------
+
+
+def guide_table() -> str:
+    """The table "what is noticed" of `aotc/runtime/GUIDE.md`, and the list of what cannot be."""
+    lines = ["| what changes | before the next build | before the load | in a call |", "|---|---|---|---|"]
+    for row in ROWS:
+        kinds = "; ".join(kind.name for kind in KINDS if kind.row == row.name and len(kind.blind) < len(MOMENTS))
+        lines.append(f"| **{row.title}:** {kinds} | {row.build} | {row.load} | {row.call} |")
+    lines += ["", "What cannot be noticed:", ""]
+    titles = {row.name: row.title for row in ROWS}
+    for kind in KINDS:
+        if kind.blind:
+            when = "" if len(kind.blind) == len(MOMENTS) else " after the load"
+            lines.append(f"- **{titles[kind.row]}: {kind.name}**{when}: {kind.why_not}.")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(guide_table(), end="")

@@ -23,6 +23,7 @@ import dataclasses
 import functools
 import importlib
 import json
+import logging
 import os
 import pickle
 import select
@@ -45,7 +46,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import torch  # noqa: E402
-from fuzzing.change_kinds import KINDS, Change, Kind  # noqa: E402
+from fuzzing.change_kinds import KINDS, MOMENTS, Change, Kind  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 import aotc  # noqa: E402
@@ -53,15 +54,13 @@ from aotc.manifest import Manifest, read_manifest  # noqa: E402
 from aotc.models.factory import build_module  # noqa: E402
 
 SUBJECTS = Path(__file__).parent / "subjects"
-MOMENTS = ("build", "load", "after", "between")
-"""Before the next build, before the load, after it, between two calls."""
-
 EVERY = (
     *("Slots", "Activations", "Numbers", "Containers", "Objects", "Configured", "Globals", "Imported", "FromFile"),
     *("Defaults", "Closures", "ClassAttributes", "Descriptors", "Callables", "Numpy", "PlainTensors", "Buffers"),
     *("Tied", "SharedModule", "Lists", "Chain", "Norms", "Convolution", "Attention", "Embedded", "GradMode"),
     *("InferenceMode", "RequiresGrad", "Environment", "ProcessModes", "Flags", "Hooked", "Parametrized", "Methods"),
-    *("Asking", "Results", "Dtypes", "Builtins", "Nested"),
+    *("Asking", "Results", "Dtypes", "Builtins", "Nested", "More", "Special", "Late", "References", "Dispatching"),
+    *("Contextual", "TorchFlags", "ReadsFile", "Asked"),
 )
 FORMS: dict[str, tuple[str, ...]] = {
     "live": EVERY,
@@ -426,8 +425,8 @@ def again(entered: Any) -> Any:
 # -- verdicts ---------------------------------------------------------------------------------------------------------
 
 
-def verdict(eager: Any, answer: Any, kind: Kind) -> tuple[str, str]:
-    """The verdict and its details of an answer, compared with two outcomes of eager."""
+def verdict(eager: Any, answer: Any, seen: bool = True) -> tuple[str, str]:
+    """The verdict and its details of an answer, compared with two outcomes of eager. `seen`: it can be noticed."""
     if isinstance(eager, CannotMake):
         return "skipped", eager.text
     if isinstance(eager, Ended) or not (isinstance(eager[0], Raised) or equal(eager[0], eager[1], 0.0)):
@@ -437,7 +436,7 @@ def verdict(eager: Any, answer: Any, kind: Kind) -> tuple[str, str]:
     if isinstance(answer, Ended):
         return "crash", "hung" if answer.code == -signal.SIGALRM else f"ended with {answer.code}"
     if isinstance(answer, Cached):
-        found, detail = verdict(eager, answer.outcome, kind)
+        found, detail = verdict(eager, answer.outcome, seen)
         return ("stuck" if found in ("refused", "miss") else found), detail
     if isinstance(answer, Raised):
         if answer.kind in ("refused", "miss"):
@@ -445,16 +444,25 @@ def verdict(eager: Any, answer: Any, kind: Kind) -> tuple[str, str]:
         return ("skipped" if isinstance(eager[0], Raised) else "untyped"), answer.text
     if not isinstance(eager[0], Raised) and equal(answer, eager[0]):
         return "equal", ""
-    return ("not seen" if kind.why_not else "silent"), f"eager {shown(eager[0])}, aotc {shown(answer)}"
+    return ("silent" if seen else "not seen"), shown(eager[0], answer)
 
 
-def shown(outcome: Any) -> str:
-    if isinstance(outcome, Raised):
-        return outcome.text[:80]
-    sums = [
-        f"{sum(one[2]):.4f} {one[0].removeprefix('torch.')}" if isinstance(one, tuple) else str(one) for one in outcome
-    ]
-    return " ".join(sums)[:120]
+def shown(eager: Any, ours: Any) -> str:
+    """The first part in which two outcomes differ."""
+    if isinstance(eager, Raised):
+        return f"eager raises {eager.text[:100]}"
+    if len(eager) != len(ours):
+        return f"eager gives {len(eager)} parts, aotc {len(ours)}"
+    values = [(one, other) for one, other in zip(eager, ours, strict=True) if not equal(one, other)]
+    name = f"{sum(equal(one, other) for one, other in zip(eager, ours, strict=True))} parts are equal; "
+    one, other = values[0]
+    return f"{name}eager {_shown_part(one)}, aotc {_shown_part(other)}"
+
+
+def _shown_part(part: Any) -> str:
+    return (
+        f"{part[0].removeprefix('torch.')} {part[1]} sum {sum(part[2]):.4f}" if isinstance(part, tuple) else repr(part)
+    )
 
 
 def try_all(model: Model, cases: Sequence[Case], stages: Sequence[str]) -> list[Tried]:
@@ -490,9 +498,11 @@ def try_all(model: Model, cases: Sequence[Case], stages: Sequence[str]) -> list[
     found = []
     for case in cases:
         eager = oracle[id(case.change)]
-        name, detail = verdict(eager, answers.get(id(case)), case.kind)
+        name, detail = verdict(eager, answers.get(id(case)), case.moment not in case.kind.blind)
         kept = isinstance(eager, list) and isinstance(before, list) and equal(eager[0], before[0])
-        found.append(Tried(case.subject, case.form, case.moment, case.kind.name, case.change.where, name, detail, kept))
+        found.append(
+            Tried(case.subject, case.form, case.moment, case.kind.title, case.change.where, name, detail, kept)
+        )
     return found
 
 
@@ -514,12 +524,12 @@ def choose(
             model = Model(subject, form, folder, folder)
             module = model.target(model.make())
             for kind in KINDS:
-                if (kind.forms and form not in kind.forms) or (kinds and kind.name not in kinds):
+                if (kind.forms and form not in kind.forms) or (kinds and not any(name in kind.title for name in kinds)):
                     continue
-                drawn = Random(f"{seed} {subject} {kind.name}")
+                drawn = Random(f"{seed} {subject} {kind.title}")
                 for change in kind.changes(module, drawn):
                     for moment in moments if change.files is None else [one for one in moments if one in MOMENTS[:2]]:
-                        by_kind.setdefault(kind.name, []).append(Case(subject, form, moment, kind, change))
+                        by_kind.setdefault(kind.title, []).append(Case(subject, form, moment, kind, change))
     random = Random(seed)
     for found in by_kind.values():
         random.shuffle(found)
@@ -578,7 +588,7 @@ def main() -> None:
     parser.add_argument("--subject", action="append", default=[], help="only these")
     parser.add_argument("--form", action="append", default=[], choices=list(FORMS))
     parser.add_argument("--moment", action="append", default=[], choices=MOMENTS)
-    parser.add_argument("--kind", action="append", default=[], help="only kinds of these names")
+    parser.add_argument("--kind", action="append", default=[], help="only kinds in whose titles one of these stands")
     parser.add_argument("--all", action="store_true", help="also print what is no fault")
     given = parser.parse_args()
     forms = {
@@ -594,7 +604,7 @@ def main() -> None:
         subprocess.run(command, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    os.environ["AOTC_LOG"] = "error"
+    logging.getLogger("aotc").setLevel(logging.ERROR)
     began = time.monotonic()
     sys.path.insert(0, str(folder))
     cases = choose(forms, folder, given.count, given.seed, given.moment or MOMENTS, given.kind)

@@ -54,6 +54,16 @@ def counted(x: Tensor) -> Tensor:
 counted.times = 2.0
 
 
+def __getattr__(name: str) -> float:
+    """Names that the module computes."""
+    if name in LAZY:
+        return LAZY[name]
+    raise AttributeError(name)
+
+
+LAZY = {"COMPUTED": 0.625}
+
+
 class Tool:
     """A class that is used without an instance."""
 

@@ -6,12 +6,19 @@ Each takes `x`, float32 [batch, 8].
 from __future__ import annotations
 
 import enum
+import logging
 import math
 import os
-from collections import OrderedDict, namedtuple
+import threading
+import weakref
+from array import array
+from collections import ChainMap, Counter, OrderedDict, UserDict, defaultdict, deque, namedtuple
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import partial
-from types import SimpleNamespace
+from fractions import Fraction
+from functools import cache, cached_property, partial, singledispatch
+from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import change_helpers
@@ -651,9 +658,188 @@ class Nested(nn.Module):
         return x
 
 
+class More(nn.Module):
+    """Containers that are seldom used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue, self.counts, self.doubles = deque([1.0, 2.0]), Counter("aab"), array("d", [0.5, 1.5])
+        self.chained, self.user = ChainMap({"a": 1.5}, {"b": 2.5}), UserDict(a=0.75)
+        self.proxy, self.defaulted = MappingProxyType({"a": 0.25}), defaultdict(float, a=1.25)
+        self.text, self.complex, self.fraction = bytearray(b"ab"), 1.5 + 2j, Fraction(1, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * self.queue[0] + self.counts["a"] * self.doubles[1] + self.chained["b"] * self.user["a"]
+        y = y + self.proxy["a"] * self.defaulted["a"] + self.defaulted["none"]
+        return y * self.text[0] + self.complex.imag + float(self.fraction)
+
+
+class Gain:
+    """An object with special methods."""
+
+    def __init__(self) -> None:
+        self.by, self.on = 1.5, True
+
+    def __float__(self) -> float:
+        return self.by
+
+    def __bool__(self) -> bool:
+        return self.on
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> float:
+        return self.by * index
+
+    def __rmul__(self, other: Tensor) -> Tensor:
+        return other * self.by
+
+    def __enter__(self) -> float:
+        return self.by + 1
+
+    def __exit__(self, *raised: object) -> None:
+        pass
+
+
+class Special(nn.Module):
+    """Special methods of an object."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = Gain()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * self.gain + float(self.gain) + len(self.gain) + self.gain[1]
+        with self.gain as more:
+            y = y + more
+        return y if self.gain else -y
+
+
+class Metered(type):
+    """A metaclass."""
+
+    unit = 0.375
+
+    @property
+    def level(cls) -> float:
+        return cls.unit * 2
+
+
+class OfMeta(metaclass=Metered):
+    slope = 1.25
+
+
+class Late(nn.Module):
+    """Imports within forward, names by their text, a metaclass, and a name that a module computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.name = "RATE"
+
+    def forward(self, x: Tensor) -> Tensor:
+        import change_deep as deep
+        from change_helpers import GAIN
+
+        y = x * globals()[self.name] * GAIN + vars(change_helpers)["SCALE"] + deep.DEPTH
+        y = y * getattr(change_helpers, "FROM_ENVIRONMENT") + OfMeta.level * OfMeta.slope  # noqa: B009
+        return y + change_helpers.COMPUTED
+
+
+class References(nn.Module):
+    """Weak references, a cycle to the module itself, and a module that is hidden in a tuple."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.power = Power()
+        self.weak, self.hidden, self.scale = weakref.ref(self.power), (nn.LeakyReLU(0.25),), 1.5
+        self.itself = [self]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.hidden[0](x) * self.weak().factor + self.itself[0].scale
+
+
+@singledispatch
+def described(x: object) -> Tensor:
+    raise TypeError(x)
+
+
+@described.register
+def _(x: Tensor) -> Tensor:
+    return x * 0.75
+
+
+@cache
+def remembered() -> float:
+    return RATE * 2
+
+
+class Dispatching(nn.Module):
+    """A single-dispatch function, a cached one, and a cached property."""
+
+    @cached_property
+    def once(self) -> float:
+        return RATE + 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.half = self.once / 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        return described(x) + remembered() + self.once + self.half
+
+
+CONTEXT: ContextVar[float] = ContextVar("context", default=0.5)
+LOCAL = threading.local()
+LOCAL.value = 1.5
+LOGGER = logging.getLogger("change_subjects")
+
+
+class Contextual(nn.Module):
+    """Objects of Python's library that keep a state."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * CONTEXT.get() + LOCAL.value
+        return y + 1 if LOGGER.isEnabledFor(logging.DEBUG) else y
+
+
+class TorchFlags(nn.Module):
+    """Flags of torch's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * 2 if torch.backends.mkldnn.enabled else x * 3
+        y = y + 1 if torch.is_autocast_enabled("cpu") else y
+        return y - 1 if torch.get_float32_matmul_precision() == "medium" else y
+
+
+class ReadsFile(nn.Module):
+    """Reads a file in each call."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * float(Path(change_helpers.__file__).with_name("change_scale.txt").read_text())
+
+
+class Asked(nn.Module):
+    """Looks into its own dicts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known, self.act = 0.5, nn.Tanh()
+        self.register_buffer("shift", torch.full((8,), 0.25))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * self.__dict__.get("known", 2.0) + vars(self).get("unknown", 0.0)
+        y = y + 1 if type(self.act).__name__ == "Tanh" else y - 1
+        y = y * 3 if "extra" in self._modules else y
+        for _, buffer in self.named_buffers():
+            y = y + buffer
+        return y + sum(name == "act" for name, _ in self.named_modules())
+
+
 TOGETHER = (
     *(Slots, Activations, Numbers, Containers, Objects, Configured, Globals, Imported, FromFile, Defaults, Closures),
-    *(ClassAttributes, Callables, PlainTensors, Buffers, Lists, Chain, Hooked, Methods),
+    *(ClassAttributes, Callables, PlainTensors, Buffers, Lists, Chain, Hooked, Methods, Special, Late, References),
+    *(Dispatching, Contextual),
 )
 
 

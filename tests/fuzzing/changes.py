@@ -46,7 +46,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import torch  # noqa: E402
-from fuzzing.change_kinds import KINDS, MOMENTS, Change, Kind  # noqa: E402
+from fuzzing.change_kinds import KINDS, MOMENTS, Change, Kind, guide_table  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 import aotc  # noqa: E402
@@ -99,6 +99,9 @@ _OF_INPUT = {"padded": {"pad": {"batch": 0}}, "training": {"requires_grad": True
 FAULTS = ("silent", "untyped", "crash")
 SECONDS = 60
 """For one change; a process that takes longer hangs."""
+
+
+Entered = Callable[[], AbstractContextManager[Any]]
 
 
 class Case(NamedTuple):
@@ -228,18 +231,18 @@ def example(form: str) -> Tensor:
     return x.requires_grad_(form == "training")
 
 
-def outcome(call: Callable[..., Any], module: nn.Module, form: str, entered: AbstractContextManager[Any]) -> Any:
+def outcome(call: Callable[..., Any], module: nn.Module, form: str, entered: Entered) -> Any:
     """What a call gives, as plain values; of training also the gradients."""
     with torch.device("cpu"):
         x = example(form)
     result: list[Any] = []
     if form != "training":
-        with entered:
+        with entered():
             result = list(leaves(call(x)))
     else:
         for parameter in module.parameters():
             parameter.grad = None
-        with entered:
+        with entered():
             result = list(leaves(call(x)))
             tensors = [one for one in result if isinstance(one, Tensor) and one.requires_grad]
             weights = [torch.linspace(0.5, 1.5, one.numel(), dtype=one.dtype).view(one.shape) for one in tensors]
@@ -346,7 +349,7 @@ class Model:
 
     # Each of the following runs in a process of its own.
 
-    def changed(self, change: Change, module: nn.Module) -> tuple[nn.Module, AbstractContextManager[Any]]:
+    def changed(self, change: Change, module: nn.Module) -> tuple[nn.Module, Entered]:
         """The module after the change, and what is entered around its load and calls."""
         if change.files is not None:
             folder = Path(tempfile.mkdtemp(dir=self.folder.parent)) / "subjects"
@@ -359,35 +362,36 @@ class Model:
             sys.path[:] = [str(folder), *(path for path in sys.path if path != str(self.folder))]
             importlib.invalidate_caches()
             self.folder = folder
-            return self.make(), nullcontext()
-        return module, change.make(self.target(module)) or nullcontext()
+            return self.make(), nullcontext
+        change.make(self.target(module))
+        return module, functools.partial(change.around, self.target(module)) if change.around else nullcontext
 
     def eager(self, change: Change | None, module: nn.Module) -> Any:
         """Two outcomes of eager, with the change if there is one."""
-        entered: Any = nullcontext()
+        entered: Entered = nullcontext
         if change is not None:
             try:
                 module, entered = self.changed(change, module)
             except Exception as error:
                 return CannotMake(f"{type(error).__name__} {error}")
-        return [tried(lambda: outcome(module, module, self.form, again(entered))) for _ in range(2)]
+        return [tried(lambda: outcome(module, module, self.form, entered)) for _ in range(2)]
 
     def at_load(self, change: Change, module: nn.Module) -> Any:
         module, entered = self.changed(change, module)
         return tried(lambda: self._loaded_outcome(module, entered))
 
-    def _loaded_outcome(self, module: nn.Module, entered: Any) -> Any:
-        with again(entered):
+    def _loaded_outcome(self, module: nn.Module, entered: Entered) -> Any:
+        with entered():
             compiled = self.load(module)
-        return outcome(compiled, module, self.form, again(entered))
+        return outcome(compiled, module, self.form, entered)
 
     def in_call(self, change: Change, module: nn.Module, compiled: Any) -> Any:
         """The outcomes of two calls; the second must be as right as the first."""
         module, entered = self.changed(change, module)
-        first = tried(lambda: outcome(compiled, module, self.form, again(entered)))
+        first = tried(lambda: outcome(compiled, module, self.form, entered))
         if isinstance(first, Raised):
             return first
-        second = tried(lambda: outcome(compiled, module, self.form, again(entered)))
+        second = tried(lambda: outcome(compiled, module, self.form, entered))
         return second if isinstance(second, Raised) or not equal(first, second) else first
 
     def at_build(self, change: Change, module: nn.Module) -> Any:
@@ -400,7 +404,7 @@ class Model:
         manifest = self.manifest()
 
         def plan() -> Any:
-            with again(entered):
+            with entered():
                 planned, _ = plan_build(BuildRequest(manifest, self.store), Place(self.store), {self.name: module})
             return all(unit.cached is not None for unit in planned)
 
@@ -415,11 +419,6 @@ class Cached(NamedTuple):
     """What a load and a call give after a build that took the unit for built."""
 
     outcome: Any
-
-
-def again(entered: Any) -> Any:
-    """A context manager that can be entered once more: those of torch can."""
-    return entered
 
 
 # -- verdicts ---------------------------------------------------------------------------------------------------------
@@ -493,7 +492,7 @@ def try_all(model: Model, cases: Sequence[Case], stages: Sequence[str]) -> list[
             answers |= {id(case): compiled for case in (*todo["after"], *todo["between"])}
         else:
             run("after", lambda case: model.in_call(case.change, module, compiled))
-            outcome(compiled, module, model.form, nullcontext())
+            outcome(compiled, module, model.form, nullcontext)
             run("between", lambda case: model.in_call(case.change, module, compiled))
     found = []
     for case in cases:
@@ -590,7 +589,11 @@ def main() -> None:
     parser.add_argument("--moment", action="append", default=[], choices=MOMENTS)
     parser.add_argument("--kind", action="append", default=[], help="only kinds in whose titles one of these stands")
     parser.add_argument("--all", action="store_true", help="also print what is no fault")
+    parser.add_argument("--table", action="store_true", help="print the guide's table of what is noticed")
     given = parser.parse_args()
+    if given.table:
+        print(guide_table(), end="")
+        return
     forms = {
         form: [name for name in subjects if not given.subject or name in given.subject]
         for form, subjects in (SAMPLED if given.sampled else FORMS).items()

@@ -792,19 +792,20 @@ def imported_variable(module: nn.Module, random: Random) -> Iterator[Change]:
 
 ROWS = (
     Row("attributes", "attributes that forward read", "compiled anew", "`BindError`", "`BindError`"),
-    Row("modules", "the tree of modules", "compiled anew", "`BindError`", "`BindError`"),
-    Row("forms", "forms of tensors", "compiled anew", "`BindError` where the code cannot take it", "the same"),
+    Row("modules", "modules within the module", "compiled anew", "`BindError`", "`BindError`"),
+    Row("forms", "forms of tensors", "compiled anew", "used if they fit, else `BindError`", "the same"),
     Row("values", "values of tensors", "frozen: compiled anew", "live: used; frozen: `BindError`", "the same"),
     Row("classes", "classes", "compiled anew", "`BindError`", "`BindError`"),
     Row("functions", "functions that forward ran", "compiled anew", "`BindError`", "`BindError`"),
     Row("names", "names of Python modules that forward read", "compiled anew", "`BindError`", "`BindError`"),
     Row("hooks", "hooks", "compiled anew", "`BindError`", "`BindError`"),
-    Row("modes", "modes", "as the build sets them", "in a call", "`MissError`, or `BindError`"),
-    Row("flags", "training flags", "as the build sets them", "`BindError`", "`MissError`"),
-    Row("outside", "the environment and files", "compiled anew", "`BindError`", "`BindError`"),
-)  # fmt: skip
+    Row("modes", "modes", "the build sets its own", "—", "`MissError`; `BindError` where forward asks"),
+    Row("flags", "training flags", "the build sets its own", "`BindError`", "`MissError`"),
+    Row("environment", "environment variables", "compiled anew", "`BindError`", "`BindError`"),
+    Row("files", "what an import reads", "compiled anew", "`BindError`", "a process keeps what it imported"),
+)
 """The rows of the guide's table: what is done about a change before the next build, before the load, and in a call.
-What eager computes may also be computed: not every change of what was read changes the result."""
+Beside that a call may always compute what eager does: not every change of what was read changes the result."""
 
 CALLS = ("after", "between")
 
@@ -834,7 +835,7 @@ KINDS: tuple[Kind, ...] = (
         ),
     ),
     Kind(
-        "tensors that are no buffers, written to through `.data` or NumPy",
+        "tensors written to through `.data` or NumPy",
         "attributes",
         plain_tensors(
             (".data", lambda one: one.data.mul_(3)), ("numpy", lambda one: np.negative(one.numpy(), one.numpy()))
@@ -948,7 +949,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("buffers written to", "values", at_tensors("_buffers", True, *WRITES)),
     Kind("a step of an optimizer, fused or not", "values", steps),
     Kind(
-        "written to through `.data`, NumPy or the storage",
+        "those written to through `.data`, NumPy or the storage",
         "values",
         at_tensors("_parameters", True, *HIDDEN_WRITES),
         blind=CALLS,
@@ -984,7 +985,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("entries of containers, attributes of objects in them", "names", other_values(global_inner)),
     Kind("functions", "names", other_values(global_slots, is_callable)),
     Kind("containers that grow or shrink", "names", grown(read_slots)),
-    Kind("modules of torch", "names", other_values(parts_of_global_modules)),
+    Kind("an `nn.Module`", "names", other_values(parts_of_global_modules)),
     Kind("Python modules and classes", "names", at_slots(global_slots, ("", put_other_namespace), wanted=is_namespace)),
     Kind("`sys.modules`", "names", at_slots(imported_modules, ("", put_other_namespace))),
     Kind("functions of torch", "names", replaced_functions((torch, F, math), torch_names)),
@@ -1099,16 +1100,16 @@ KINDS: tuple[Kind, ...] = (
         ),
     ),
     # outside
-    Kind("variables that forward reads", "outside", where_read({"environ", "getenv"}, environment)),
-    Kind("variables that an import reads", "outside", where_read({"FROM_ENVIRONMENT"}, imported_variable)),
-    Kind("data files that an import reads", "outside", where_read({"SCALE"}, other_scale)),
-    Kind("source files", "outside", together(*EDITS)),
+    Kind("those that forward reads", "environment", where_read({"environ", "getenv"}, environment)),
+    Kind("environment variables", "files", where_read({"FROM_ENVIRONMENT"}, imported_variable)),
+    Kind("data files", "files", where_read({"SCALE"}, other_scale)),
+    Kind("source files", "files", together(*EDITS)),
     Kind(
-        "files that forward reads",
-        "outside",
+        "those that forward reads itself",
+        "files",
         where_read({"read_text"}, other_scale),
         blind=MOMENTS,
-        why_not="what a file or a socket gives is no value of the process",
+        why_not="what a file gives is no value of the process",
     ),
 )
 
@@ -1120,12 +1121,12 @@ def guide_table() -> str:
     """The table "what is noticed" of `aotc/runtime/GUIDE.md`, and the list of what cannot be."""
     lines = ["| what changes | before the next build | before the load | in a call |", "|---|---|---|---|"]
     for row in ROWS:
-        kinds = "; ".join(kind.name for kind in KINDS if kind.row == row.name and len(kind.blind) < len(MOMENTS))
+        kinds = "; ".join(kind.name for kind in KINDS if kind.row == row.name and not kind.blind)
         lines.append(f"| **{row.title}:** {kinds} | {row.build} | {row.load} | {row.call} |")
-    lines += ["", "What cannot be noticed:", ""]
+    lines += ["", "Nothing can notice:", ""]
     titles = {row.name: row.title for row in ROWS}
     for kind in KINDS:
         if kind.blind:
-            when = "" if len(kind.blind) == len(MOMENTS) else " after the load"
-            lines.append(f"- **{titles[kind.row]}: {kind.name}**{when}: {kind.why_not}.")
+            when = "" if kind.blind == MOMENTS else " in a call; the load compares them"
+            lines.append(f"- {titles[kind.row]}, {kind.name},{when}: {kind.why_not}.".replace(",:", ":"))
     return "\n".join(lines) + "\n"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from aotc.compiler.key import explain
@@ -26,11 +26,16 @@ class PlannedUnit:
 
 
 def look_up(
-    stored: StoredUnits | None, unit: Unit, force: bool, line_of: Callable[..., str] = lambda *keys: ""
+    stored: StoredUnits | None,
+    unit: Unit,
+    force: bool,
+    changed: Mapping[str, Sequence[Issue]],
+    line_of: Callable[..., str] = lambda *keys: "",
 ) -> PlannedUnit:
     """The unit with its record in the store, or with the reasons why it must be compiled; `line_of` as in `explain`.
 
-    `stored` is None where there is no store yet. Raises StoreError.
+    A unit is found by its key, and is used if what its capture read has the same values now: `changed`, as in
+    `ModelFacts`. `stored` is None where there is no store yet. Raises StoreError.
     """
     if stored is None:
         return PlannedUnit(unit, None, (Issue("there is no store yet"),))
@@ -38,7 +43,9 @@ def look_up(
     if force:
         return PlannedUnit(unit, None, (Issue("--force"),), replaced=found)
     if found is not None:
-        return PlannedUnit(unit, found, ())
+        (variant,) = found.artifact.variants
+        issues = changed.get(variant.read_values.digest, ()) if variant.read_values is not None else ()
+        return PlannedUnit(unit, None, tuple(issues), replaced=found) if issues else PlannedUnit(unit, found, ())
     previous = stored.latest(unit.spec.name, unit.bucket, unit.target.name, unit.region)
     if previous is None:
         return PlannedUnit(unit, None, (Issue(_not_built(stored, unit)),))

@@ -25,7 +25,7 @@ from aotc.compiler.cache_lookup import PlannedUnit, look_up
 from aotc.compiler.estimate import estimate
 from aotc.compiler.executors import Executor
 from aotc.compiler.executors.choice import executor_for
-from aotc.compiler.plan import LookedAt, Unit, plan_units
+from aotc.compiler.plan import LookedAt, ModelFacts, Unit, look_at_models, plan_units
 from aotc.compiler.publish.bundles import Publication, Result, publish_bundles
 from aotc.compiler.publish.unit_files import store_unit
 from aotc.compiler.publish.url_store import Place, keeping, place_of, publish_remotely, with_remote_units
@@ -73,7 +73,9 @@ def build(request: BuildRequest, servers: ForkServers, watcher: Watcher | None =
     watcher = watcher or NoWatcher()
     place = place_of(request.store)
     with watcher.planning(), group_left():
-        looked = None if request.cluster else modules_made_once(request.manifest, servers, request.dummy_weights)
+        looked = None
+        if not request.cluster:
+            looked = modules_made_once(request.manifest, servers, stored_in(place), request.dummy_weights)
         left_out: dict[str, AotcError] = {}
         planned, whole = plan_build(request, place, looked, left_out)
     del looked  # the units' processes hold their own modules
@@ -117,6 +119,8 @@ def plan_build(
     Raises ManifestError, BuildError, EnvironmentMismatchError.
     """
     elsewhere = request.cluster is not None
+    stored = stored_in(place)
+    looked = looked or look_at_models(request.manifest, stored, request.dummy_weights)
     units = plan_units(
         request.manifest,
         looked,
@@ -132,16 +136,21 @@ def plan_build(
             replace(unit, state_bytes=0) if unit.target.device == "cpu" or unit.gpu is not None else unit
             for unit in units
         ]
-    store = place.opened()
-    stored = StoredUnits(store) if store is not None else None
     lines = {
         spec.name: partial(request.manifest.where, "models", spec.name) for spec in request.manifest.models.values()
     }
-    found = [look_up(stored, unit, request.force, lines[unit.spec.name]) for unit in units]
+    changed = {name: facts.changed for name, facts in looked.facts.items() if isinstance(facts, ModelFacts)}
+    found = [look_up(stored, unit, request.force, changed[unit.spec.name], lines[unit.spec.name]) for unit in units]
     planned, whole = split(found, request.shard or Shard(1, 1))
     if place.staging is not None and not request.force:
-        planned = with_remote_units(planned, place.staging)
+        planned = with_remote_units(planned, place.staging, request.manifest.folder)
     return BuildPlan(planned, whole)
+
+
+def stored_in(place: Place) -> StoredUnits | None:
+    """The finished units of the store; None where there is none yet. Raises StoreError."""
+    store = place.opened()
+    return StoredUnits(store) if store is not None else None
 
 
 @dataclass(frozen=True)

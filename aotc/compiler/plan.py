@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +26,15 @@ from aotc.compiler.key import (
 )
 from aotc.compiler.sources import model_sources
 from aotc.compiler.workers.memory import memory_here
-from aotc.errors import AotcError, BuildError, EnvironmentMismatchError, Issue, ManifestError
+from aotc.errors import (
+    AotcError,
+    BuildError,
+    CorruptError,
+    EnvironmentMismatchError,
+    Issue,
+    ManifestError,
+    NotFoundError,
+)
 from aotc.machine.environment import cpu_features
 from aotc.machine.gpus import Gpu, gpu_for, known_targets
 from aotc.machine.native import resolve_target
@@ -37,10 +45,13 @@ from aotc.models.factory import build_module, visit_modules
 from aotc.models.ranks import become_rank, parallel_of
 from aotc.models.regions import region_paths
 from aotc.picks import PickFile
-from aotc.records import Bucket, Dims, Region, Variant, part_name
+from aotc.records import Bucket, Dims, Reads, Region, Variant, decode, part_name
+from aotc.snapshot.differences import read_issues
 from aotc.snapshot.sources import Trees
 from aotc.snapshot.state_specs import submodules
 from aotc.snapshot.tensors import plain_state
+from aotc.store.layout.bundle import CONFIG_LIMIT
+from aotc.store.layout.units import StoredUnits
 
 
 @dataclass(frozen=True)
@@ -88,11 +99,14 @@ class Unit:
 @dataclass(frozen=True)
 class ModelFacts:
     """What the plan needs of a model's module: the spec with its inputs, the key's factors that all units of the model
-    have in common, and the bytes of the parameters and buffers."""
+    have in common, and the bytes of the parameters and buffers.
+
+    `changed` says, of what the captures of stored units read, what is otherwise now: by the digest of the file."""
 
     spec: ModelSpec
     factors: Factors
     state_bytes: int
+    changed: Mapping[str, Sequence[Issue]]
 
 
 WORTH = 1.5
@@ -107,17 +121,23 @@ class LookedAt(NamedTuple):
     slow: dict[str, nn.Module]
 
 
-def look_at_models(manifest: Manifest, dummy_weights: bool = False, all_slow: bool = False) -> LookedAt:
-    """Build every model's module, one after the other. One that was slow to make is kept where the model is by regions
-    and so is run by the plan; with `all_slow`, where it is not, too: but further ones only while they all take no more
-    memory than is left. Raises ManifestError as `visit_modules` does."""
+def look_at_models(
+    manifest: Manifest, stored: StoredUnits | None, dummy_weights: bool = False, all_slow: bool = False
+) -> LookedAt:
+    """Build every model's module, one after the other, and compare it with what the captures of `stored` units read.
+
+    A module that was slow to make is kept where the model is by regions and so is run by the plan; with `all_slow`,
+    where it is not, too: but further ones only while they all take no more memory than is left. Raises ManifestError as
+    `visit_modules` does.
+    """
     looked = LookedAt({}, {})
     trees: Trees = {}
 
     def look(spec: ModelSpec, module: nn.Module, seconds: float) -> None:
         try:
+            changed = {} if stored is None else changed_reads(stored, spec.name, module)
             factors = _common_factors(spec, module, manifest.folder, dummy_weights, trees)
-            looked.facts[spec.name] = ModelFacts(spec, factors, _state_bytes(module))
+            looked.facts[spec.name] = ModelFacts(spec, factors, _state_bytes(module), changed)
         except (BuildError, ManifestError) as error:
             looked.facts[spec.name] = error.with_traceback(None)  # whose frames hold the module
         if seconds < WORTH or not (all_slow or spec.regions):
@@ -128,6 +148,19 @@ def look_at_models(manifest: Manifest, dummy_weights: bool = False, all_slow: bo
 
     visit_modules(manifest, look, dummy_weights=dummy_weights)
     return looked
+
+
+def changed_reads(stored: StoredUnits, model: str, module: nn.Module) -> dict[str, list[Issue]]:
+    """Of what the captures of the model's stored units read, what is otherwise now, by the digest of the file."""
+    changed: dict[str, list[Issue]] = {}
+    for instances, names, file in stored.reads(model):
+        try:
+            recorded = decode(stored.store.blobs.load(file, CONFIG_LIMIT), Reads)
+            guarded = submodules(module, instances) if instances else module
+        except (NotFoundError, CorruptError, AttributeError):  # then the unit cannot be used either
+            continue
+        changed.setdefault(file.digest, []).extend(read_issues(guarded, names, recorded))
+    return changed
 
 
 def _state_bytes(module: nn.Module) -> int:
@@ -176,7 +209,7 @@ def plan_units(
     Raises ManifestError for a factory that fails, EnvironmentMismatchError or BuildError for a target that cannot be
     built here.
     """
-    looked = looked or look_at_models(manifest, dummy_weights)
+    looked = looked or look_at_models(manifest, None, dummy_weights)
     specs = manifest.models.values()
     wanted = {checked_target(name) for name in targets}
     found = {spec.name: _targets_of(manifest, spec, wanted) for spec in specs}

@@ -22,11 +22,12 @@ from aotc.runtime.explain.misses import Explanation
 from aotc.runtime.forks import renew_in_child
 from aotc.runtime.libraries.library import Library
 from aotc.runtime.state.gate import Gate, set_all
-from aotc.runtime.state.module import ModuleCheck, ReadFile, check_module, watch_module
+from aotc.runtime.state.module import ModuleCheck, check_module, watch_module
 from aotc.runtime.state.watch import ModuleWatch
 from aotc.runtime.state.weights import Bound, ModuleState, State, bind_state
 from aotc.runtime.stats import BucketStats, Stats
 from aotc.runtime.variant import Attached
+from aotc.snapshot.comparison import ReadFile
 from aotc.snapshot.state_specs import submodules
 from aotc.snapshot.tensors import named_state
 

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from aotc.compiler.cache_lookup import PlannedUnit, look_up
+from aotc.compiler.plan import changed_reads
 from aotc.compiler.report import Event, OnEvent
-from aotc.errors import NotFoundError, RemoteError
+from aotc.errors import Issue, NotFoundError, RemoteError
+from aotc.models.factory import build_module
 from aotc.store.files.disk import exists
 from aotc.store.layout.store import Store, refuse_foreign
 from aotc.store.layout.units import StoredUnits
@@ -51,11 +53,20 @@ def place_of(store: Path | str) -> Place:
     return Place(staging.store.path, staging)
 
 
-def with_remote_units(planned: Sequence[PlannedUnit], staging: Staging) -> list[PlannedUnit]:
-    """Fetch the finished units that only the URL has. Returns the plan with them. Raises RemoteError, StoreError."""
+def with_remote_units(planned: Sequence[PlannedUnit], staging: Staging, folder: Path) -> list[PlannedUnit]:
+    """Fetch the finished units that only the URL has. Returns the plan with those that fit the models as they are now;
+    `folder` is the manifest's. Raises RemoteError, StoreError."""
     fetched = staging.fetch(plan.unit.key for plan in planned if plan.cached is None)
+    if not fetched:
+        return [*planned]
     stored = StoredUnits(staging.store)
-    return [look_up(stored, plan.unit, False) if plan.unit.key in fetched else plan for plan in planned]
+    changed: dict[str, dict[str, list[Issue]]] = {}
+    for spec in {plan.unit.spec.name: plan.unit.spec for plan in planned if plan.unit.key in fetched}.values():
+        changed[spec.name] = changed_reads(stored, spec.name, build_module(spec, folder))
+    return [
+        look_up(stored, plan.unit, False, changed[plan.unit.spec.name]) if plan.unit.key in fetched else plan
+        for plan in planned
+    ]
 
 
 def keeping(staging: Staging | None, on_event: OnEvent) -> OnEvent:

@@ -28,17 +28,20 @@ from aotc.manifest import Manifest
 from aotc.models.factory import made_before
 from aotc.snapshot.modes import take_ambient
 from aotc.snapshot.tensors import plain_state
+from aotc.store.layout.units import StoredUnits
 
 CHOSEN_KERNELS = "ATEN_CPU_CAPABILITY"
 """The variable that limits torch's own kernels, read once in a process: units run without it."""
 
 
-def modules_made_once(manifest: Manifest, servers: ForkServers, dummy_weights: bool = False) -> LookedAt:
+def modules_made_once(
+    manifest: Manifest, servers: ForkServers, stored: StoredUnits | None, dummy_weights: bool = False
+) -> LookedAt:
     """Build every model's module, and fork a process that keeps the slow ones for their units.
 
     This process then holds only those that the plan needs, of models by regions.
     """
-    made = make_modules(manifest, dummy_weights)
+    made = make_modules(manifest, stored, dummy_weights)
     servers.holder = hold(made)
     looked, models = made.looked, manifest.models
     return looked._replace(slow={name: module for name, module in looked.slow.items() if models[name].regions})
@@ -53,12 +56,12 @@ class MadeModules(NamedTuple):
     registrations: Registrations
 
 
-def make_modules(manifest: Manifest, dummy_weights: bool = False) -> MadeModules:
+def make_modules(manifest: Manifest, stored: StoredUnits | None = None, dummy_weights: bool = False) -> MadeModules:
     """Call every factory of the manifest. Raises the errors of `look_at_models`."""
     registrations = Registrations()
     thread, process = _state_of_thread(), _state_of_process()
     with _asking_nvml(), registrations.watched():
-        looked = look_at_models(manifest, dummy_weights, all_slow=True)
+        looked = look_at_models(manifest, stored, dummy_weights, all_slow=True)
     alone = (_state_of_thread(), _state_of_process()) == (thread, process)
     # A factory that changes global state must not affect the units of other models.
     # One of a parallel model may have a device mesh, which is not that of its units' device.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import msgspec
@@ -12,28 +11,14 @@ from torch import nn
 from aotc.digest import canonical_json, sha256_json
 from aotc.errors import CorruptError, Issue
 from aotc.records import Artifact, ModuleGuard
-from aotc.runtime.state.module import (
-    ModuleCheck,
-    ReadFile,
-    backward_hooks_here,
-    changed_imports,
-    read_here,
-    recorded_reads,
-)
+from aotc.runtime.state.module import ModuleCheck, backward_hooks_here, changed_imports
 from aotc.snapshot.attributes import hooks_on_all_modules, module_attributes, origin_of
-from aotc.snapshot.outside import ABSENT, ENVIRONMENT, differences
+from aotc.snapshot.comparison import ReadFile, recorded_reads
+from aotc.snapshot.differences import ATTRIBUTES_HINT, attribute_issue, found_differences, read_issues
 from aotc.snapshot.sources import file_of, source_digests
 
-_HOOKS_HINT = (
-    "compiled code runs the hooks of the build and no others: remove the hook before the load, or rebuild with it"
-)
 BACKWARD_HOOKS = (
     "remove them; hooks on parameters, inputs and results run, as does one on a module that stays eager around this one"
-)
-_CACHE_HINT = "write `use_cache: false` among the manifest's inputs and build again: then no configuration decides it"
-_ATTRIBUTES_HINT = (
-    "Python attributes are part of the compiled code: construct the module with the `kwargs` of its manifest, or "
-    "rebuild the model"
 )
 
 
@@ -48,7 +33,9 @@ def module_issues(
         "attributes": lambda: [
             *_hook_issues(artifact, module),
             *_attribute_issues(artifact, module, read_file),
-            *_read_issues(artifact, module, read_file),
+            *dict.fromkeys(
+                issue for reads in recorded_reads(artifact, read_file) for issue in read_issues(module, *reads)
+            ),
         ],
     }
     if "class" in checks and (other_class := issues["class"]()):
@@ -150,18 +137,18 @@ def _attribute_issues(artifact: Artifact, module: nn.Module, read_file: ReadFile
         "the module's Python attributes are not those of the build",
         expected=artifact.module.attributes,
         actual=sha256_json(here),
-        hint=_ATTRIBUTES_HINT,
+        hint=ATTRIBUTES_HINT,
     )
     if artifact.module.attributes_file is None:
         return [differ]
     try:
         built = _decode_attributes(read_file(artifact.module.attributes_file))
-        found = _found_differences(built, _decode_attributes(canonical_json(here)))
+        found = found_differences(built, _decode_attributes(canonical_json(here)))
     except RecursionError as error:
         raise CorruptError("the record of the module's attributes is nested too deeply") from error
     read = {origin for variant in artifact.variants for origin in variant.origins}
     matters = [
-        _differs((path, name, members, one, other))
+        attribute_issue((path, name, members, one, other))
         for path, name, members, one, other in found
         if (not (origin := origin_of(name)) or origin in read)
         and not _is_set_by_forward(artifact, ".".join(filter(None, (path, name))), here.get(path, {}).get(name))
@@ -178,58 +165,6 @@ def _is_set_by_forward(artifact: Artifact, attribute: str, value: Any) -> bool:
     return bool(left) and sha256_json(value) in left
 
 
-def _found_differences(
-    built: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mapping[str, Any]]
-) -> list[tuple[str, str, tuple[str, ...], str, str]]:
-    """Of each difference the submodule's path, the attribute, the members of it that lead there, and both values."""
-    return [
-        (path, name, members, _shown(one), _shown(other))
-        for path in sorted(built.keys() | now.keys())
-        for name in sorted(built.get(path, {}).keys() | now.get(path, {}).keys())
-        for members, one, other in _differences(
-            built.get(path, {}).get(name, _ABSENT), now.get(path, {}).get(name, _ABSENT)
-        )
-    ]
-
-
-def _read_issues(artifact: Artifact, module: nn.Module, read_file: ReadFile) -> list[Issue]:
-    """Of attributes that are compared only because a capture read them, and of what it read elsewhere."""
-    found: dict[Issue, None] = {}
-    for names, recorded in recorded_reads(artifact, read_file):
-        here = read_here(module, names, recorded)
-        found |= dict.fromkeys(map(_differs, _found_differences(recorded.attributes, here.attributes)))
-        found |= dict.fromkeys(_outside_issue(*each) for each in differences(recorded.outside, here.outside))
-    return list(found)
-
-
-def _outside_issue(name: str, built: Any, here: Any) -> Issue:
-    if name.startswith(ENVIRONMENT):
-        set_at_build, now = built is not None, os.environ.get(name[1:])
-        built, here = "another value" if set_at_build else "not set", "not set" if now is None else repr(now)
-        what = f"the environment variable {name[1:]}, which forward reads, was {built} at the build, and is {here} here"
-        return Issue(what, where=name, expected=built, actual=here, hint="set it as the build had it, or rebuild")
-    built, here = (_shown(_ABSENT if value == ABSENT else value) for value in (built, here))
-    return Issue(
-        f"forward reads it: built with {built}, here it is {here}",
-        where=name,
-        expected=built,
-        actual=here,
-        hint="values that forward reads are part of the compiled code: set it as the build had it, or rebuild",
-    )
-
-
-def _differs(difference: tuple[str, str, tuple[str, ...], str, str]) -> Issue:
-    path, name, members, built, here = difference
-    is_cache = "use_cache" in (name.rpartition(".")[2], *members)
-    return Issue(
-        f"built with {built}, here it is {here}",
-        where=".".join(filter(None, (path, name, *members))),
-        expected=built,
-        actual=here,
-        hint=_HOOKS_HINT if name == "forward hooks" else _CACHE_HINT if is_cache else _ATTRIBUTES_HINT,
-    )
-
-
 def _hook_issues(artifact: Artifact, module: nn.Module) -> Iterator[Issue]:
     if count := sum(map(len, hooks_on_all_modules(artifact.trains))):
         what = f"{count} hooks are registered on all modules, which compiled code does not run"
@@ -239,29 +174,8 @@ def _hook_issues(artifact: Artifact, module: nn.Module) -> Iterator[Issue]:
         yield Issue(what, expected="0", actual=str(count), hint=BACKWARD_HOOKS)
 
 
-_ABSENT = object()
-
-
-def _differences(one: Any, other: Any, members: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
-    """Where two values differ: the members of the dicts that lead there, and both values."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        for name in sorted(one.keys() | other.keys()):
-            yield from _differences(one.get(name, _ABSENT), other.get(name, _ABSENT), (*members, name))
-    elif one is not other and _exactly(one) != _exactly(other):
-        yield members, one, other
-
-
-def _exactly(value: Any) -> Any:
-    """As text: True is not 1."""
-    return value if value is _ABSENT else canonical_json(value)
-
-
 def _decode_attributes(data: bytes) -> dict[str, dict[str, Any]]:
     try:
         return msgspec.json.decode(data, type=dict[str, dict[str, Any]])
     except (ValueError, RecursionError) as error:
         raise CorruptError(f"the record of the module's attributes cannot be read: {error}") from error
-
-
-def _shown(value: Any) -> str:
-    return "absent" if value is _ABSENT else repr(value)[:60]

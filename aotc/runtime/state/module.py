@@ -9,20 +9,18 @@ from torch import nn
 
 from aotc.digest import canonical_json, sha256_json
 from aotc.errors import BindError
-from aotc.records import Artifact, File, ModuleGuard, Reads, decode
+from aotc.records import Artifact, ModuleGuard
 from aotc.runtime.state.watch import ModuleWatch
 from aotc.snapshot.attributes import (
     backward_hooks,
     hooks_on_all_modules,
     module_attributes,
-    read_attributes,
     training_differs,
 )
-from aotc.snapshot.outside import Outside
+from aotc.snapshot.comparison import ReadFile, read_here, recorded_reads
 from aotc.snapshot.sources import BY_DIGEST, file_identity, source_digests
 
 ModuleCheck = Literal["class", "source", "attributes", "training"]
-ReadFile = Callable[[File], bytes]
 
 
 def check_module(artifact: Artifact, module: nn.Module, ignore: Collection[ModuleCheck], read_file: ReadFile) -> None:
@@ -88,13 +86,6 @@ def backward_hooks_here(artifact: Artifact, module: nn.Module) -> list[dict[int,
     return backward_hooks(part for part in module.modules() if part not in left_out) if artifact.trains else []
 
 
-def recorded_reads(artifact: Artifact, read_file: ReadFile) -> Iterator[tuple[tuple[str, ...], Reads]]:
-    """What the captures of the variants read: the names of attributes, and all values. Raises CorruptError."""
-    for names, file in {(variant.reads, variant.read_values): None for variant in artifact.variants}:
-        if file is not None:
-            yield names, decode(read_file(file), Reads)
-
-
 def watch_module(
     artifact: Artifact,
     module: nn.Module,
@@ -111,9 +102,3 @@ def watch_module(
     return ModuleWatch(
         module, artifact.reads, outside, name or artifact.model, as_region=as_region, trains=artifact.trains
     )
-
-
-def read_here(module: nn.Module, names: Collection[str], recorded: Reads) -> Reads:
-    """The same of this module and process. What cannot be found here is as it was recorded."""
-    outside = Outside(module).values(recorded.outside)
-    return Reads(read_attributes(module, names), {**recorded.outside, **outside})

@@ -7,14 +7,14 @@ import functools
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from aotc.digest import canonical_json, sha256_json
 from aotc.errors import CorruptError, NotFoundError, SchemaVersionError, StoreError
 from aotc.provenance import BuiltArtifact, CallTimes, RegionCost
-from aotc.records import SCHEMA_VERSION, Bucket, Record, decode
+from aotc.records import SCHEMA_VERSION, Bucket, File, Record, decode
 from aotc.store.files.disk import read_limited, typed_errors
 from aotc.store.files.writing import write_atomically
 from aotc.store.layout.bundle import missing_files
@@ -125,6 +125,15 @@ def find_built(store: Readable, key: str) -> UnitRecord | None:
     return find_unit(store, key) if isinstance(store, Store) else None
 
 
+class StoredReads(NamedTuple):
+    """What the captures of some units read: of the instances of a region, or of the whole model, the attributes called
+    `names`; and the file of all values (`Reads`)."""
+
+    instances: tuple[str, ...]
+    names: tuple[str, ...]
+    file: File
+
+
 class StoredUnits:
     """The finished units of a store, found by model, bucket, target and region. All their files are read when the first
     one is asked for, and the rest of a record only where it is asked for: a store may hold thousands."""
@@ -146,14 +155,33 @@ class StoredUnits:
         alike = self._alike(model, bucket, region)
         return sorted(target for target in alike if self.latest(model, bucket, target, region) is not None)
 
+    def reads(self, model: str) -> set[StoredReads]:
+        """What the captures of that model's units read. Raises StoreError."""
+        return self._found_reads.get(model, set())
+
     def _alike(self, model: str, bucket: Bucket, region: str) -> dict[str, list[tuple[str, str, Path]]]:
         return self._found.get((model, region, canonical_json(bucket)), {})
+
+    @functools.cached_property
+    def _all_heads(self) -> list[tuple[Path, _Head]]:
+        return list(_heads(self.store))
+
+    @functools.cached_property
+    def _found_reads(self) -> dict[str, set[StoredReads]]:
+        found: dict[str, set[StoredReads]] = {}
+        for _, head in self._all_heads:
+            instances = {region.name: region.instances for region in head.artifact.regions}
+            for variant in head.artifact.variants:
+                if variant.read_values is not None:
+                    reads = StoredReads(instances.get(variant.region, ()), variant.reads, variant.read_values)
+                    found.setdefault(head.artifact.model, set()).add(reads)
+        return found
 
     @functools.cached_property
     def _found(self) -> dict[tuple[str, str, bytes], dict[str, list[tuple[str, str, Path]]]]:
         """By model, region and bucket; then by target: the time, key and file of each unit."""
         found: dict[tuple[str, str, bytes], dict[str, list[tuple[str, str, Path]]]] = {}
-        for path, head in _heads(self.store):
+        for path, head in self._all_heads:
             for variant in head.artifact.variants:
                 kind = head.artifact.model, variant.region, canonical_json(variant.bucket)
                 units = found.setdefault(kind, {}).setdefault(head.artifact.target, [])
@@ -216,6 +244,8 @@ class _CostVariant(msgspec.Struct):
     bucket: Bucket
     files: tuple[_CostFile, ...]
     region: str = ""
+    reads: tuple[str, ...] = ()
+    read_values: File | None = None
     report: _CostFile | None = None
     picks: _CostFile | None = None
 
@@ -226,10 +256,16 @@ class _CostVariant(msgspec.Struct):
         return sum(file.blob_size for file in files) - mapped, mapped
 
 
+class _CostRegion(msgspec.Struct):
+    name: str
+    instances: tuple[str, ...]
+
+
 class _CostArtifact(msgspec.Struct):
     model: str
     target: str
     variants: tuple[_CostVariant, ...]
+    regions: tuple[_CostRegion, ...] = ()
 
 
 class _Head(msgspec.Struct):

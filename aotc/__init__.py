@@ -35,7 +35,7 @@ from aotc.errors import (
 )
 
 if TYPE_CHECKING:
-    from aotc import optim
+    from aotc import adapters, optim, telemetry
     from aotc.models.record import record
     from aotc.runtime.attach import attach
     from aotc.runtime.compiled import Compiled
@@ -70,11 +70,13 @@ __all__ = [
     "UnverifiedError",
     "VerifyError",
     "__version__",
+    "adapters",
     "attach",
     "fetch",
     "load",
     "optim",
     "record",
+    "telemetry",
 ]
 
 if level := os.environ.get("AOTC_LOG"):
@@ -89,8 +91,10 @@ _MODULES = {
     "attach": "aotc.runtime.attach",
     "fetch": "aotc.runtime.fetch",
     "load": "aotc.runtime.load",
+    "adapters": "aotc.adapters",
     "optim": "aotc.optim",
     "record": "aotc.models.record",
+    "telemetry": "aotc.telemetry",
 }
 
 
@@ -103,7 +107,7 @@ def __getattr__(name: str) -> Any:
 
         with no_collection():
             module = importlib.import_module(_MODULES[name])
-        return module if name == "optim" else getattr(module, name)
+        return module if module.__name__ == f"aotc.{name}" else getattr(module, name)
     raise AttributeError(f"module 'aotc' has no attribute '{name}'")
 
 

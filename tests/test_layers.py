@@ -273,11 +273,13 @@ def test_the_public_surface() -> None:
         "UnverifiedError",
         "VerifyError",
         "__version__",
+        "adapters",
         "attach",
         "fetch",
         "load",
         "optim",
         "record",
+        "telemetry",
     ]
     assert dir(aotc) == aotc.__all__
     assert all(hasattr(aotc, name) for name in aotc.__all__)

@@ -28,6 +28,7 @@ from aotc.manifest.findings import did_you_mean, nearest
 from aotc.manifest.inputs import TensorInput, nested_factory, parse_inputs
 from aotc.manifest.types import Manifest, ModelSpec
 from aotc.models.auto_inputs import with_inputs
+from aotc.models.casting import cast
 from aotc.models.dummy_weights import fill, parameters_on_meta
 from aotc.models.entry_points import enter_by
 from aotc.models.ranks import NO_GROUP, PARALLEL, become_rank, parallel_of, rank_arguments, variables_of_rank
@@ -223,7 +224,7 @@ def build_module(
     _check_filled(module, spec.factory, dummy_weights)
     module = module.train(spec.train)
     if spec.dtype:
-        module = module.to(getattr(torch, spec.dtype))
+        module = cast(module, getattr(torch, spec.dtype))
     if dummy_weights:
         fill(module)
         _check_attributes(module, spec.factory)

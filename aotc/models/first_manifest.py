@@ -18,6 +18,7 @@ from aotc.manifest.read import check_path, read_manifest
 from aotc.manifest.schema import MODEL_NAME
 from aotc.manifest.types import ModelSpec
 from aotc.models.auto_inputs import auto_inputs
+from aotc.models.casting import changed_by_cast
 from aotc.models.factory import build_module, build_modules, import_object
 from aotc.models.seen_calls import bound_arguments, inputs_of_calls, left_out_arguments, look_at
 from aotc.snapshot.tensors import dtype_name
@@ -165,16 +166,29 @@ def _text(
 
 def model_lines(spec: ModelSpec, module: nn.Module, inputs: Mapping[str, Any], comment: str = "") -> list[str]:
     """A model's lines, but for its buckets."""
-    dtypes = sorted({dtype_name(p.dtype) for p in module.parameters() if p.is_floating_point()})
     return [
         f"  {to_yaml(spec.name)}:{comment and f' # {comment}'}",
         f"    factory: {to_yaml(spec.factory)}",
         *([f"    kwargs: {to_yaml(spec.kwargs)}"] if spec.kwargs else []),
         *([f"    method: {spec.method}"] if spec.method else []),
-        *([f"    dtype: {dtypes[0]}"] if len(dtypes) == 1 else []),
+        *_dtype_lines(module),
         "    inputs:" if inputs else "    inputs: {}",
         *(f"      {name}: {to_yaml(form)}" for name, form in inputs.items()),
     ]
+
+
+def _dtype_lines(module: nn.Module) -> list[str]:
+    """The dtype of all parameters, where a cast to that dtype leaves the buffers as they are."""
+    dtypes = {parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()}
+    if len(dtypes) != 1:
+        return []
+    (dtype,) = dtypes
+    if others := changed_by_cast(module, dtype):
+        listed = ", ".join(others[:3]) + (", …" if len(others) > 3 else "")
+        return [
+            f"    # no `dtype: {dtype_name(dtype)}`: it would cast {listed}; the factory has to make them as they are"
+        ]
+    return [f"    dtype: {dtype_name(dtype)}"]
 
 
 def _constant(value: Any) -> str:

@@ -8,6 +8,7 @@ from the module's. So `parent.child = compiled` changes no name in a `state_dict
 from __future__ import annotations
 
 import inspect
+import sys
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn, cast
@@ -23,6 +24,27 @@ if TYPE_CHECKING:
     from aotc.runtime.checkpoints.files import Weights
     from aotc.runtime.explain.misses import Explanation
     from aotc.runtime.stats import Stats
+
+
+def _no_python() -> BindError:
+    return BindError(
+        "compiled code cannot be traced or scripted: it has no Python code that torch could follow",
+        hint="trace the module: compiled.module",
+    )
+
+
+class _Forward:
+    """The compiled code in the place of a forward. torch.fx asks the class for a function to trace, and is refused."""
+
+    def __get__(self, instance: Compiled | None, owner: type) -> Any:
+        if instance is not None:
+            return instance._aotc
+        if sys._getframe(1).f_globals.get("__name__") == "torch.fx._symbolic_trace":
+            raise _no_python()
+        return self
+
+    def __set__(self, instance: Compiled, forward: Any) -> NoReturn:
+        raise _forward_is_fixed(instance)
 
 
 class Compiled(nn.Module):
@@ -101,13 +123,23 @@ class Compiled(nn.Module):
     def on_miss(self, on_miss: OnMiss) -> None:
         self._aotc.on_miss = on_miss
 
-    @property
-    def forward(self) -> Any:
-        return self._aotc
+    forward: Any = _Forward()
 
-    @forward.setter
-    def forward(self, forward: Any) -> None:
-        raise _forward_is_fixed(self)
+    def compile(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raises BindError: the module is compiled."""
+        raise BindError(
+            f"{self!r} is compiled already, and torch.compile would import its compilers into this process",
+            hint="leave out the call of compile(); to compile the module itself, call compiled.module.compile()",
+        )
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """Raises BindError: torch.jit.script asks this first."""
+        raise _no_python()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == self._aotc.artifact.method and name:
+            raise _forward_is_fixed(self)
+        super().__setattr__(name, value)
 
     def __repr__(self) -> str:
         return repr(self._aotc)

@@ -67,7 +67,10 @@ def _state_hint(
     cast = {spec.dtype for spec, tensor in pairs if spec.dtype != dtype_name(tensor.dtype)}
     moved = any(tensor.device != device for _, tensor in pairs)
     only = all(issue.message.startswith(("built for dtype ", "built for device ")) for issue in issues)
-    if not only or len(cast) > 1 or any(not dtype_of(dtype).is_floating_point for dtype in cast):
+    # A cast would change others, too: complex numbers lose a part, and buffers of float64 their precision.
+    others = [spec for spec, tensor in pairs if tensor.is_complex() or tensor.is_floating_point()]
+    kept = bool(cast) and any(spec.dtype not in cast for spec in others)
+    if not only or kept or len(cast) > 1 or any(not dtype_of(dtype).is_floating_point for dtype in cast):
         return "load the artifact with the model and dtype of its manifest, on the device that it runs on"
     to = [f"torch.{dtype}" for dtype in cast]
     return f"call module.to({', '.join([repr(str(device))] * moved + to)})" + (

@@ -55,9 +55,19 @@ def apply_pad(tensor: Tensor, pad: Pad) -> Tensor:
 
 
 def apply_crops(outputs: list[Tensor], crops: Sequence[Crop]) -> None:
-    """Cut off what was padded, in place. Raises CorruptError for an output or an axis that is not there."""
+    """Cut off what was padded, in place: outputs without gaps, with memory of their own, as eager gives them. Raises
+    CorruptError for an output or an axis that is not there."""
     for crop in crops:
         try:
             outputs[crop.output] = outputs[crop.output].narrow(crop.axis, 0, crop.size)
         except (IndexError, RuntimeError, TypeError, ValueError) as error:  # the last two: no 64 bits hold the size
             raise CorruptError(f"the record's {crop} does not fit the library's output: {error}") from error
+    for index in dict.fromkeys(crop.output for crop in crops):
+        outputs[index] = _without_gaps(outputs[index])
+
+
+def _without_gaps(tensor: Tensor) -> Tensor:
+    """A copy in which the axes follow one another as in `tensor`."""
+    order = sorted(range(tensor.ndim), key=tensor.stride, reverse=True)
+    back = [order.index(axis) for axis in range(tensor.ndim)]
+    return tensor.permute(order).clone(memory_format=torch.contiguous_format).permute(back)

@@ -26,7 +26,7 @@ class Ban:
 sys.meta_path.insert(0, Ban())
 """
 
-SERVE = """
+SERVE_LIVE = """
 import sys
 import torch
 import aotc, models
@@ -70,6 +70,10 @@ check(
     state=torch.zeros(3, dtype=torch.int64),
     flip=False,
 )
+"""
+
+SERVE = f"""
+{SERVE_LIVE}
 check("frozen", made(models.Linear, width=64), torch.randn(2, 64))
 compiled = aotc.load("frozen", store=store)
 equal(compiled(torch.ones(2, 64)), made(models.Linear, width=64)(torch.ones(2, 64)))

@@ -11,7 +11,7 @@ import os
 import pytest
 import torch
 from processes import run_python
-from test_no_compiler import BAN, PROMISED, SERVE
+from test_no_compiler import BAN, PROMISED, SERVE_LIVE
 
 import aotc
 from aotc.errors import EnvironmentMismatchError
@@ -31,7 +31,12 @@ def test_it_is_refused_without_that_word_and_both_versions_are_named(model: str)
     assert torch.__version__ in str(issue)
 
 
-def test_with_it_the_same_models_give_eagers_results_and_no_compiler_is_imported() -> None:
-    serve = SERVE.replace("store=store)", 'store=store, compat="abi")')
-    assert serve.count('compat="abi"') == SERVE.count("store=store)") == 2
-    assert run_python(BAN + serve, STORE) == "served\n"
+def test_with_it_live_models_give_eagers_results_and_no_compiler_is_imported() -> None:
+    serve = SERVE_LIVE.replace("store=store)", 'store=store, compat="abi")')
+    assert serve != SERVE_LIVE
+    assert run_python(f"{BAN}{serve}\nprint('served')", STORE) == "served\n"
+
+
+def test_frozen_weights_are_refused_all_the_same() -> None:
+    with pytest.raises(EnvironmentMismatchError, match="is for live weights"):
+        aotc.load("frozen", store=STORE, compat="abi")

@@ -10,8 +10,9 @@ built in FOLDER, which every environment must see under its path; units that are
 
 On each builder, every patch of its torch version is applied, also those for GPUs (`--patches` does nothing else), a
 manifest is built, and `aotc verify` compares all models with eager: a CNN, a GPT, a training step, a model of two
-ranks. The picks of `block` and `cnn` are exported, a build that may measure nothing is pinned to them, and exports the
-same. With torch's CUDA build, where no GPU is, three models are built for an absent one, and their code is looked at.
+ranks, and one with frozen weights. Its picks are exported, a build that may measure nothing is pinned to them, and
+exports the same. With torch's CUDA build, where no GPU is, three models are built for an absent one, and their code is
+looked at.
 
 Of two others, each environment loads what every builder built: `block` for `cpu:x86-64-v3` and for the builder's own
 CPU, `operators` for `cpu:x86-64-v3`. A cell says which targets `aotc.load` took, and that all outputs are eager's;
@@ -39,7 +40,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 COMPILERS = ("torch._dynamo", "torch._inductor", "triton", "sympy")
 LEVELS = {"cpu:x86-64-v3": "v3", "cpu:x86-64-v4": "v4", "cpu:amx": "amx"}
-PINNED = ("block", "cnn")
+PINNED = ("packed",)
 FOR_A_GPU, GPU = ("block", "cnn", "training"), "cuda:sm_90"
 SECONDS = 3600
 
@@ -78,6 +79,13 @@ models:
       input_ids: {shape: [batch, seq], dtype: int64, init: {randint: [0, 96]}}
     buckets:
       - {batch: 1, seq: [1, 64]}
+  packed:
+    factory: tests.benchmarks.matrix_models:packed
+    weights: frozen
+    inputs:
+      input: {shape: [batch, 96]}
+    buckets:
+      - {batch: 64}
   training:
     factory: examples/training/model.py:classifier
     targets: [cpu:x86-64-v3]
@@ -174,7 +182,7 @@ def run_aotc(*arguments: object) -> None:
 
 
 def pin(manifest: Path, store: Path, folder: Path) -> None:
-    """Export the picks of two models, build from nothing but these, and export them again."""
+    """Export the picks, build from nothing but these, and export them again."""
     for model in PINNED:
         files = [folder / f"{model}-{place}.json" for place in ("measured", "pinned")]
         run_aotc("picks", model, "--store", store, "--export", files[0])

@@ -32,6 +32,11 @@ def operators() -> Operators:
     return Operators()
 
 
+def packed() -> nn.Sequential:
+    """Products that are autotuned on a CPU, where their weights are frozen."""
+    return nn.Sequential(nn.Linear(96, 96), nn.GELU(), nn.Linear(96, 96), nn.ReLU())
+
+
 def cnn() -> nn.Sequential:
     return nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1),

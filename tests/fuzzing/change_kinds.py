@@ -1084,7 +1084,7 @@ KINDS: tuple[Kind, ...] = (
     Kind(
         "saved-tensor hooks",
         "modes",
-        around_calls(hooks=lambda: saved_tensors_hooks(lambda tensor: tensor * 2, lambda tensor: tensor)),
+        around_calls(hooks=lambda: saved_tensors_hooks(torch.clone, lambda tensor: tensor)),
         forms=("training",),
     ),
     Kind("default dtype and device, autocast, deterministic algorithms, matmul precision", "modes", PROCESS_MODES),

@@ -328,6 +328,8 @@ class Model:
     form: str
     folder: Path
     store: Path
+    scratch: Path | None = None
+    """Where changed files go."""
 
     @property
     def name(self) -> str:
@@ -352,7 +354,7 @@ class Model:
     def changed(self, change: Change, module: nn.Module) -> tuple[nn.Module, Entered]:
         """The module after the change, and what is entered around its load and calls."""
         if change.files is not None:
-            folder = Path(tempfile.mkdtemp(dir=self.folder.parent)) / "subjects"
+            folder = Path(tempfile.mkdtemp(dir=self.scratch)) / "subjects"
             shutil.copytree(self.folder, folder, ignore=shutil.ignore_patterns("__pycache__"))
             for name, edit in change.files.items():
                 (folder / name).write_text(edit((folder / name).read_text()))
@@ -466,6 +468,11 @@ def _shown_part(part: Any) -> str:
 
 def try_all(model: Model, cases: Sequence[Case], stages: Sequence[str]) -> list[Tried]:
     """Try the cases of one model: this process is forked for it, and forked again for each case."""
+    with tempfile.TemporaryDirectory() as scratch:
+        return _try_all(dataclasses.replace(model, scratch=Path(scratch)), cases, stages)
+
+
+def _try_all(model: Model, cases: Sequence[Case], stages: Sequence[str]) -> list[Tried]:
     torch.set_grad_enabled(model.form == "training")
     module = model.make()
     before = one_child(lambda: model.eager(None, module))
@@ -618,7 +625,7 @@ def main() -> None:
             print(one, flush=True)
 
     results = run(cases, folder, store, given.jobs, told)
-    for of in (lambda one: one.kind, lambda one: one.moment, lambda one: one.form):
+    for of in (lambda one: one.kind, lambda one: f"{one.moment}, {one.form}"):
         print(table(results, of), end="\n\n")
     count = Counter(one.verdict for one in results)
     print(f"{len(results)} changes in {time.monotonic() - began:.0f} s: {dict(count)}")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,3 +71,41 @@ def test_no_change_is_told_from_eager(tried: list[changes.Tried]) -> None:
 def test_the_guide_s_table_is_current() -> None:
     """`python tests/fuzzing/changes.py --table` prints it."""
     assert guide_table() in (ROOT / "aotc/runtime/GUIDE.md").read_text()
+
+
+GOOD, OTHER = [("torch.float32", (2,), [1.0, 2.0])], [("torch.float32", (2,), [1.0, 3.0])]
+ERROR, REFUSED = changes.Raised("other", "ValueError"), changes.Raised("refused", "BindError")
+
+
+@pytest.mark.parametrize(
+    ("eager", "answer", "expected"),
+    [
+        ([GOOD, GOOD], GOOD, "equal"),
+        ([GOOD, GOOD], OTHER, "silent"),
+        ([GOOD, GOOD], [("torch.float64", (2,), [1.0, 2.0])], "silent"),
+        ([GOOD, GOOD], [], "silent"),
+        ([GOOD, OTHER], OTHER, "skipped"),
+        ([ERROR, ERROR], GOOD, "silent"),
+        ([ERROR, ERROR], ERROR, "skipped"),
+        ([GOOD, GOOD], ERROR, "untyped"),
+        ([GOOD, GOOD], REFUSED, "refused"),
+        ([GOOD, GOOD], None, "built"),
+        ([GOOD, GOOD], changes.Cached(REFUSED), "stuck"),
+        ([GOOD, GOOD], changes.Cached(OTHER), "silent"),
+        ([GOOD, GOOD], changes.Ended(-11), "crash"),
+        (changes.Ended(-11), GOOD, "skipped"),
+    ],
+)
+def test_verdicts(eager: Any, answer: Any, expected: str) -> None:
+    assert changes.verdict(eager, answer)[0] == expected
+    assert changes.verdict(eager, answer, seen=False)[0] == ("not seen" if expected == "silent" else expected)
+
+
+def test_a_process_that_hangs_or_crashes_is_told() -> None:
+    codes = [
+        answer.code
+        for _, answer in changes.in_children(
+            [lambda: time.sleep(60), lambda: os.kill(os.getpid(), signal.SIGKILL)], 2, 1
+        )
+    ]
+    assert sorted(codes) == sorted([-signal.SIGALRM, -signal.SIGKILL])

@@ -289,8 +289,7 @@ class Gradient(Record, frozen=True):
 
 
 class Total(Record, frozen=True):
-    """The backward library's output `output` is the whole gradient of the result `result`, on which the results `of`
-    depend."""
+    """The backward library's output `output` is the whole gradient of `result`, on which the results `of` depend."""
 
     result: Place
     output: Place

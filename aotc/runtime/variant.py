@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
@@ -167,7 +166,7 @@ def _getter(
 ) -> Callable[[list[Tensor], Sequence[Any], Sequence[Tensor]], Any]:
     index, leaf, axis, constant = output.index, output.leaf, output.axis, output.constant
     if output.view:
-        given = _getter(msgspec.structs.replace(output, view=False), state_index)
+        given = _getter(Output(leaf=leaf, state=output.state), state_index)
         return lambda raw, leaves, tensors: given(raw, leaves, tensors).detach()
     if index is not None:
         return lambda raw, leaves, tensors: raw[index]

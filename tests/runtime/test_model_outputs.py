@@ -102,6 +102,21 @@ def test_an_input_that_the_model_returns_is_that_very_object_also_where_it_was_p
         assert flag is True
 
 
+def test_a_view_of_an_input_is_a_tensor_of_its_own_on_the_inputs_elements() -> None:
+    x = torch.zeros(2, requires_grad=True)
+    with torch.no_grad():
+        view, _ = make_compiled(
+            lambda x: x + 1,
+            [tensor("x", 2)],
+            outputs=(Output(leaf=0, view=True), Output(index=0)),
+            output_sample=(0, 0),
+        )(x)
+        view.add_(1)
+    assert view is not x
+    assert not view.requires_grad
+    assert x.tolist() == [1.0, 1.0]
+
+
 def test_a_parameter_that_the_model_returns_is_the_modules_own() -> None:
     module = nn.Linear(2, 2, bias=False).eval()
     artifact = make_artifact(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -453,6 +454,24 @@ def wrapped() -> nn.Module:
     values = module.weight.detach()
     module.weight = nn.Parameter(TwoTensor(values.clone(), values.clone()), requires_grad=False)
     return module
+
+
+def test_a_step_of_a_fused_optimizer_on_frozen_weights_is_refused_and_counts_nowhere_else() -> None:
+    """torch leaves `_version` as it is."""
+    module, other = linear(), linear()
+    compiled = frozen(module, linear())
+    for each in (other, module):
+        each.weight.grad = torch.ones_like(each.weight)
+        before = each.weight._version
+        torch.optim.SGD(each.parameters(), lr=0.1, fused=True).step()
+        assert each.weight._version - before == (each is module)
+    with pytest.raises(BindError, match="weights of the module changed after the load: weight"):
+        compiled(X)
+    del compiled, each
+    gc.collect()
+    before = module.weight._version
+    torch.optim.SGD(module.parameters(), lr=0.1, fused=True).step()
+    assert module.weight._version == before
 
 
 def test_frozen_weights_that_hold_their_values_in_other_tensors_are_compared_and_watched() -> None:

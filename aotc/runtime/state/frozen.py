@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from aotc.errors import BindError, Issue
 from aotc.records import Artifact, StateSpec
@@ -77,7 +82,15 @@ def watch_frozen(artifact: Artifact, module: nn.Module | None) -> TakeState:
             )
         return nothing
 
+    steps = register_optimizer_step_post_hook(partial(_count_fused_step, {id(tensor) for tensor in registered}))
+    weakref.finalize(take, steps.remove)  # it holds the tensors, so the ids are theirs
     return take
+
+
+def _count_fused_step(watched: Collection[int], optimizer: Any, args: Any, kwargs: Any) -> None:
+    """Let the step of a fused optimizer count in `_version`, which torch leaves as it is."""
+    fused = (each for group in optimizer.param_groups if group.get("fused") for each in group["params"])
+    increment_version([each for each in fused if id(each) in watched and each.grad is not None])
 
 
 def _stamp(tensor: Tensor) -> tuple[int, int]:

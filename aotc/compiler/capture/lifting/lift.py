@@ -421,9 +421,9 @@ class _Lifting:
             if argument.state is None or not self.frozen:
                 self._keep_state(argument)
                 return Output(leaf=argument.leaf, state=argument.state)
-        if (whole := self._seen_whole(value)) is not None:
-            self._keep_state(whole)
-            return Output(leaf=whole.leaf, state=whole.state, view=True)
+        if (seen := self._seen_whole(value)) is not None:
+            self._keep_state(seen)
+            return Output(leaf=seen.leaf, state=seen.state, view=True)
         if value not in computed:
             computed.append(value)
         return Output(index=computed.index(value))

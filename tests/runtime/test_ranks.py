@@ -54,6 +54,38 @@ def test_the_thread_that_watches_calls_ends_with_the_compiled_code() -> None:
     assert not thread.is_alive()
 
 
+def test_calls_of_two_threads_at_a_time_end_the_group() -> None:
+    """Another rank may take them in another order: each would have half of the other's result."""
+    said: dict[str, str] = {}
+    group = SimpleNamespace(abort=lambda: said.setdefault("aborted", "yes"))
+    alone: Any = SimpleNamespace(size=1, rank=0, timeout=60, store=SimpleNamespace(set=said.__setitem__), group=group)
+    watch, errors = Watch(alone), list[Exception]()
+
+    def call() -> None:
+        try:
+            with watch:
+                pass
+        except GroupError as error:
+            errors.append(error)
+
+    with pytest.raises(GroupError, match="two threads of rank 0 call the model at a time"), watch:
+        other = threading.Thread(target=call)
+        other.start()
+        other.join()
+    call()
+    assert len(errors) == 2
+    assert said["aborted"] == "yes"
+    assert '"call": -1' in said["call/0"]
+
+
+def test_a_child_of_a_rank_is_refused() -> None:
+    """It would wait for ever: nothing watches its calls."""
+    watch = Watch(cast("Any", SimpleNamespace(size=1, rank=0, timeout=60)))
+    watch._process += 1  # as after a fork
+    with pytest.raises(GroupError, match="was forked from a rank"), watch:
+        pass
+
+
 @pytest.mark.parametrize("where", ["__enter__", "__exit__"])
 def test_a_call_after_a_ctrl_c_is_watched(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     """Which comes while the watch is entered or left."""

@@ -6,12 +6,15 @@ call lasts, a thread looks at the group's store from time to time, and at the cl
 
 The rank that raised may catch its error and make the next call, whose collectives would meet those of the others' last
 one. So it first waits until that call has failed on every rank, as where all of them were given the same input.
+
+Two threads' calls at a time would meet in another order on another rank, half of one request with half of the other.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import threading
 import time
 import weakref
@@ -43,6 +46,9 @@ class Watch:
         self._ranks = ranks
         self._calls = 0
         self._inside = 0
+        self._caller = 0
+        """The thread of the last call."""
+        self._process = os.getpid()
         self.of_thread = _OfThread()
         self._began = 0.0
         self._failed = 0
@@ -55,6 +61,13 @@ class Watch:
         """Why no further call can run."""
 
     def __enter__(self) -> None:
+        if os.getpid() != self._process:
+            raise GroupError(
+                "this process was forked from a rank, whose connections to the others are not its own",
+                hint="call aotc.load in the processes that torchrun starts, and make all calls there",
+            )
+        if self._inside and self._caller != threading.get_ident():
+            self._refuse_another_thread()
         if self._failed:
             self._wait_for_failures()
         if self.failure is not None:
@@ -62,6 +75,7 @@ class Watch:
         with self._lock:
             self._calls += 1
             self._inside += 1
+            self._caller = threading.get_ident()
             self.of_thread.is_inside = True
             self._began = time.monotonic()
             if self._thread is None:
@@ -86,6 +100,15 @@ class Watch:
         if isinstance(error, Exception):
             self._failed = self._calls
             self._tell(self._calls, f"{type(error).__name__}: {error}")
+
+    def _refuse_another_thread(self) -> None:
+        failure = GroupError(
+            f"two threads of rank {self._ranks.rank} call the model at a time",
+            hint="make all calls in one thread of each rank, in one order; the group is aborted, so start the "
+            "processes again",
+        )
+        self._abort(self._calls, failure)
+        raise failure
 
     def _wait_for_failures(self) -> None:
         """Return when the last call has failed on every rank; else no further call can run."""

@@ -171,6 +171,60 @@ def test_what_no_result_depends_on_gets_no_gradient_and_may_require_one() -> Non
     assert set(split.without) == {Argument(state="enter.bias"), Argument(leaf=0)}
 
 
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_have_gradients(kind: Any) -> None:
+    """Also those whose input requires none."""
+    module = Net(lambda net, x: net.layer(x.detach())[0])
+    module.layer = kind(4, 3, num_layers=2, bidirectional=True)
+    x, weights = torch.randn(5, 4), torch.randn(5, 6)
+    module(x).backward(weights)
+    _, gradients = run(module, halves(module, rows=5), x, [weights])
+    expected = {f"layer.{name}": each.grad for name, each in module.layer.named_parameters()}
+    torch.testing.assert_close(gradients, expected)
+
+
+def test_a_function_with_a_backward_of_its_own_reads_and_writes_nothing_else() -> None:
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, size: Any, rule: str, net: Any) -> Any:
+            ctx.rule, ctx.size = rule, size
+            if rule == "write":
+                x.mul_(2)
+            given = x * net.leave.bias.sum() if rule == "read" else x * 3
+            return given, x.detach() > 0, None
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor, *_: Any) -> Any:
+            return gradient.reshape(ctx.size) * 7, None, None, None
+
+    def net(rule: str) -> Net:
+        return Net(lambda net, x: (given := Function.apply(net.enter(x), (3, 8), rule, net))[0] * given[1])
+
+    module, x, weights = net(""), torch.randn(3, 4), torch.randn(3, 8)
+    module(x).backward(weights)
+    _, gradients = run(module, halves(module), x, [weights])
+    torch.testing.assert_close(gradients["enter.weight"], module.enter.weight.grad)
+    for rule, text in {"read": "reads a tensor that is not among its arguments", "write": "writes to its arg"}.items():
+        with pytest.raises(BuildError, match=text) as error:
+            halves(net(rule))
+        assert "test_halves.py" in error.value.source
+
+
+def test_hooks_that_forward_registers_are_refused() -> None:
+    def hooked(net: Any, x: Tensor) -> Tensor:
+        hidden = net.enter(x)
+        hidden.register_hook(lambda gradient: gradient * 2)
+        return net.leave(hidden)
+
+    with pytest.raises(BuildError, match="forward calls `register_hook` of a tensor") as error:
+        halves(Net(hooked))
+    assert "hidden.register_hook" in error.value.source
+    module = Net(deep)
+    module.leave.register_full_backward_hook(lambda *_: None)
+    with pytest.raises(BuildError, match="a module has full backward hooks"):
+        halves(module)
+
+
 def test_buffers_are_written_in_place() -> None:
     def counting(net: Any, x: Tensor) -> Tensor:
         net.seen.add_(x.detach().sum(0))

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, cast
+from unittest import mock
 
 import torch
 from torch import Tensor, fx, nn
@@ -156,16 +157,30 @@ class _Splitting:
         return len(values)
 
     def _joint(self, stack: ExitStack) -> fx.GraphModule:
+        from torch._decomp import decompositions
         from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
         from torch._guards import TracingContext, tracing
         from torch._inductor.decomposition import select_decomp_table
         from torch._inductor.virtualized import V
 
+        # The other one, oneDNN's, has no backward here; torch takes it unless the layer's input requires a gradient.
+        unrolled = mock.patch.object(
+            decompositions, "select_one_layer_lstm_function", lambda *_: decompositions.one_layer_lstm
+        )
+        stack.enter_context(unrolled)
         stack.enter_context(V.set_fake_mode(self.mode))
         stack.enter_context(tracing(TracingContext(self.mode)))
+        inputs = self.captured.graph.graph.find_nodes(op="placeholder")
+        symbols = symbols_of(inputs)
         with torch.enable_grad():
             joint = aot_export_joint_with_descriptors(
                 stack, _Whole(self.captured.graph), tuple(self._fakes()), decompositions=select_decomp_table()
+            )
+        if symbols - symbols_of(inputs):
+            raise BuildError(
+                "the backward can be compiled at one size of a range only",
+                hint="give the dims of this model fixed sizes in each bucket",
+                stage="export",
             )
         module = joint.graph_module
         for node in module.graph.find_nodes(op="placeholder"):

@@ -223,10 +223,10 @@ class InPlace(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.layer(x)
-        squares = hidden.square()
+        powers = hidden.exp()
         hidden.mul_(0.5).add_(x)
-        hidden[:, :3] = torch.tanh(squares[:, :3])
-        return F.relu(hidden, inplace=True) + squares
+        hidden[:, :3] = torch.tanh(powers[:, :3])
+        return F.relu(hidden, inplace=True) + powers
 
 
 class Stopped(nn.Module):

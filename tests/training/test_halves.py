@@ -12,6 +12,7 @@ from torch._inductor import config as inductor_config
 from torch.nn import functional as F
 
 from aotc.compiler.capture.export import capture
+from aotc.compiler.training.compile import check_sparse
 from aotc.compiler.training.halves import Halves, halves_of
 from aotc.errors import BuildError
 from aotc.records import Argument, Parameter, Saved, Signature, TensorLeaf
@@ -163,6 +164,24 @@ def test_what_cannot_be_trained_is_refused() -> None:
         halves(Net(lambda net, x: net.enter(x.detach()).detach() + net.seen.sum()))
     with pytest.raises(BuildError, match="writes to `input 0`, which gets a gradient"):
         halves(Net(lambda net, x: net.enter(x.mul_(2))))
+
+
+def test_operators_without_a_backward_of_the_compilers_are_refused_by_name() -> None:
+    def solved(net: Any, x: Tensor) -> Tensor:
+        return torch.linalg.solve(x.T @ x + torch.eye(4), net.leave.weight)
+
+    if torch.__version__ >= "2.13":  # older ones leave the check of the values out
+        with pytest.raises(BuildError, match=r"`torch\.linalg\.solve` may raise an error") as error:
+            halves(Net(solved))
+        assert "solve_ex" in error.value.hint
+        assert error.value.fields["source"].startswith("test_halves.py:")
+    signature = Signature((Parameter("x", 0),), (TensorLeaf("x", "int64", (3,)),))
+    for layer in (nn.Embedding(4, 2, sparse=True), nn.EmbeddingBag(4, 2, sparse=True)):
+        net = Net(lambda net, x, layer=layer: layer(x.view(1, -1)))
+        net.table = layer
+        captured = capture(net, signature, [torch.tensor([1, 2, 3])], None, False, train=True)
+        with pytest.raises(BuildError, match="sparse tensor, which compiled code cannot make"):
+            check_sparse(captured)
 
 
 def test_what_no_result_depends_on_gets_no_gradient_and_may_require_one() -> None:

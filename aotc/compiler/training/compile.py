@@ -16,9 +16,11 @@ from aotc.compiler.autotune.picker import Picker
 from aotc.compiler.capture.lifting.lift import Capture
 from aotc.compiler.capture.unit_graph import Subject
 from aotc.compiler.codegen.aot_inductor import CompiledFiles, compile_capture
+from aotc.compiler.explain_failure import line_named
 from aotc.compiler.patches.apply import patched
 from aotc.compiler.training.halves import Halves, halves_of
 from aotc.compiler.workers.messages import Job
+from aotc.errors import BuildError
 from aotc.machine.targets import Target
 from aotc.manifest.inputs import TensorInput, parse_inputs
 from aotc.manifest.types import ModelSpec
@@ -40,11 +42,26 @@ def compile_training(
 
     Raises BuildError, as `halves_of` does; errors of torch's compiler pass through.
     """
+    check_sparse(captured)
     halves = _split(job, target, captured, differentiable, options, picker)
     with torch.autocast(target.device, enabled=False):  # the halves have their casts
         forward = compile_capture(job, target, halves.forward, options, picker)
         backward = compile_capture(job, target, halves.backward, options, picker, BACKWARD)
     return halves.forward, _both(forward, backward), halves.record(BACKWARD)
+
+
+def check_sparse(captured: Capture) -> None:
+    """Raises BuildError where the gradient of an embedding's table would be sparse."""
+    for node in captured.graph.graph.nodes:
+        names = [argument.name for argument in getattr(getattr(node.target, "_schema", None), "arguments", ())]
+        given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+        if "embedding" in str(node.target) and given.get("sparse") is True:
+            raise BuildError(
+                "the gradient of an embedding with `sparse=True` is a sparse tensor, which compiled code cannot make",
+                hint="leave out `sparse=True`; or compile only the other parts of the model, with `regions`",
+                stage="export",
+                source=line_named(node.meta.get("stack_trace") or ""),
+            )
 
 
 def _split(

@@ -21,6 +21,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from aotc.compiler.capture.lifting.lift import Capture
 from aotc.compiler.capture.lifting.shared_memory import views_of
+from aotc.compiler.explain_failure import line_named
 from aotc.compiler.training.sizes import read_from_tensors, symbols_of
 from aotc.errors import BuildError
 from aotc.records import Argument, Backward, Gradient, Saved, Total
@@ -137,6 +138,7 @@ class _Splitting:
             ]
             count = len(written) + results
             if kinds[:count] != ["InputMutationAOTOutput"] * len(written) + ["PlainAOTOutput"] * results:
+                _raise_if_checked(joint.graph, self.captured.graph.graph)
                 raise BuildError(
                     "the model's results share memory in a way that its backward cannot be compiled for",
                     hint="return copies: `x.clone()`",
@@ -601,3 +603,21 @@ def _sharing(value: fx.Node, results: Sequence[fx.Node], inputs: dict[str, fx.No
 
 def _placed(source: Saved, places: dict[int, int]) -> Saved:
     return source if source.argument is None else Saved(argument=places[source.argument])
+
+
+def _raise_if_checked(joint: fx.Graph, captured: fx.Graph) -> None:
+    """Raises BuildError where an operator checks its result and may raise: torch orders such checks by tokens, which
+    only a graph without a backward may have."""
+    checks = joint.find_nodes(op="call_function", target=torch.ops.higher_order.with_effects)
+    if not checks:
+        return
+    called = [str(next((each for each in node.args if isinstance(each, str)), node.args[1])) for node in checks]
+    first = called[0].rpartition(".")[2]
+    callers = (node.meta.get("stack_trace") or "" for node in captured.nodes if first in str(node.target))
+    names = ", ".join(f"`{name}`" for name in dict.fromkeys(called))
+    raise BuildError(
+        f"{names} may raise an error, depending on values, and torch compiles no backward of a graph that does",
+        hint="call an operator that does not check: torch.linalg.solve_ex, inv_ex or cholesky_ex",
+        stage="export",
+        source=line_named(next(callers, "")),
+    )

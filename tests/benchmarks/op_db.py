@@ -46,25 +46,6 @@ FACTORY = "tests.benchmarks.op_db_models:some_operators"
 Chosen = tuple[str, int]
 
 
-def chosen_operators() -> Iterator[tuple[str, int | None]]:
-    """Each operator with the place of its sample; None where none can be tried."""
-    for name in operators():
-        place = sample_of(name)
-        yield name, None if place is None or _draws(name, place) else place
-
-
-def _draws(name: str, place: int) -> bool:
-    module, found = Operators([(name, place)]), []
-    for seed in (1, 2):
-        torch.manual_seed(seed)
-        before = torch.get_rng_state()
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            module()
-        found.append(not torch.equal(before, torch.get_rng_state()))
-    return any(found)
-
-
 # -- building ---------------------------------------------------------------------------------------------------------
 
 
@@ -189,12 +170,16 @@ def compare_all(
 # -- the table --------------------------------------------------------------------------------------------------------
 
 
-def run(part: str, device: str, jobs: int, size: int, folder: Path) -> Iterator[dict[str, list[str]]]:
+def run(
+    part: str, device: str, jobs: int, size: int, folder: Path, known: Mapping[str, list[str]]
+) -> Iterator[dict[str, list[str]]]:
     """By operator, what came of it and why: as far as it is known, after each build."""
     index, count = map(int, part.split("/"))
-    mine = [each for place, each in enumerate(chosen_operators()) if place % count == index - 1]
-    said = {name: ["not tried", "no sample that eager can differentiate, or random"] for name, at in mine if at is None}
-    tried = [(name, at) for name, at in mine if at is not None]
+    said = dict(known)
+    mine = [name for place, name in enumerate(operators()) if place % count == index - 1 and name not in known]
+    places = {name: sample_of(name) for name in mine}
+    said |= {name: ["not tried", "random, or eager cannot differentiate it"] for name in mine if places[name] is None}
+    tried = [(name, place) for name, place in places.items() if place is not None]
     batches = {f"batch{at // size}": tried[at : at + size] for at in range(0, len(tried), size)}
     while batches:
         errors = build(batches, folder, device, jobs)
@@ -243,6 +228,7 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=16, help="operators a model")
     parser.add_argument("--folder", type=Path, help="where the models are built; by default it is removed")
     parser.add_argument("--out", type=Path, help="where the outcomes are written")
+    parser.add_argument("--resume", type=Path, help="outcomes of another run, to which those that it lacks are added")
     parser.add_argument("--table", type=Path, nargs="*", help="show the outcomes of other runs")
     parser.add_argument("--compare", help=argparse.SUPPRESS)
     asked = parser.parse_args()
@@ -257,7 +243,9 @@ def main() -> int:
         with contextlib.ExitStack() as during:
             folder = asked.folder or Path(during.enter_context(tempfile.TemporaryDirectory()))
             folder.mkdir(exist_ok=True)
-            for said in run(asked.part, asked.device, asked.jobs, asked.batch, folder.absolute()):
+            known = json.loads(asked.resume.read_text()) if asked.resume else {}
+            known = {name: each for name, each in known.items() if each[0] not in ("unknown", "wrong")}
+            for said in run(asked.part, asked.device, asked.jobs, asked.batch, folder.absolute(), known):
                 if asked.out:
                     asked.out.write_text(json.dumps(said, indent=1))
     print(shown_table(said))

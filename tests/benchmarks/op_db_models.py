@@ -7,6 +7,7 @@ arguments.
 from __future__ import annotations
 
 import functools
+import random
 import sys
 import types
 import unittest
@@ -14,9 +15,11 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 SAMPLES = 8
 """So many samples of an operator are looked at, for one that eager can differentiate."""
@@ -44,6 +47,8 @@ def samples(name: str, seed: int = 0) -> Iterator[tuple[list[Any], Any]]:
     """The first samples of an operator: leaves, and how its arguments are made of them."""
     operator = operators()[name]
     torch.manual_seed(seed)
+    random.seed(seed)
+    numpy.random.seed(seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for _, sample in zip(range(SAMPLES), operator.sample_inputs("cpu", torch.float32, True), strict=False):
@@ -51,7 +56,8 @@ def samples(name: str, seed: int = 0) -> Iterator[tuple[list[Any], Any]]:
 
 
 def sample_of(name: str) -> int | None:
-    """The place of the first sample with results and gradients in eager, all finite; None where there is none."""
+    """The place of the first sample with results and gradients in eager, all finite and without random numbers; None
+    where there is none."""
     try:
         for place, (leaves, tree) in enumerate(samples(name)):
             tensors = [each for each in leaves if isinstance(each, Tensor)]
@@ -64,12 +70,23 @@ def sample_of(name: str) -> int | None:
 
 def _is_differentiable(operator: Operator, tree: Any) -> bool:
     try:
-        results = [each for each in pytree.tree_leaves(operator()) if isinstance(each, Tensor) and each.requires_grad]
+        with _Undrawn():
+            results = [each for each in pytree.tree_leaves(operator()) if isinstance(each, Tensor)]
+        results = [each for each in results if each.requires_grad]
         found = torch.autograd.grad([each.abs().sum() for each in results], [*operator.parameters()], allow_unused=True)
     except Exception:  # of the operator
         return False
     dense = [each for each in (*results, *found) if each is not None]
     return any(each is not None for each in found) and all(bool(each.isfinite().all()) for each in dense)
+
+
+class _Undrawn(TorchDispatchMode):
+    """Refuses random numbers: `op_db` draws them within a generator's state of its own."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise ValueError(f"{func} draws random numbers")
+        return func(*args, **(kwargs or {}))
 
 
 class Operator(nn.Module):

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from fuzzing.uses import SETUPS, STEPS, case_of, difference, models_of
+from fuzzing.setups import SETUPS
+from fuzzing.steps import STEPS
+from fuzzing.used import models_of
+from fuzzing.uses import case_of, difference
 from processes import ROOT, finish, start
 
 MODELS = ("mixed", "padded", "random_as_eager", "stack")

@@ -127,6 +127,8 @@ _ONLY_EXPORT = (
 
 def explain_failure(error: BaseException, stage: str) -> BuildError:
     """The BuildError for an exception that a unit raised."""
+    if isinstance(inner := getattr(error, "inner_exception", None), BuildError):  # of aotc's own code within Inductor
+        error = inner
     if isinstance(error, BuildError):
         return error.with_fields(stage=error.fields.get("stage", stage), source=error.fields.get("source", ""))
     source, stack = model_line(error), traceback.extract_tb(error.__traceback__)

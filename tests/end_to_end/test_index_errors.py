@@ -14,7 +14,7 @@ from aotc.records import TensorLeaf
 from aotc.runtime.explain.indices import with_indices
 
 
-@pytest.mark.parametrize("wrong", [32, 1000, -33])
+@pytest.mark.parametrize("wrong", [32, 1000, -33, -1])
 def test_a_token_beyond_the_vocabulary_names_its_input(
     zoo: Any, zoo_store: Path, wrong: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -26,7 +26,9 @@ def test_a_token_beyond_the_vocabulary_names_its_input(
     (issue,) = caught.value.issues
     if torch.__version__ >= "2.13":  # whose libraries keep their errors
         assert capfd.readouterr().err == ""
-    assert (issue.where, issue.expected, issue.actual) == ("ids", "below 32", str(wrong))
+    expected = "0 to 31" if wrong == -1 else "-32 to 31"
+    assert (issue.where, issue.expected, issue.actual) == ("ids", expected, str(wrong))
+    assert issue.message == f"holds {wrong} at [2, 3], beyond a table of 32 entries"
     ids[2, 3] = 31
     compiled(ids, mask=mask)
 

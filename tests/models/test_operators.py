@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
+import sys
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from textwrap import dedent
@@ -12,6 +14,7 @@ import pytest
 from built_models import OPERATORS, Built
 from processes import run_aotc, run_python
 
+from aotc.compiler.capture.facts.custom_operators import Registrations
 from aotc.errors import CorruptError
 from aotc.records import Artifact, OperatorNeed
 from aotc.store.layout.bundle import read_artifact, read_bundle
@@ -303,3 +306,20 @@ def test_a_record_cannot_have_a_compiler_imported(operators: Built, module: str)
     variant = msgspec.structs.replace(artifact.variants[0], operators=(OperatorNeed("acme::scale", module),))
     with pytest.raises(CorruptError, match="not a module of a user"):
         check_record(msgspec.structs.replace(artifact, variants=(variant,)))
+
+
+def test_an_operator_of_library_define_belongs_to_the_module_that_defines_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch notes its own line for it, and not the caller's."""
+    (tmp_path / "defines_twice.py").write_text(
+        'import torch\ntorch.library.define("aotc_tests::twice", "(Tensor x) -> Tensor")\n'
+        '@torch.library.impl("aotc_tests::twice", "cpu")\ndef twice(x):\n    return 2 * x\n'
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    registrations = Registrations()
+    with registrations.watched():
+        importlib.import_module("defines_twice")
+    monkeypatch.delitem(sys.modules, "defines_twice")
+    (tmp_path / "model.json").write_text('{"nodes": [{"node": {"target": "aotc_tests::twice.default"}}]}')
+    assert registrations.needed(tmp_path / "model.json") == (OperatorNeed("aotc_tests::twice", "defines_twice"),)

@@ -19,6 +19,7 @@ from aotc.compiler.autotune.hooks import picking
 from aotc.compiler.autotune.picker import Picker
 from aotc.compiler.capture.lifting.lift import Capture
 from aotc.compiler.capture.recurrent import called_as_torchs
+from aotc.compiler.codegen.called_operators import calls_checked
 from aotc.compiler.codegen.generated_kernels import kernels_of, kernels_recorded
 from aotc.compiler.codegen.instruction_sets import code_for
 from aotc.compiler.codegen.library_constants import constants_left_out
@@ -67,6 +68,7 @@ def compile_capture(
         unit_toolchain(options, target.device, Path(job.shared) if job.shared else None, job.precompile) as objects,
         attention_chosen(captured.graph, picker, race=bool(options.get("max_autotune"))),
         kernels_recorded(kernels),
+        calls_checked(),
         constants_left_out(destination, weights) if spec.weights == "frozen" else nullcontext(),
     ):
         produced = torch._inductor.aot_compile(captured.graph, captured.examples, options=dict(options))

@@ -42,7 +42,9 @@ class Registrations:
     @contextmanager
     def watched(self) -> Iterator[None]:
         """While active, note the operators that each loaded shared library registers, and the module that loads it: by
-        `torch.ops.load_library`, or as an extension module."""
+        `torch.ops.load_library`, or as an extension module. Of `torch.library.define`, for which torch keeps no calling
+        line, note the module that calls it."""
+        define: Any = torch.library.define
         load: Any = torch._ops._Ops.load_library
         create: Any = ExtensionFileLoader.create_module
 
@@ -54,7 +56,13 @@ class Registrations:
             with self._noting(spec.name, Path(loader.path)):
                 return create(loader, spec)
 
+        def defined(name: Any, *given: Any, **named: Any) -> Any:
+            if isinstance(name, str):  # else it is a Library, whose method `define` torch notes
+                self.loaded.setdefault(_base(name), OperatorNeed(_base(name), _calling_module()))
+            return define(name, *given, **named)
+
         with (
+            mock.patch.object(torch.library, "define", defined),
             mock.patch.object(torch._ops._Ops, "load_library", loaded),
             mock.patch.object(ExtensionFileLoader, "create_module", created),
         ):
@@ -86,6 +94,12 @@ class Registrations:
             raise BuildError(
                 f"the model calls the operator {name}, which is not registered by a module that can be imported",
                 hint="register it, or call torch.ops.load_library, in a separate module that the model imports",
+                stage="compile",
+            )
+        if need.module == "torch.library":  # `define`, in a module that was imported before the model was made
+            raise BuildError(
+                f"{name} is defined by torch.library.define, and which module does it is not known",
+                hint="define it by torch.library.custom_op or torch.library.Library, in a module that the model uses",
                 stage="compile",
             )
         if need.module.partition(".")[0] == "torch":

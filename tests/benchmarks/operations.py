@@ -71,7 +71,8 @@ def loads(folder: Path, count: int) -> None:
     sys.path.insert(0, str(folder))
     from model import make  # type: ignore[import-not-found]
 
-    module, x = make().eval(), torch.ones(2, 8)
+    device = "cuda" if torch.cuda.is_available() else "cpu"  # as `native` is
+    module, x = make().eval().to(device), torch.ones(2, 8, device=device)
     began = time.perf_counter()
     for number in range(1, count + 1):
         with torch.no_grad():

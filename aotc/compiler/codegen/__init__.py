@@ -7,5 +7,6 @@ In the order in which a unit meets the modules:
 - `aot_inductor`: call AOTInductor, with patches, picks and the toolchain active.
 - `instruction_sets`: the CPU instructions that the code may use.
 - `library_constants`: frozen weights, in files beside the library.
+- `called_operators`: operators that a library calls by name, with arguments that it can pass.
 - `generated_kernels`: the kernels that Inductor generated, for the report.
 """

@@ -20,6 +20,8 @@ from aotc.cli.caches import restore
 
 PODS = sorted((ROOT / "examples" / "kubernetes").glob("*.yaml"))
 ACTION = ROOT / "examples" / "ci" / "action.yml"
+DOCKERFILES = [ROOT / "examples" / folder / "Dockerfile" for folder in ("container", "bert")]
+DOCKERFILE_USER = re.search(r"^USER (\d+):\d+$", DOCKERFILES[0].read_text(), re.MULTILINE) or ["", "0"]
 WORKFLOW = ROOT / "examples" / "ci" / "aotc-build.yml"
 NIGHTLY = ROOT / ".github" / "workflows" / "torch-nightly.yml"
 
@@ -52,6 +54,50 @@ def test_what_a_pod_mounts_probes_and_runs_is_there(document: dict[str, Any]) ->
     for container in pod["containers"]:
         ports = {port["containerPort"] for port in container["ports"]}
         assert {container[probe]["httpGet"]["port"] for probe in ("readinessProbe", "livenessProbe")} <= ports
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_a_pod_asks_for_what_it_needs_and_may_do_no_more(document: dict[str, Any]) -> None:
+    """Its user is a number, its threads are its cores, and it becomes ready before another one of its kind ends."""
+    pod = document["spec"]["template"]["spec"]
+    user = int(DOCKERFILE_USER[1])
+    assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["runAsUser"] == user
+    assert [secret["name"] for secret in pod["imagePullSecrets"]] == ["registry-login"]
+    assert {*document["spec"]["strategy"]["rollingUpdate"].values()} == {0, 1}
+    for container in (*pod.get("initContainers", ()), *pod["containers"]):
+        resources, privileges = container["resources"], container["securityContext"]
+        assert {"cpu", "memory"} <= resources["requests"].keys() and "memory" in resources["limits"]
+        assert not privileges["allowPrivilegeEscalation"] and privileges["capabilities"] == {"drop": ["ALL"]}
+        if privileges.get("readOnlyRootFilesystem"):
+            assert {"/tmp"} <= {mount["mountPath"] for mount in container["volumeMounts"]}
+    for container in pod["containers"]:
+        variables = {one["name"]: one["value"] for one in container["env"]}
+        assert variables["OMP_NUM_THREADS"] == container["resources"]["limits"]["cpu"]
+        assert container["startupProbe"]["httpGet"] == container["livenessProbe"]["httpGet"]
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.parent.name)
+def test_an_image_pins_torch_once_and_runs_as_a_number(path: Path) -> None:
+    """The torch that CI tests, and of every file that is copied, that it is there and not kept out of the context."""
+    text = path.read_text()
+    constraints = ROOT / ".ci" / "constraints.txt"
+    pinned = re.findall(r"^ARG TORCH=(\S+)$", text, re.MULTILINE)
+    assert len(pinned) == 1 and text.count('pip install --no-cache-dir "torch==${TORCH}"') == 1
+    assert not constraints.exists() or f"torch=={pinned[0]}" in constraints.read_text().splitlines()
+    assert re.findall(r"^USER (\S+)$", text, re.MULTILINE)[-1] == "10001:10001"
+    assert f"useradd --uid {DOCKERFILE_USER[1]} " in text
+    context = ROOT if path.parent.name == "container" else path.parent
+    kept = {line.removeprefix("!") for line in (context / ".dockerignore").read_text().splitlines() if line[:1] == "!"}
+    for *sources, _ in (line.split() for line in re.findall(r"^COPY (?!--)(.+)$", text, re.MULTILINE)):
+        assert {source.partition("/")[0] for source in sources} <= kept
+        assert context != ROOT or all((ROOT / source).exists() for source in sources)
+
+
+def test_each_target_that_a_page_builds_is_a_stage() -> None:
+    stages = set(re.findall(r"^FROM \S+ AS (\w+)$", DOCKERFILES[0].read_text(), re.MULTILINE))
+    texts = [path.read_text() for path in (*PODS, *(ROOT / "examples").rglob("README.md"), DOCKERFILES[0])]
+    asked = {target for text in texts for target in re.findall(r"--target (\w+) -t", text)}
+    assert asked == {"artifacts", "service", "tools"} and asked <= stages
 
 
 def test_an_engine_looks_for_its_cache_where_it_is_restored() -> None:

@@ -100,9 +100,9 @@ def test_an_artifact_is_served_by_the_wheel_without_extras(
 
 def test_the_last_stage_of_the_container_serves(python: Path, quickstart_store: Path, tmp_path: Path) -> None:
     """Its files, its variables and its CMD, in this environment in the place of an image, with an empty PATH."""
-    stage = (ROOT / "examples" / "container" / "Dockerfile").read_text().rpartition("\nFROM ")[2]
-    installed = re.findall(r"RUN pip install --no-cache-dir (\S+)", stage)
-    assert installed == ["torch", "/wheels/*.whl"] and stage.count("RUN ") == 2
+    *_, stage, last = (ROOT / "examples" / "container" / "Dockerfile").read_text().split("\nFROM ")
+    assert stage.startswith("base AS service") and last.startswith("service\n")
+    assert re.findall(r"RUN (.+)", stage) == ['pip install --no-cache-dir "$(echo /wheels/aotc-*.whl)[sign]"']
     app, store = tmp_path / "app", tmp_path / "artifacts"
     for *sources, target in (line.split() for line in re.findall(r"^COPY (?!--)(.+)$", stage, re.MULTILINE)):
         (app / target).mkdir(parents=True, exist_ok=True)
@@ -110,7 +110,7 @@ def test_the_last_stage_of_the_container_serves(python: Path, quickstart_store: 
             shutil.copy(ROOT / source, app / target)
     aotc.fetch(f"file://{quickstart_store}#quickstart", store=store)
     set_tags(str(store), parse_reference("quickstart"), ["v1"])
-    assert "ENV AOTC_STORE=/artifacts" in stage and "COPY --from=builder /artifacts /artifacts" in stage
+    assert "ENV AOTC_STORE=/artifacts" in stage and "COPY --from=builder /artifacts /artifacts" in last
     command = json.loads(re.search(r"^CMD (.+)$", stage, re.MULTILINE)[1])  # type: ignore[index]
     assert command[0] == "python"
     here = ["--host", "127.0.0.1", "--port", "0"]

@@ -1,6 +1,7 @@
 """From a model's part of a manifest to its module, its inputs and its calls.
 
-- `factory`: the module. `casting`: its `dtype:`. `dummy_weights`: its parameters without memory. `auto_inputs`: `inputs: auto`.
+- `factory`: the module. `casting`: its `dtype:`. `dummy_weights`: its parameters without memory.
+  `auto_inputs`: `inputs: auto`.
   `example_inputs`: values of the inputs. `input_forms`: values with which the model does other things.
 - `signature`: the calling convention of its forward. `calls`: a call with values, and its modes.
   `entry_points`: a method in the place of its forward.

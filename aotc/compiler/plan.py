@@ -135,9 +135,7 @@ def look_at_models(
 
     def look(spec: ModelSpec, module: nn.Module, seconds: float) -> None:
         try:
-            changed = {} if stored is None else changed_reads(stored, spec.name, module)
-            factors = _common_factors(spec, module, manifest.folder, dummy_weights, trees)
-            looked.facts[spec.name] = ModelFacts(spec, factors, _state_bytes(module), changed)
+            looked.facts[spec.name] = facts_of(spec, module, manifest.folder, stored, dummy_weights, trees)
         except (BuildError, ManifestError) as error:
             looked.facts[spec.name] = error.with_traceback(None)  # whose frames hold the module
         if seconds < WORTH or not (all_slow or spec.regions):
@@ -148,6 +146,20 @@ def look_at_models(
 
     visit_modules(manifest, look, dummy_weights=dummy_weights)
     return looked
+
+
+def facts_of(
+    spec: ModelSpec,
+    module: nn.Module,
+    folder: Path,
+    stored: StoredUnits | None,
+    dummy_weights: bool = False,
+    trees: Trees | None = None,
+) -> ModelFacts:
+    """Raises BuildError, ManifestError for a model that cannot be planned."""
+    changed = {} if stored is None else changed_reads(stored, spec.name, module)
+    factors = _common_factors(spec, module, folder, dummy_weights, {} if trees is None else trees)
+    return ModelFacts(spec, factors, _state_bytes(module), changed)
 
 
 def changed_reads(stored: StoredUnits, model: str, module: nn.Module) -> dict[str, list[Issue]]:

@@ -398,7 +398,8 @@ class Model:
 
     def at_build(self, change: Change, module: nn.Module) -> Any:
         """None if the next build does not take the unit for built; else the outcome after a load."""
-        from aotc.compiler.pipeline import plan_build
+        from aotc.compiler.pipeline import plan_build, stored_in
+        from aotc.compiler.plan import LookedAt, facts_of
         from aotc.compiler.publish.url_store import Place
         from aotc.compiler.request import BuildRequest
 
@@ -407,7 +408,10 @@ class Model:
 
         def plan() -> Any:
             with entered():
-                planned, _ = plan_build(BuildRequest(manifest, self.store), Place(self.store), {self.name: module})
+                place, spec = Place(self.store), manifest.models[self.name]
+                facts = facts_of(spec, module, manifest.folder, stored_in(place))
+                looked = LookedAt({self.name: facts}, {self.name: module})
+                planned, _ = plan_build(BuildRequest(manifest, self.store), place, looked)
             return all(unit.cached is not None for unit in planned)
 
         cached = tried(plan)

@@ -82,14 +82,17 @@ def hooks_on_inputs(run: Run) -> None:
 
 
 def hooks_on_results(run: Run) -> None:
-    def seen(gradient: Tensor) -> None:
-        if not torch._C._functorch.is_legacy_batchedtensor(gradient):
-            run.note("gradient of a result", gradient)
-
     def hooked(value: Any) -> Any:
-        if isinstance(value, Tensor) and value.requires_grad:
-            value.register_hook(lambda gradient: gradient * 2)
-            value.register_hook(seen)
+        if not isinstance(value, Tensor) or not value.requires_grad:
+            return value
+        name = f"gradient of a result of {tuple(value.shape)}"
+
+        def seen(gradient: Tensor) -> None:
+            if not torch._C._functorch.is_legacy_batchedtensor(gradient):
+                run.note(name, gradient)
+
+        value.register_hook(lambda gradient: gradient * 2)
+        value.register_hook(seen)
         return value
 
     run.around.append(lambda call: lambda **batch: pytree.tree_map(hooked, call(**batch)))

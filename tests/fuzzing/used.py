@@ -36,6 +36,11 @@ class Model(NamedTuple):
         return torch.bfloat16 if self.spec.autocast else getattr(torch, self.spec.dtype or "float32")
 
     @property
+    def writes(self) -> bool:
+        """Whether a call writes to buffers that the backward of an earlier one may need."""
+        return self.spec.name in ("average", "mixed")
+
+    @property
     def is_exact(self) -> bool:
         """Whether its reference is of its own dtype: what is random, or rounded by autocast, is another value in
         float64."""

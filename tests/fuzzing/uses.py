@@ -114,7 +114,7 @@ def try_case(case: Case, model: Model, store: Path) -> Outcome:
     if isinstance(error, aotc.AotcError):
         return Outcome("refused") if "hint: " in str(error) else Outcome("WRONG", f"no hint: {error}")
     if error is not None:
-        if _WRITTEN in str(error) and case.step in (write_before_backward, write_to_a_result):
+        if _WRITTEN in str(error) and (case.step in (write_before_backward, write_to_a_result) or model.writes):
             return Outcome("refused")
         return Outcome("WRONG", f"{type(error).__name__}: {error}")
     if eagers is not None:
@@ -128,7 +128,8 @@ def try_case(case: Case, model: Model, store: Path) -> Outcome:
 
 
 def difference(eager: Sequence[tuple[str, Any]], ours: Sequence[tuple[str, Any]], dtype: torch.dtype) -> str:
-    """The first thing that was noted otherwise; "" where there is none."""
+    """The first thing that was noted otherwise; "" where there is none. Hooks of several results may run in any order."""
+    eager, ours = (sorted(notes, key=lambda note: note[0]) for notes in (eager, ours))
     if (names := [name for name, _ in eager]) != (own := [name for name, _ in ours]):
         return f"eager notes {names}, compiled code {own}"
     sizes = [_largest(leaf) for _, value in eager for leaf in pytree.tree_leaves(value)]

@@ -128,7 +128,7 @@ def try_case(case: Case, model: Model, store: Path) -> Outcome:
 
 
 def difference(eager: Sequence[tuple[str, Any]], ours: Sequence[tuple[str, Any]], dtype: torch.dtype) -> str:
-    """The first thing that was noted otherwise; "" where there is none. Hooks of several results may run in any order."""
+    """The first thing that was noted otherwise; "" where there is none. Hooks of several results have no order."""
     eager, ours = (sorted(notes, key=lambda note: note[0]) for notes in (eager, ours))
     if (names := [name for name, _ in eager]) != (own := [name for name, _ in ours]):
         return f"eager notes {names}, compiled code {own}"

@@ -232,6 +232,7 @@ def main() -> int:
     parser.add_argument("--table", type=Path, nargs="*", help="show the outcomes of other runs")
     parser.add_argument("--compare", help=argparse.SUPPRESS)
     asked = parser.parse_args()
+    os.environ["PYTHONHASHSEED"] = "0"  # in the processes below: some samples come from sets of names
     if asked.compare:
         warnings.simplefilter("ignore")
         store, model, batch = json.loads(asked.compare)

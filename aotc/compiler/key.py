@@ -168,6 +168,7 @@ _BUILDERS = (
         for name in (
             "auto_inputs",
             "calls",
+            "casting",
             "dummy_weights",
             "entry_points",
             "example_inputs",

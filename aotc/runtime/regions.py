@@ -27,7 +27,7 @@ from aotc.runtime.state.watch import ModuleWatch
 from aotc.runtime.state.weights import Bound, ModuleState, State, bind_state
 from aotc.runtime.stats import BucketStats, Stats
 from aotc.runtime.variant import Attached
-from aotc.snapshot.comparison import ReadFile
+from aotc.snapshot.outside import ReadFile
 from aotc.snapshot.state_specs import submodules
 from aotc.snapshot.tensors import named_state
 

@@ -280,6 +280,8 @@ def _plain(value: Any, depth: int = 4, name_of: NameOf = lambda value: "") -> An
         return f"tensor {dtype_name(value.dtype)} {list(value.shape)} {tensor_digest(value)}"
     if isinstance(value, FunctionType | BuiltinFunctionType | type):
         name = f"{public_name(str(value.__module__))}.{value.__qualname__}"
+        if isinstance(value, FunctionType) and (code := value.__code__.co_qualname) != value.__qualname__:
+            name = f"{name} by {code}"  # a decorator's, or the code of another function
         held = held_by(value) if depth and isinstance(value, FunctionType) else {}
         return [name, {key: plain_or_type(item, depth - 1, name_of) for key, item in held.items()}] if held else name
     if isinstance(value, MethodType):

@@ -11,8 +11,7 @@ from torch import nn
 from aotc.digest import canonical_json
 from aotc.errors import Issue
 from aotc.records import Reads
-from aotc.snapshot.comparison import read_here
-from aotc.snapshot.outside import ABSENT, ENVIRONMENT, differences
+from aotc.snapshot.outside import ABSENT, ENVIRONMENT, differences, read_here
 
 Difference = tuple[str, str, tuple[str, ...], str, str]
 """The submodule's path, the attribute, the members of it that lead there, and both values."""

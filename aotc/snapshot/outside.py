@@ -2,22 +2,24 @@
 global variables hold, functions with their defaults and closures, and the environment.
 
 A name is a text: `models.vit:SCALE` is a global variable of a Python module, `models.vit:Block.kind` an attribute of
-what one holds, and `$ATTENTION` a variable of the environment. A class of the module tree is found by the tree, so that
-a name holds where the class is local to a function.
+what one holds, `models.vit:` the module itself, and `$ATTENTION` a variable of the environment. A class of the module
+tree is found by the tree, so that a name holds where the class is local to a function.
 """
 
 from __future__ import annotations
 
+import builtins
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 from torch import nn
 
 from aotc.digest import canonical_json, sha256_bytes
-from aotc.snapshot.attributes import is_torchs, objects_in, plain_or_type
+from aotc.records import Artifact, File, Reads, decode
+from aotc.snapshot.attributes import contents_of, is_torchs, objects_in, plain_or_type, read_attributes
 from aotc.snapshot.sources import public_name
 
 ENVIRONMENT = "$"
@@ -63,8 +65,8 @@ class Outside:
                 if (id(step.owner), step.key) not in seen:
                     seen.add((id(step.owner), step.key))
                     yield step
-            if found and isinstance(function := found[-1].value, FunctionType) and not is_torchs(function):
-                yield from _within(function)
+            if found:
+                yield from _within(found[-1].value)
 
     def _steps(self, name: str) -> list[Step] | None:
         """None where the name's Python module is not imported; [] where the module lacks the name."""
@@ -80,11 +82,16 @@ class Outside:
             value = module
         else:
             return None
+        if not path:
+            return [Step(sys.modules, value.__name__, value)]
         steps: list[Step] = []
         for key in path.split("."):
             owner = vars(value) if isinstance(value, ModuleType) else value
             absent = object()
             value = owner.get(key, absent) if isinstance(value, ModuleType) else getattr(value, key, absent)
+            if value is absent and isinstance(owner, dict) and key in vars(builtins):
+                steps.append(Step(owner, key, None))  # which would hide Python's own
+                owner, value = vars(builtins), vars(builtins)[key]
             if value is absent:
                 return []
             steps.append(Step(owner, key, value))
@@ -110,16 +117,18 @@ def _plain(name: str, steps: Sequence[Step]) -> Any:
     return plain_or_type(value)
 
 
-def _within(function: FunctionType) -> Iterator[Step]:
+def _within(value: Any, depth: int = 4) -> Iterator[Step]:
+    """The places in a function, and in the functions that it holds, as a decorator does."""
+    function = getattr(value, "__func__", value)
+    if not isinstance(function, FunctionType) or is_torchs(function) or not depth:
+        return
     yield Step(function, "__code__", function.__code__)
-    for key in ("__defaults__", "__kwdefaults__"):
-        if (held := getattr(function, key)) is not None:
-            yield Step(function, key, held)
+    held = [Step(function, key, getattr(function, key)) for key in ("__defaults__", "__kwdefaults__")]
+    yield from (step for step in held if step.value is not None)
     for cell in function.__closure__ or ():
-        try:
-            yield Step(cell, "cell_contents", cell.cell_contents)
-        except ValueError:  # not assigned yet
-            continue
+        if (inner := contents_of(cell)) is not None:
+            yield Step(cell, "cell_contents", inner)
+            yield from _within(inner, depth - 1)
 
 
 def differences(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
@@ -127,3 +136,21 @@ def differences(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> Iterato
     for name in sorted(recorded.keys() & here.keys()):
         if canonical_json(recorded[name]) != canonical_json(here[name]):  # True is not 1
             yield name, recorded[name], here[name]
+
+
+# -- compared with a record --------------------------------------------------------------------------------------------
+
+ReadFile = Callable[[File], bytes]
+
+
+def recorded_reads(artifact: Artifact, read_file: ReadFile) -> Iterator[tuple[tuple[str, ...], Reads]]:
+    """What the captures of the variants read: the names of attributes, and all values. Raises CorruptError."""
+    for names, file in {(variant.reads, variant.read_values): None for variant in artifact.variants}:
+        if file is not None:
+            yield names, decode(read_file(file), Reads)
+
+
+def read_here(module: nn.Module, names: Collection[str], recorded: Reads) -> Reads:
+    """The same of this module and process. What cannot be found here is as it was recorded."""
+    outside = Outside(module).values(recorded.outside)
+    return Reads(read_attributes(module, names), {**recorded.outside, **outside})

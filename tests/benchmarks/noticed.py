@@ -36,7 +36,7 @@ def main(counts: list[int]) -> None:
         module = nn.Sequential(*(Block() for _ in range(count))).eval()
         state = named_state(module)
         taken = ModuleState(module, state_specs(state, state, digests=False), torch.device("cpu"))
-        watch = ModuleWatch(module, READS, "model")
+        watch = ModuleWatch(module, READS, (), "model")
         with torch.no_grad():
             times = [min(timeit.repeat(look, number=100, repeat=100)) / 100 * 1e6 for look in (taken.take, watch.check)]
         print(

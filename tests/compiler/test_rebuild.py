@@ -141,7 +141,10 @@ def test_force_compiles_what_was_there_when_it_began_whatever_the_clocks_say(
     manifest = read_manifest(MANIFEST)
     target = parse_target(record.artifact.target)
     plan = look_up(
-        StoredUnits(copied), Unit(manifest.models["linear"], {"batch": 2}, target, {}, record.key), force=True
+        StoredUnits(copied),
+        Unit(manifest.models["linear"], {"batch": 2}, target, {}, record.key),
+        force=True,
+        changed={},
     )
     if other_built_it:
         put_unit(copied, msgspec.structs.replace(record, created="2001-01-01T00:00:00Z"))

@@ -28,6 +28,7 @@ from aotc.records import (
     TensorLeaf,
 )
 from aotc.runtime.call import CompiledCall
+from aotc.runtime.state.watch import ModuleWatch
 from aotc.runtime.state.weights import bind_state
 from aotc.snapshot.modes import take_ambient
 from aotc.snapshot.state_specs import state_specs
@@ -133,7 +134,9 @@ def attach_fakes(
     artifact: BuiltArtifact, function: Callable[..., Any], *, module: nn.Module | None = None, on_miss: Any = "error"
 ) -> Any:
     libraries = [FakeLibrary(function) for _ in artifact.variants]
-    compiled: Any = CompiledCall(artifact, libraries, bind_state(artifact, module, CPU), module, CPU, on_miss)
+    watch = ModuleWatch(module, (), (), artifact.model, hooks=False) if module is not None else None
+    state = bind_state(artifact, module, CPU)
+    compiled: Any = CompiledCall(artifact, libraries, state, module, CPU, on_miss, watch=watch)
     compiled.libraries = libraries
     return compiled
 

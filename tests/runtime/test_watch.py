@@ -15,9 +15,9 @@ from torch import nn
 
 from aotc.digest import canonical_json, sha256_json
 from aotc.errors import BindError, MissError
-from aotc.records import Artifact, File, ModuleGuard
+from aotc.records import Artifact, File, ModuleGuard, Reads
 from aotc.runtime.call import CompiledCall
-from aotc.runtime.state.module import check_module
+from aotc.runtime.state.module import check_module, watch_module
 from aotc.runtime.state.watch import ModuleWatch
 from aotc.runtime.state.weights import bind_state
 from aotc.snapshot.attributes import module_attributes, read_attributes
@@ -65,7 +65,7 @@ READS = (
 
 def built(module: nn.Module) -> tuple[Artifact, Callable[[File], bytes]]:
     """An artifact of it, whose capture read all of READS, and the function that reads its files."""
-    files = {"attributes.json": module_attributes(module), "reads.json": read_attributes(module, READS)}
+    files = {"attributes.json": module_attributes(module), "reads.json": Reads(read_attributes(module, READS))}
     first, second = (File(name, sha256_json(value), 1, "", 0) for name, value in files.items())
     sources = source_digests(module)
     guard = ModuleGuard(type(module).__qualname__, module.training, sources, first.digest, first)
@@ -85,7 +85,7 @@ def loaded(module: nn.Module) -> CompiledCall:
         module,
         CPU,
         "error",
-        watch=ModuleWatch(module, artifact.reads, "model"),
+        watch=watch_module(artifact, module, (), read_file),
         check_again=lambda: check_module(artifact, module, (), read_file),
     )
 
@@ -209,11 +209,11 @@ def test_another_hook_in_the_place_of_one_is_refused_as_well() -> None:
     artifact = make_artifact([tensor("x", 1)])
     module = Model().eval()
     first = module.layer.register_forward_hook(hooked)
-    watch = ModuleWatch(module, artifact.reads, "model")
+    watch = ModuleWatch(module, artifact.reads, (), "model")
     watch.check()
     first.remove()
     module.layer.register_forward_hook(lambda *_: None)
-    with pytest.raises(BindError, match="layer: 1 forward hooks at the load, 1 now"):
+    with pytest.raises(BindError, match="layer: 1 hooks at the load, 1 now"):
         watch.check()
 
 

@@ -25,7 +25,7 @@ def unit() -> Unit:
 
 
 def reason(store: Store, unit: Unit) -> str:
-    (issue,) = look_up(StoredUnits(store), unit, False).reasons
+    (issue,) = look_up(StoredUnits(store), unit, False, {}).reasons
     return issue.message
 
 

@@ -268,7 +268,18 @@ def test_every_submodule_has_its_class_and_attributes_private_ones_and_the_flag_
     module = nn.Sequential(nn.Dropout(0.25))
     module[0]._private = 1
     found = module_attributes(module.eval())
-    assert found == {"": {"class": "Sequential"}, "0": {"class": "Dropout", "p": 0.25, "inplace": False}}
+    assert found == {
+        "": {"class": "Sequential", "0": "module"},
+        "0": {"class": "Dropout", "p": 0.25, "inplace": False},
+    }
+
+
+def test_slots_without_a_tensor_or_a_module_are_told_from_those_that_have_one() -> None:
+    module = nn.Linear(2, 2, bias=False)
+    module.register_buffer("mask", torch.ones(2))
+    module.register_module("child", None)
+    slots = {"weight": "parameter", "bias": "no parameter", "mask": "buffer", "child": "no module"}
+    assert slots.items() <= module_attributes(module)[""].items()
 
 
 def test_what_is_registered_stands_by_its_name_and_a_view_of_it_by_its_layout_whatever_the_values() -> None:
@@ -286,6 +297,8 @@ def test_what_is_registered_stands_by_its_name_and_a_view_of_it_by_its_layout_wh
         "order": ["module layers.0", "module layers.1"],
         "tied": ["state weight", 1],
         "rows": {"last": "view weight float32 [2, 4] [4, 1] at 8"},
+        "weight": "parameter",
+        "layers": "module",
     }
     assert module_attributes(Model((1, 0)))[""]["order"] == ["module layers.1", "module layers.0"]
     untied = Model()

@@ -13,8 +13,8 @@ from aotc.errors import CorruptError, Issue
 from aotc.records import Artifact, ModuleGuard
 from aotc.runtime.state.module import ModuleCheck, backward_hooks_here, changed_imports
 from aotc.snapshot.attributes import hooks_on_all_modules, module_attributes, origin_of
-from aotc.snapshot.comparison import ReadFile, recorded_reads
 from aotc.snapshot.differences import ATTRIBUTES_HINT, attribute_issue, found_differences, read_issues
+from aotc.snapshot.outside import ReadFile, recorded_reads
 from aotc.snapshot.sources import file_of, source_digests
 
 BACKWARD_HOOKS = (

@@ -31,7 +31,11 @@ def changes(seen: Seen, watch: ModuleWatch) -> list[Issue]:
 
 
 def _tree_changes(then: Tree, now: Tree) -> Iterator[Issue]:
-    classes = dict(zip(then.parts, then.classes, strict=True))
+    classes = dict(zip(then.parts, then.classes, strict=False))
+    for holder, cls in zip(then.holders[len(then.parts) :], then.classes[len(then.parts) :], strict=True):
+        if type(holder) is not cls:
+            built, here = cls.__qualname__, type(holder).__qualname__
+            yield Issue(f"the class of an object was {built} at the load, it is {here} now", "", built, here, _SWAPPED)
     for path in dict.fromkeys([*then.parts, *now.parts]):
         old, new = then.parts.get(path), now.parts.get(path)
         if old is not new:

@@ -17,7 +17,7 @@ from aotc.snapshot.attributes import (
     module_attributes,
     training_differs,
 )
-from aotc.snapshot.comparison import ReadFile, read_here, recorded_reads
+from aotc.snapshot.outside import ReadFile, read_here, recorded_reads
 from aotc.snapshot.sources import BY_DIGEST, file_identity, source_digests
 
 ModuleCheck = Literal["class", "source", "attributes", "training"]

@@ -8,6 +8,7 @@ were written to. What differs, and whether that matters, is looked at only then.
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from collections.abc import Collection, Iterable, Iterator
 from itertools import chain
@@ -44,10 +45,11 @@ class Slot(NamedTuple):
 
 
 class Tree(NamedTuple):
-    """The module tree: its parts by their paths; the tables that hold something, with copies; the classes of the parts,
-    and the number of attributes of each."""
+    """The module tree: its parts by their paths, and these with the objects among their attributes; the tables that
+    hold something, with copies; the classes of the holders, and the number of attributes of each part."""
 
     parts: dict[str, nn.Module]
+    holders: list[Any]
     tables: list[dict[str, Any]]
     copies: list[dict[str, Any]]
     classes: list[type]
@@ -162,7 +164,7 @@ class ModuleWatch:
                 and not any(getattr(step.owner, step.key) != step.value for step in seen.bound)
                 and tree.tables == tree.copies
                 and not any(seen.empty)
-                and list(map(type, tree.parts.values())) == tree.classes
+                and list(map(type, tree.holders)) == tree.classes
                 and list(map(len, tree.own)) == tree.lengths
                 and seen.containers == seen.copies
                 and all(map(operator.is_, chain.from_iterable(map(_items, seen.containers)), seen.items))
@@ -211,6 +213,8 @@ def here_in(slot: Slot, value: Any) -> Any:
     """As `here`, for the value of an attribute; NO_VALUE for the class's own forward."""
     if slot.key == "forward":
         return NO_VALUE if value is None else plain_forward(slot.part, value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return f"a {type(value).__qualname__}"  # of which the attributes are compared
     return here(value)
 
 
@@ -218,7 +222,9 @@ def _tree(module: nn.Module) -> Tree:
     parts = dict(module.named_modules())
     tables = [table for part in parts.values() for table in _tables(part) if table]
     own: list[Any] = [vars(part) for part in parts.values()]
-    return Tree(parts, tables, [table.copy() for table in tables], [*map(type, parts.values())], own, [*map(len, own)])
+    holders = [*parts.values(), *(held for part in parts.values() for _, held in objects_in(part))]
+    copies, classes = [table.copy() for table in tables], [*map(type, holders)]
+    return Tree(parts, holders, tables, copies, classes, own, [*map(len, own)])
 
 
 def _tables(part: nn.Module) -> tuple[dict[str, Any], ...]:
@@ -259,7 +265,7 @@ _writes = operator.attrgetter("_version")
 
 
 def _is_mutable(value: Any) -> bool:
-    return isinstance(value, Tensor) or any(_containers([value]))
+    return isinstance(value, Tensor) or next(_containers([value]), None) is not None
 
 
 def _containers(values: Iterable[Any], depth: int = 4) -> Iterator[Any]:

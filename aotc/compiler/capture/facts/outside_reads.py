@@ -9,6 +9,7 @@ ran: the model's own, and the forwards of `torch.nn`. What they read is in the r
 from __future__ import annotations
 
 import ast
+import builtins
 import datetime
 import dis
 import functools
@@ -29,7 +30,7 @@ from torch.utils._device import _device_constructors
 from aotc.compiler.explain_failure import is_model_code, lines_shown, stack_of
 from aotc.errors import BuildError
 from aotc.records import Scalar
-from aotc.snapshot.attributes import is_anothers
+from aotc.snapshot.attributes import is_anothers, is_torchs
 from aotc.snapshot.modes import ASKED, OF_INPUT, OF_STATE, default_device
 from aotc.snapshot.outside import ENVIRONMENT, name_of_class
 from aotc.snapshot.sources import public_name
@@ -46,7 +47,9 @@ _CHANGING = frozenset(
 _SEEDS: tuple[Callable[..., Any], ...] = (torch.manual_seed, torch.seed, torch.cuda.manual_seed, torch.set_rng_state)
 _SEEDING = {function.__code__ for function in _SEEDS if isinstance(function, FunctionType)}
 _READS_VARIABLE = type(os.environ).__getitem__.__code__
-_TORCH_FORWARDS = str(Path(nn.__file__).parent / "modules")
+_TORCH_FORWARDS = tuple(str(Path(nn.__file__).parent / name) for name in ("modules", "functional.py"))
+_CALLED = ("__call__", "__getattr__", "__getattribute__")
+"""What Python looks up in a class at each call and each attribute of a module."""
 _MODES = {torch.is_grad_enabled: "grad", torch.is_inference_mode_enabled: "inference"}
 _DEFAULT_DEVICE = frozenset({*_device_constructors(), torch.get_default_device})
 
@@ -104,6 +107,8 @@ def outside_reads(module: nn.Module) -> Iterator[OutsideReads]:
     reads.notes += [
         f"the model reads {clock}: the time of the build is compiled in; pass it as an input" for clock in clocks
     ]
+    classes = {cls for part in module.modules() for cls in type(part).__mro__ if is_anothers(cls)} | {nn.Module}
+    reads.names |= {f"{name_of_class(cls)}.{name}" for cls in classes for name in _CALLED if hasattr(cls, name)}
     for one in ran.values():
         reads.methods |= {f"{cls.__qualname__}.{name}" for cls, name in one.found_in()}
         reads.names |= {f"{name_of_class(cls)}.{name}" for cls, name in one.defined_in()}
@@ -249,7 +254,7 @@ def _names_in(code: CodeType, variables: dict[str, Any]) -> Iterator[tuple[str, 
         line = (step.positions and step.positions.lineno) or line
         name, value = "", _MISSING
         if step.opname == "LOAD_GLOBAL":
-            value = variables.get(step.argval, _MISSING)
+            value = variables.get(step.argval, vars(builtins).get(step.argval, _MISSING))
             name = f"{public_name(str(variables.get('__name__')))}:{step.argval}"
         elif step.opname in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM"):
             holder = imported if step.opname == "IMPORT_FROM" else holder
@@ -258,8 +263,12 @@ def _names_in(code: CodeType, variables: dict[str, Any]) -> Iterator[tuple[str, 
                 name = f"{public_name(holder.__name__)}:{step.argval}"
             elif path and _is_looked_into(holder):
                 value, name = _attribute(holder, step.argval), f"{path}.{step.argval}"
+            elif not of_torch and hasattr(Tensor, step.argval):  # which the holder may be
+                value, name = getattr(Tensor, step.argval), f"torch:Tensor.{step.argval}"
         elif step.opname == "IMPORT_NAME":
             imported = _imported(step.argval, variables)
+            if imported is not None and not of_torch:
+                yield f"{public_name(imported.__name__)}:", _place(code.co_filename, line)
             continue
         elif step.opname == "STORE_FAST" and imported is not None:
             local[step.argval], imported = imported, None
@@ -281,7 +290,9 @@ def _imported(name: str, variables: dict[str, Any]) -> ModuleType | None:
 
 def _is_looked_into(holder: Any) -> bool:
     cls = holder if isinstance(holder, type) else type(holder)
-    return is_anothers(cls) and not isinstance(holder, nn.Module | Tensor | FunctionType)
+    if isinstance(holder, FunctionType):
+        return not is_torchs(holder)
+    return is_anothers(cls) and not isinstance(holder, nn.Module | Tensor)
 
 
 def _attribute(holder: Any, name: str) -> Any:

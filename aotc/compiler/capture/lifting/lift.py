@@ -144,7 +144,7 @@ class _Lifting:
         self._keep_assigned_over()
         self._copy_operands_that_branches_return()
         storage_leaves = self._read_from_storage(with_offsets)
-        mutated = self._write_mutations()
+        mutated = self.written = self._write_mutations()
         outputs = self._lift_outputs()
         self.graph.set_codegen(fx.graph.CodeGen())
         self._drop_unused()
@@ -434,6 +434,8 @@ class _Lifting:
         base = base_of(value)
         argument = self.argument_of.get(base.name) if base is not None else None
         if base is None or argument is None or self.train or (argument.state is not None and self.frozen):
+            return None
+        if (argument.leaf, argument.state) in self.written:  # the view may be of the old values
             return None
         one, other = base.meta["val"], value.meta["val"]
         forms = [(each.dtype, each.is_conj(), each.is_neg(), each.storage_offset()) for each in (one, other)]

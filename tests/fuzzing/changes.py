@@ -600,6 +600,7 @@ def main() -> None:
     parser.add_argument("--moment", action="append", default=[], choices=MOMENTS)
     parser.add_argument("--kind", action="append", default=[], help="only kinds in whose titles one of these stands")
     parser.add_argument("--all", action="store_true", help="also print what is no fault")
+    parser.add_argument("--results", type=Path, help="write each change's verdict into this file, as JSON")
     parser.add_argument("--table", action="store_true", help="print the guide's table of what is noticed")
     given = parser.parse_args()
     if given.table:
@@ -631,6 +632,8 @@ def main() -> None:
     results = run(cases, folder, store, given.jobs, told)
     for of in (lambda one: one.kind, lambda one: f"{one.moment}, {one.form}"):
         print(table(results, of), end="\n\n")
+    if given.results:
+        given.results.write_text(json.dumps([dataclasses.asdict(one) for one in results]))
     count = Counter(one.verdict for one in results)
     print(f"{len(results)} changes in {time.monotonic() - began:.0f} s: {dict(count)}")
     needless = sum(one.kept and one.verdict in ("refused", "miss", "stuck") for one in results)

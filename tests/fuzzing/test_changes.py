@@ -2,49 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
-import sys
 import time
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import filelock
 import pytest
-import torch
 from fuzzing import changes
 from fuzzing.change_kinds import KINDS, MOMENTS, guide_table
-from in_process import code_forgotten
-from processes import ROOT
+from processes import ROOT, finish, start
 
 COUNT, SEED = 3 * len(KINDS), 0
 
 
 @pytest.fixture(scope="module")
-def folder(shared_folder: Path) -> Path:
-    """The subjects' files, written once."""
-    import filelock
-
-    folder = shared_folder / "change-subjects"
-    with filelock.FileLock(shared_folder / "change-subjects.lock"):
-        if not folder.exists():
-            changes.write_subjects(folder, changes.SAMPLED)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def tried(folder: Path, shared_folder: Path, built: Any) -> Iterator[list[changes.Tried]]:
-    store = built(shared_folder, "changes-store", folder / "manifest.yaml")
-    threads, path = torch.get_num_threads(), [*sys.path]
-    torch.set_num_threads(1)
-    with code_forgotten(folder), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        sys.path.insert(0, str(folder))
-        cases = changes.choose(changes.SAMPLED, folder, COUNT, SEED)
-        yield changes.run(cases, folder, store, 2, lambda one: None)
-    torch.set_num_threads(threads)
-    sys.path[:] = path
+def tried(shared_folder: Path, tmp_path_factory: pytest.TempPathFactory, built: Any) -> list[changes.Tried]:
+    """Changes are made in a process of its own: its forks need one without threads, and without a compiler."""
+    work, results = shared_folder / "changes", tmp_path_factory.mktemp("changes") / "results.json"
+    with filelock.FileLock(shared_folder / "changes.lock"):
+        if not work.exists():
+            changes.write_subjects(work / "subjects", changes.SAMPLED)
+    built(work, "store", work / "subjects" / "manifest.yaml")
+    options = ("--sampled", "--work", work, "--count", COUNT, "--seed", SEED, "--jobs", 2, "--results", results)
+    ran = finish(start(ROOT / "tests" / "fuzzing" / "changes.py", *options))
+    assert results.exists(), ran.stdout + ran.stderr
+    return [changes.Tried(**one) for one in json.loads(results.read_text())]
 
 
 def test_no_change_is_silent(tried: list[changes.Tried]) -> None:

@@ -406,18 +406,19 @@ class Model:
         module, entered = self.changed(change, module)
         manifest = self.manifest()
 
-        def plan() -> Any:
-            with entered():
-                place, spec = Place(self.store), manifest.models[self.name]
-                facts = facts_of(spec, module, manifest.folder, stored_in(place))
-                looked = LookedAt({self.name: facts}, {self.name: module})
-                planned, _ = plan_build(BuildRequest(manifest, self.store), place, looked)
+        enabled = torch.is_grad_enabled()
+
+        def plan() -> bool:  # not within `entered`: a build has modes of its own
+            place, spec = Place(self.store), manifest.models[self.name]
+            facts = facts_of(spec, module, manifest.folder, stored_in(place))
+            looked = LookedAt({self.name: facts}, {self.name: module})
+            planned, _ = plan_build(BuildRequest(manifest, self.store), place, looked)
             return all(unit.cached is not None for unit in planned)
 
         cached = tried(plan)
         if cached is not True:
             return cached if isinstance(cached, Raised) else None
-        torch.set_grad_enabled(self.form == "training")
+        torch.set_grad_enabled(enabled)
         return Cached(tried(lambda: self._loaded_outcome(module, entered)))
 
 

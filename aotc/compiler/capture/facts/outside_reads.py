@@ -13,6 +13,7 @@ import builtins
 import datetime
 import dis
 import functools
+import inspect
 import os
 import sys
 import time
@@ -45,7 +46,8 @@ _CHANGING = frozenset(
     {*("append", "extend", "insert", "pop", "remove", "clear", "update", "add", "setdefault", "discard", "popitem")}
 )
 _SEEDS: tuple[Callable[..., Any], ...] = (torch.manual_seed, torch.seed, torch.cuda.manual_seed, torch.set_rng_state)
-_SEEDING = {function.__code__ for function in _SEEDS if isinstance(function, FunctionType)}
+_SEEDING = {inspect.unwrap(function).__code__ for function in _SEEDS if isinstance(function, FunctionType)}
+_SEED_MODULES = ("torch.random", "torch.cuda.random", "torch._compile", "torch._dynamo.eval_frame")
 _READS_VARIABLE = type(os.environ).__getitem__.__code__
 _TORCH_FORWARDS = tuple(str(Path(nn.__file__).parent / name) for name in ("modules", "functional.py"))
 _CALLED = ("__call__", "__getattr__", "__getattribute__")
@@ -85,8 +87,8 @@ def outside_reads(module: nn.Module) -> Iterator[OutsideReads]:
                 ran[code] = _Ran(code, frame.f_globals, _first_argument(frame))
             elif code is _READS_VARIABLE and _is_models(_outer(frame, ("os", "collections.abc"))):
                 reads.names.add(f"{ENVIRONMENT}{frame.f_locals['key']}")
-            elif code in _SEEDING and _is_models(frame.f_back):
-                seeded.append(_seeds(frame.f_back))
+            elif code in _SEEDING and _is_models(caller := _outer(frame, _SEED_MODULES)):
+                seeded.append(_seeds(caller))
         elif event == "c_call" and is_model_code(frame.f_code.co_filename):
             if name := _clock(argument):
                 clocks[f"`{name}` at {_place(frame.f_code.co_filename, frame.f_lineno)}"] = None

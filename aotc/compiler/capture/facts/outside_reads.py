@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, NamedTuple
@@ -28,7 +29,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
-from aotc.compiler.explain_failure import is_model_code, lines_shown, stack_of
+from aotc.compiler.explain_failure import is_installed, is_model_code, lines_shown, stack_of
 from aotc.errors import BuildError
 from aotc.records import Scalar
 from aotc.snapshot.attributes import is_anothers, is_torchs
@@ -52,6 +53,9 @@ _READS_VARIABLE = type(os.environ).__getitem__.__code__
 _TORCH_FORWARDS = tuple(str(Path(nn.__file__).parent / name) for name in ("modules", "functional.py"))
 _CALLED = ("__call__", "__getattr__", "__getattribute__")
 """What Python looks up in a class at each call and each attribute of a module."""
+_COMPILERS = tuple(
+    str(Path(found.origin).parent) for name in ("triton", "sympy") if (found := find_spec(name)) and found.origin
+)
 _MODES = {torch.is_grad_enabled: "grad", torch.is_inference_mode_enabled: "inference"}
 _DEFAULT_DEVICE = frozenset({*_device_constructors(), torch.get_default_device})
 
@@ -178,7 +182,10 @@ def _first_argument(frame: FrameType) -> Any:
 
 
 def _counts(filename: str) -> bool:
-    """Whether names in the code of that file count: a model's, and that of the forwards in `torch.nn`."""
+    """Whether names in the code of that file count: a model's, and that of the forwards in `torch.nn`. A compiler that
+    runs while a kernel is launched in eager does not run in a service."""
+    if filename.startswith(_COMPILERS):
+        return False
     return is_model_code(filename) or (filename.startswith(_TORCH_FORWARDS) and not filename.endswith("module.py"))
 
 
@@ -248,7 +255,7 @@ def _clock(function: Any) -> str:
 def _names_in(code: CodeType, variables: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """The names that a function's code reads, each with its place: global variables, and what follows them in dots, as
     far as these are of modules, classes and objects of the model's own."""
-    of_torch = not is_model_code(code.co_filename)
+    of_torch, of_library = not is_model_code(code.co_filename), is_installed(code.co_filename)
     line, holder, path = code.co_firstlineno, None, ""
     local: dict[str, ModuleType] = {}
     imported: ModuleType | None = None
@@ -277,12 +284,20 @@ def _names_in(code: CodeType, variables: dict[str, Any]) -> Iterator[tuple[str, 
         elif step.opname.startswith("LOAD_FAST") and step.argval in local:
             holder, path = local[step.argval], ""
             continue
-        holder, path = value, name
-        if value is not _MISSING and not (of_torch and not callable(value)):
+        is_told = value is not _MISSING and not _is_own_submodule(name, value)
+        if is_told and (callable(value) or not (of_torch or (of_library and not isinstance(value, _SCALARS)))):
             yield name, _place(code.co_filename, line)
+        holder, path = value, name
 
 
 _MISSING: Any = object()
+_SCALARS = (bool, int, float, str, type(None), torch.dtype, ModuleType)
+"""The data of installed packages that counts: their version decides the rest, which may hold state of the process."""
+
+
+def _is_own_submodule(name: str, value: Any) -> bool:
+    """Whether it is a module that stands in its package only once it is imported."""
+    return isinstance(value, ModuleType) and name.replace(":", ".") == value.__name__
 
 
 def _imported(name: str, variables: dict[str, Any]) -> ModuleType | None:

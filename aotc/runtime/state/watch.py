@@ -12,7 +12,7 @@ import dataclasses
 import operator
 from collections.abc import Collection, Iterable, Iterator
 from itertools import chain
-from types import FunctionType, MethodType, SimpleNamespace
+from types import FunctionType, MethodType, MethodWrapperType, SimpleNamespace
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -199,6 +199,8 @@ def here(value: Any, depth: int = 4) -> Any:
         return {str(key): here(item, depth - 1) for key, item in inner.items()}
     if (plain := plain_value(value)) is not NO_VALUE:
         return plain
+    if isinstance(value, MethodWrapperType):  # of C, another object at each look
+        return f"{value.__qualname__} of C"
     return f"a {type(value).__qualname__}" + ("" if is_anothers(type(value)) else f" at {id(value):#x}")
 
 

@@ -113,7 +113,7 @@ def outside_reads(module: nn.Module) -> Iterator[OutsideReads]:
     reads.notes += [
         f"the model reads {clock}: the time of the build is compiled in; pass it as an input" for clock in clocks
     ]
-    classes = {cls for part in module.modules() for cls in type(part).__mro__ if is_anothers(cls)} | {nn.Module}
+    classes = {type(part) for part in module.modules() if is_anothers(type(part))} | {nn.Module}
     reads.names |= {f"{name_of_class(cls)}.{name}" for cls in classes for name in _CALLED if hasattr(cls, name)}
     for one in ran.values():
         reads.methods |= {f"{cls.__qualname__}.{name}" for cls, name in one.found_in()}

@@ -71,7 +71,7 @@ def build(batches: Mapping[str, Sequence[Chosen]], folder: Path, device: str, jo
         stdout=subprocess.PIPE,
         text=True,
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))},
     )
     units = json.loads(ran.stdout)["units"]
     return {unit["model"]: unit["error"] for unit in units if unit["status"] == "failed"}

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import sympy
 import torch
 from torch import nn
 
@@ -224,3 +225,30 @@ def test_a_plain_model_reads_nothing_that_could_change_but_torch() -> None:
     values = {str(value) for value in Outside(encoder).values(reads.names).values()}
     rest = {value for value in values if not any(name in value for name in ("builtins.", "torch", "warnings"))}
     assert rest <= {"math.sqrt"}
+
+
+COMPILER = """
+import os, time
+
+def compile_kernel():
+    return LEVEL + time.time() + len(os.environ.get("COMPILER_LEVEL", ""))
+"""
+
+
+class Launching(nn.Module):
+    def __init__(self, launch: Callable[[], float]) -> None:
+        super().__init__()
+        self.launch = launch
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.launch()
+        return x + 1
+
+
+@pytest.mark.parametrize("file, is_told", [(Path(sympy.__file__).parent / "launch.py", False), ("launch.py", True)])
+def test_what_a_compiler_reads_while_a_kernel_is_launched_is_not_the_model_s(file: Path | str, is_told: bool) -> None:
+    variables: dict[str, Any] = {"__name__": "launch", "LEVEL": 3}
+    exec(compile(COMPILER, str(file), "exec"), variables)
+    reads = reads_of(Launching(variables["compile_kernel"]), torch.ones(1))
+    assert ({"launch:LEVEL", "$COMPILER_LEVEL"} <= reads.names) is is_told
+    assert ("$COMPILER_LEVEL" in reads.names) is ("launch:LEVEL" in reads.names) is bool(reads.notes) is is_told

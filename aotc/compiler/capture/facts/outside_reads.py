@@ -93,7 +93,7 @@ def outside_reads(module: nn.Module) -> Iterator[OutsideReads]:
                 reads.names.add(f"{ENVIRONMENT}{frame.f_locals['key']}")
             elif code in _SEEDING and _is_models(caller := _outer(frame, _SEED_MODULES)):
                 seeded.append(_seeds(caller))
-        elif event == "c_call" and is_model_code(frame.f_code.co_filename):
+        elif event == "c_call" and _is_of_model(frame.f_code.co_filename):
             if name := _clock(argument):
                 clocks[f"`{name}` at {_place(frame.f_code.co_filename, frame.f_lineno)}"] = None
             elif getattr(argument, "__name__", "") == "manual_seed":
@@ -182,15 +182,18 @@ def _first_argument(frame: FrameType) -> Any:
 
 
 def _counts(filename: str) -> bool:
-    """Whether names in the code of that file count: a model's, and that of the forwards in `torch.nn`. A compiler that
-    runs while a kernel is launched in eager does not run in a service."""
-    if filename.startswith(_COMPILERS):
-        return False
-    return is_model_code(filename) or (filename.startswith(_TORCH_FORWARDS) and not filename.endswith("module.py"))
+    """Whether names in the code of that file count: a model's, and that of the forwards in `torch.nn`."""
+    return _is_of_model(filename) or (filename.startswith(_TORCH_FORWARDS) and not filename.endswith("module.py"))
+
+
+def _is_of_model(filename: str) -> bool:
+    """Whether what the code of that file reads is the model's. A compiler that runs while a kernel is launched in eager
+    does not run in a service."""
+    return is_model_code(filename) and not filename.startswith(_COMPILERS)
 
 
 def _is_models(frame: FrameType | None) -> bool:
-    return frame is not None and is_model_code(frame.f_code.co_filename)
+    return frame is not None and _is_of_model(frame.f_code.co_filename)
 
 
 def _outer(frame: FrameType | None, modules: tuple[str, ...]) -> FrameType | None:

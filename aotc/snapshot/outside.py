@@ -17,10 +17,19 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from aotc.digest import canonical_json, sha256_bytes
+from aotc.digest import canonical_json, sha256_bytes, sha256_json
 from aotc.records import Artifact, File, Reads, decode
-from aotc.snapshot.attributes import contents_of, is_torchs, objects_in, plain_or_type, read_attributes
+from aotc.snapshot.attributes import (
+    TORCHS_OWN,
+    contents_of,
+    is_torchs,
+    module_attributes,
+    objects_in,
+    plain_or_type,
+    read_attributes,
+)
 from aotc.snapshot.sources import public_name
+from aotc.snapshot.tensors import named_state, tensor_digests
 
 ENVIRONMENT = "$"
 ABSENT = ["absent"]
@@ -66,7 +75,7 @@ class Outside:
                     seen.add((id(step.owner), step.key))
                     yield step
             if found:
-                yield from _within(found[-1].value)
+                yield from within(found[-1].value)
 
     def _steps(self, name: str) -> list[Step] | None:
         """None where the name's Python module is not imported; [] where the module lacks the name."""
@@ -114,11 +123,20 @@ def _plain(name: str, steps: Sequence[Step]) -> Any:
         return None if value is None else sha256_bytes(value)
     if isinstance(value, FunctionType | BuiltinFunctionType | type) and is_torchs(value):
         return "torch's own"  # whose name may be another in another version
-    return plain_or_type(value)
+    return ["module", *digests_of(value)] if isinstance(value, nn.Module) else plain_or_type(value)
 
 
-def _within(value: Any, depth: int = 4) -> Iterator[Step]:
-    """The places in a function, and in the functions that it holds, as a decorator does."""
+def digests_of(module: nn.Module) -> tuple[str, str]:
+    """Of the attributes and of the tensors of a module that is not part of the model's."""
+    return sha256_json(module_attributes(module)), sha256_json(tensor_digests(named_state(module)))
+
+
+def within(value: Any, depth: int = 4) -> Iterator[Step]:
+    """The places in a function, and in functions that it holds, as a decorator does; in a module, its attributes."""
+    if isinstance(value, nn.Module):
+        for part in value.modules():
+            yield from (Step(vars(part), key, held) for key, held in vars(part).items() if key not in TORCHS_OWN)
+        return
     function = getattr(value, "__func__", value)
     if not isinstance(function, FunctionType) or is_torchs(function) or not depth:
         return
@@ -128,7 +146,7 @@ def _within(value: Any, depth: int = 4) -> Iterator[Step]:
     for cell in function.__closure__ or ():
         if (inner := contents_of(cell)) is not None:
             yield Step(cell, "cell_contents", inner)
-            yield from _within(inner, depth - 1)
+            yield from within(inner, depth - 1)
 
 
 def differences(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:

@@ -383,7 +383,6 @@ FORMS_OF_TENSORS = (
     ("swapped", lambda part, name, value: torch.utils.swap_tensors(value, another_tensor(value, Random(10)))),
     ("set_", lambda part, name, value: value.set_(another_tensor(value, Random(11)).detach())),
     ("resized", lambda part, name, value: value.resize_(value.numel() + 8).resize_(value.shape).fill_(0.5)),
-    ("in another dict", in_another_dict),
 )
 WRITES = (
     ("written", lambda part, name, value: value.copy_(another_tensor(value, Random(4)))),
@@ -823,7 +822,7 @@ KINDS: tuple[Kind, ...] = (
     Kind(
         "`__dict__`",
         "attributes",
-        at_slots(attribute_slots, ("in __dict__", write_dict), ("in another __dict__", replace_dict), wanted=is_data),
+        at_slots(attribute_slots, ("in __dict__", write_dict), wanted=is_data),
     ),
     Kind(
         "tensors that are no buffers, written to",
@@ -945,6 +944,16 @@ KINDS: tuple[Kind, ...] = (
         "forms",
         lambda module, random: [Change("functional_call", around=functional_call)],
     ),
+    Kind(
+        "those of a table or a `__dict__` that is put in another's place",
+        "forms",
+        together(
+            at_tensors("_parameters", True, ("in another dict", in_another_dict)),
+            at_slots(attribute_slots, ("in another __dict__", replace_dict), wanted=is_data),
+        ),
+        blind=CALLS,
+        why_not="Python's and torch's own tables are looked at where they lay",
+    ),
     Kind("parameters written to", "values", at_tensors("_parameters", True, *WRITES)),
     Kind("buffers written to", "values", at_tensors("_buffers", True, *WRITES)),
     Kind("a step of an optimizer, fused or not", "values", steps),
@@ -978,6 +987,8 @@ KINDS: tuple[Kind, ...] = (
         "`__code__`",
         "functions",
         at_slots(function_slots, ("code", other_code), wanted=lambda held: float in map(type, held.__code__.co_consts)),
+        blind=("build", "load"),
+        why_not="code is compared by its source file, which an edit in memory leaves as it is",
     ),
     Kind("attributes of functions", "functions", other_values(function_attributes)),
     # names
@@ -1003,6 +1014,8 @@ KINDS: tuple[Kind, ...] = (
         "context variables, thread-local values, levels of loggers, registries",
         "names",
         together(*(on_values(global_slots, wanted, (label, way)) for wanted, label, way in KEPT_STATES)),
+        blind=MOMENTS,
+        why_not="such state lies behind objects of C, or in a library's own tables",
     ),
     # hooks
     Kind(
@@ -1127,6 +1140,8 @@ def guide_table() -> str:
     titles = {row.name: row.title for row in ROWS}
     for kind in KINDS:
         if kind.blind:
-            when = "" if kind.blind == MOMENTS else " in a call; the load compares them"
+            when = {MOMENTS: "", CALLS: " in a call; the load compares them"}.get(
+                kind.blind, " before the load; calls do"
+            )
             lines.append(f"- {titles[kind.row]}, {kind.name},{when}: {kind.why_not}.".replace(",:", ":"))
     return "\n".join(lines) + "\n"

@@ -30,7 +30,8 @@ from aotc.snapshot.attributes import (
     plain_forward,
     plain_value,
 )
-from aotc.snapshot.outside import Outside, Step
+from aotc.snapshot.outside import Outside, Step, digests_of, within
+from aotc.tensors.layouts import has_memory
 
 SHOWN = 10
 
@@ -80,6 +81,7 @@ class Seen(NamedTuple):
     items: list[Any]
     tensors: list[Tensor]
     writes: list[int]
+    pointers: list[int]
     empty: list[dict[Any, Any]]
     held: dict[int, Any]
     outside: dict[str, Any]
@@ -108,16 +110,18 @@ class ModuleWatch:
     def refresh(self) -> None:
         """Record the present values."""
         tree, slots = self.look()
-        steps = [*Outside(self.module).steps(self._outside), *_of_classes(slots)]
+        own = [slot.owner.get(slot.key) for slot in slots]
+        functions = [*own, *chain.from_iterable(map(_items, _containers(own)))]
+        steps = [*Outside(self.module).steps(self._outside), *_of_classes(slots), *chain(*map(within, functions))]
         in_dicts = [step for step in steps if isinstance(step.owner, dict)]
         in_objects = [step for step in steps if not isinstance(step.owner, dict) and _is_kept(step)]
-        values = [*(slot.owner.get(slot.key) for slot in slots), *(step.value for step in in_dicts)]
+        values = [*own, *(step.value for step in in_dicts)]
         hooked = list(tree.parts.values())[1 if self._as_region else 0 :] if self.hooks else []
         hooks = [table for part in hooked for table in (part._forward_hooks, part._forward_pre_hooks)]
         found = [*values, *(step.value for step in in_objects)]
         containers = [*_containers(found), *filter(None, hooks)]
         items = list(chain.from_iterable(map(_items, containers)))
-        tensors = [each for each in (*found, *items) if isinstance(each, Tensor) and not each.is_inference()]
+        tensors = [each for each in (*found, *items) if _counts_writes(each)]
         self._seen = Seen(  # replaced as a whole: any thread may call
             tree,
             slots,
@@ -133,6 +137,7 @@ class ModuleWatch:
             items,
             tensors,
             list(map(_writes, tensors)),
+            list(map(Tensor.data_ptr, tensors)),
             [
                 *(table for part in tree.parts.values() for table in _tables(part) if not table),
                 *(table for table in hooks if not table),
@@ -169,6 +174,7 @@ class ModuleWatch:
                 and seen.containers == seen.copies
                 and all(map(operator.is_, chain.from_iterable(map(_items, seen.containers)), seen.items))
                 and list(map(_writes, seen.tensors)) == seen.writes
+                and list(map(Tensor.data_ptr, seen.tensors)) == seen.pointers
             )
         except (RuntimeError, ValueError, TypeError, AttributeError):
             is_same = False  # a tensor in a number's place is neither equal nor unequal; an attribute may be gone
@@ -193,8 +199,11 @@ def here(value: Any, depth: int = 4) -> Any:
         value = value.__func__
     if isinstance(value, FunctionType):
         return [plain_value(value), hash(value.__code__)]
+    if isinstance(value, nn.Module) and depth == 4:
+        return digests_of(value)
     if isinstance(value, Tensor):
-        return f"the tensor {id(value):#x}" + ("" if value.is_inference() else f", written to {_writes(value)} times")
+        known = (value.data_ptr(), _writes(value)) if _counts_writes(value) else ()
+        return f"the tensor {id(value):#x} {known}"
     if depth and (inner := vars(value) if isinstance(value, SimpleNamespace) else _inner(value)) is not None:
         return {str(key): here(item, depth - 1) for key, item in inner.items()}
     if (plain := plain_value(value)) is not NO_VALUE:
@@ -264,6 +273,10 @@ def _is_kept(step: Step) -> bool:
 
 
 _writes = operator.attrgetter("_version")
+
+
+def _counts_writes(value: Any) -> bool:
+    return isinstance(value, Tensor) and not value.is_inference() and has_memory(value)
 
 
 def _is_mutable(value: Any) -> bool:

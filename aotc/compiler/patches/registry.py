@@ -533,6 +533,10 @@ HOOKS: Mapping[str, tuple[str, ...]] = {
         "torch._inductor.cpp_builder:_get_optimization_cflags(cpp_compiler)",
     ),
     "codegen/library_constants.py": ("torch._inductor.codecache:AotCodeCompiler.compile(graph, ...)",),
+    "codegen/called_operators.py": (
+        "torch._inductor.ir:FallbackKernel.codegen(wrapper)",
+        "torch._inductor.ir:FallbackKernel.export_extern_kernel_node()",
+    ),
     "codegen/generated_kernels.py": (
         "torch._inductor.codegen.wrapper:PythonWrapperCodegen.define_kernel(kernel_name, kernel_body, metadata)",
         f"{_CPP}:CppScheduling.define_kernel(src_code, nodes)",
@@ -542,6 +546,9 @@ HOOKS: Mapping[str, tuple[str, ...]] = {
     "toolchain/parallel_compile.py": (_BUILD, _TIMED),
     "toolchain/precompiled_headers.py": (_BUILD, "torch._inductor.cpp_builder:CppBuilder.get_command_line()"),
     "capture/export.py": ("torch.fx.experimental.symbolic_shapes:GuardOnDataDependentSymNode.__init__(cond, ...)",),
+    "capture/custom_backward.py": ("torch.autograd.function:_SingleLevelFunction.apply",),
+    "capture/operator_trace.py": ("torch.autograd.function:_SingleLevelFunction.apply",),
+    "training/halves.py": ("torch._decomp.decompositions:select_one_layer_lstm_function(input, hx, params)",),
     "capture/facts/custom_operators.py": ("torch:_ops._Ops.load_library(path)",),
     "capture/distributed_tensors.py": ("torch._export.wrappers:_maybe_find_pre_dispatch_tf_mode_for_export()",),
     "absent_gpu/lowering.py": (

@@ -32,7 +32,7 @@ from torch.utils._device import _device_constructors
 from aotc.compiler.explain_failure import is_installed, is_model_code, lines_shown, stack_of
 from aotc.errors import BuildError
 from aotc.records import Scalar
-from aotc.snapshot.attributes import is_anothers, is_torchs
+from aotc.snapshot.attributes import is_anothers, is_torchs, objects_in
 from aotc.snapshot.modes import ASKED, OF_INPUT, OF_STATE, default_device
 from aotc.snapshot.outside import ENVIRONMENT, name_of_class
 from aotc.snapshot.sources import public_name
@@ -115,9 +115,15 @@ def outside_reads(module: nn.Module) -> Iterator[OutsideReads]:
     ]
     classes = {type(part) for part in module.modules() if is_anothers(type(part))} | {nn.Module}
     reads.names |= {f"{name_of_class(cls)}.{name}" for cls in classes for name in _CALLED if hasattr(cls, name)}
+    firsts = {one.first if isinstance(one.first, type) else type(one.first) for one in ran.values()}
+    methods = _methods(
+        firsts | {type(holder) for part in module.modules() for _, holder in (("", part), *objects_in(part))}
+    )
     for one in ran.values():
-        reads.methods |= {f"{cls.__qualname__}.{name}" for cls, name in one.found_in()}
-        reads.names |= {f"{name_of_class(cls)}.{name}" for cls, name in one.defined_in()}
+        for asked, cls, name in methods.get(one.code, ()):
+            reads.names.add(f"{name_of_class(cls)}.{name}")
+            if is_anothers(cls) and name != "forward":  # which is compared by itself
+                reads.methods.add(f"{asked.__qualname__}.{name}")
         for name, place in _names_in(one.code, one.variables):
             if _is_changed(name, ran):
                 reads.notes.append(
@@ -137,43 +143,27 @@ class _Ran(NamedTuple):
     variables: dict[str, Any]
     first: Any
 
-    def found_in(self) -> Iterator[tuple[type, str]]:
-        """The class of the object whose method it is, and the name under which it was found there."""
-        for cls, name in self.defined_in():
-            if is_anothers(cls) and name != "forward":  # which is compared by itself
-                yield from ((each, name) for each in (type(self.first), self.first) if _is_a(each, cls))
 
-    def defined_in(self) -> Iterator[tuple[type, str]]:
-        """The class whose attribute it is, and the attribute's name."""
-        owner = self.first if isinstance(self.first, type) else type(self.first)
-        for cls in owner.__mro__[:-1]:
-            if not (is_anothers(cls) or issubclass(cls, nn.Module)) or cls is nn.Module:
-                continue
-            if _has_code(vars(cls).get(self.code.co_name), self.code):
-                yield cls, self.code.co_name
-                return
+def _methods(classes: set[type]) -> dict[CodeType, list[tuple[type, type, str]]]:
+    """By the code of a function: the class that was asked, the one of its bases whose attribute it is, and the name."""
+    found: dict[CodeType, list[tuple[type, type, str]]] = {}
+    for asked in classes:
+        for cls in asked.__mro__[:-1]:
+            if cls is not nn.Module and (is_anothers(cls) or issubclass(cls, nn.Module)):
+                for name, held in vars(cls).items():
+                    for code in _codes(held):
+                        found.setdefault(code, []).append((asked, cls, name))
+    return found
 
 
-def _is_a(each: Any, cls: type) -> bool:
-    return isinstance(each, type) and issubclass(each, cls)
-
-
-def _has_code(value: Any, code: CodeType) -> bool:
-    """Whether a class's attribute is a function of that code, bare or within a decorator or a property."""
+def _codes(held: Any) -> Iterator[CodeType]:
+    """The code of a class's attribute: of a function, bare or within a decorator or a property."""
     for _ in range(8):
-        if getattr(value, "__code__", None) is code:
-            return True
-        value = next(
-            (
-                inner
-                for name in ("__func__", "fget", "__wrapped__")
-                if (inner := getattr(value, name, None)) is not None
-            ),
-            None,
-        )
-        if value is None:
-            return False
-    return False
+        if isinstance(code := getattr(held, "__code__", None), CodeType):
+            yield code
+        inner = (getattr(held, name, None) for name in ("__func__", "fget", "__wrapped__"))
+        if (held := next((each for each in inner if each is not None), None)) is None:
+            return
 
 
 def _first_argument(frame: FrameType) -> Any:

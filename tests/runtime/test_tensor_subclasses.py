@@ -104,7 +104,7 @@ def test_what_is_put_in_a_place_is_used_by_the_next_call(
         (
             lambda module, sum_of: setattr(module.inner, "weight", None),
             "inner.weight",
-            "built for Sum, the module's is missing",
+            "a parameter at the load, no parameter now",
         ),
         (
             lambda module, sum_of: vars(module.inner.weight).update(a=torch.ones(2, dtype=torch.float64)),

@@ -362,7 +362,7 @@ def changed_variant(variant: BuiltVariant, how: str) -> BuiltVariant:
     [
         ("digest", "is not a digest"),
         ("blob", "is not a digest"),
-        ("size", "negative size"),
+        ("size", ">= 0"),
         ("layer", "is not a layer of the manifest"),
         ("layer size", "is not a layer of the manifest"),
         ("library", "is none of its files"),

@@ -156,6 +156,12 @@ def regions_store(shared_folder: Path) -> Path:
     return _built(shared_folder, "regions-store", ZOO / "regions.yaml")
 
 
+@pytest.fixture(scope="session")
+def training_store(shared_folder: Path) -> Path:
+    """A store with the models of tests/training/training.yaml. Treat it as read-only."""
+    return _built(shared_folder, "training-store", ROOT / "tests" / "training" / "training.yaml")
+
+
 @pytest.fixture
 def zoo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """The module tests/zoo/models.py; the cache folder is this test's own."""

@@ -374,8 +374,9 @@ def test_a_record_that_lies_is_corrupt(store: Store, work: Path, how: str, says:
     record = msgspec.structs.replace(artifact, variants=(changed_variant(artifact.variants[0], how),))
     with pytest.raises(CorruptError, match=says) as caught:
         check_artifact(store, forge_record(store, digest, record))
-    assert caught.value.expected
-    assert caught.value.actual
+    if how != "size":  # whose limit is the type's
+        assert caught.value.expected
+        assert caught.value.actual
 
 
 def test_every_changed_byte_of_record_manifest_and_bundle_is_seen(store: Store, work: Path) -> None:

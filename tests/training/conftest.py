@@ -13,12 +13,6 @@ HERE = ROOT / "tests" / "training"
 
 
 @pytest.fixture(scope="session")
-def training_store(shared_folder: Path, built: Callable[..., Path]) -> Path:
-    """A store with the models of training.yaml. Treat it as read-only."""
-    return built(shared_folder, "training-store", HERE / "training.yaml")
-
-
-@pytest.fixture(scope="session")
 def stepped_store(shared_folder: Path, built: Callable[..., Path]) -> Path:
     """The same store with the models whose steps are tested with every torch; others may be in it."""
     return built(shared_folder, "training-store", HERE / "training.yaml", ("mixed", "stack"))

@@ -52,8 +52,9 @@ class Outside:
 
     def __init__(self, module: nn.Module) -> None:
         holders = [each for part in module.modules() for each in (part, *(held for _, held in objects_in(part)))]
-        classes = {cls for holder in {*map(type, holders)} for cls in holder.__mro__ if not is_torchs(cls)}
-        self._classes = {name_of_class(cls): cls for cls in classes}
+        classes = [cls for kind in dict.fromkeys(map(type, holders)) for cls in kind.__mro__ if not is_torchs(cls)]
+        # Of two that go by one name, as a class and a subclass that stands for it, the more derived one.
+        self._classes = {name_of_class(cls): cls for cls in reversed(classes)}
         self._modules = {public_name(cls.__module__): cls.__module__ for cls in classes}
 
     def values(self, names: Iterable[str]) -> dict[str, Any]:

@@ -200,9 +200,9 @@ def is_type(plain: Any) -> bool:
 
 def attributes_in(holder: Any, names: Collection[str]) -> list[str]:
     """Of `names` (as `Class.attribute`) those of the holder's class, but for modes (`training`) and those not read."""
-    prefix = f"{type(holder).__qualname__}."
+    prefixes = {f"{cls.__qualname__}." for cls in type(holder).__mro__[:-1]}  # a class may stand for its base
     left_out = ("training", *getattr(holder, NOT_READ, ()))
-    own = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+    own = {name.removeprefix(prefix) for prefix in prefixes for name in names if name.startswith(prefix)}
     return sorted(name for name in own if "." not in name and name not in left_out)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from aotc.digest import canonical_json
 from aotc.errors import Issue
 from aotc.runtime.state.watch import ModuleWatch, Seen, Tree, here_in
-from aotc.snapshot.attributes import NO_VALUE, backward_hooks, forward_hooks, hooks_on_all_modules
+from aotc.snapshot.attributes import NO_VALUE, backward_hooks, forward_hooks, hooks_on_all_modules, is_torchs
 from aotc.snapshot.outside import ENVIRONMENT
 
 _SWAPPED = "set it back, or call compiled.refresh(), which checks the new one"
@@ -33,7 +33,7 @@ def changes(seen: Seen, watch: ModuleWatch) -> list[Issue]:
 def _tree_changes(then: Tree, now: Tree) -> Iterator[Issue]:
     classes = dict(zip(then.parts, then.classes, strict=False))
     for holder, cls in zip(then.holders[len(then.parts) :], then.classes[len(then.parts) :], strict=True):
-        if type(holder) is not cls:
+        if _does_otherwise(type(holder), cls):
             built, here = cls.__qualname__, type(holder).__qualname__
             yield Issue(f"the class of an object was {built} at the load, it is {here} now", "", built, here, _SWAPPED)
     for path in dict.fromkeys([*then.parts, *now.parts]):
@@ -42,7 +42,7 @@ def _tree_changes(then: Tree, now: Tree) -> Iterator[Issue]:
             built, here = (type(part).__qualname__ if part is not None else "no module" for part in (old, new))
             what = f"the submodule was replaced after the load: a {built} then, a {here} now"
             yield Issue(what, where=path, expected=built, actual=here, hint=_SWAPPED)
-        elif type(new) is not classes[path]:
+        elif _does_otherwise(type(new), classes[path]):
             built, here = classes[path].__qualname__, type(new).__qualname__
             yield Issue(f"its class was {built} at the load, it is {here} now", path, built, here, _SWAPPED)
     copies = {id(table): copy for table, copy in zip(then.tables, then.copies, strict=True)}
@@ -54,6 +54,17 @@ def _tree_changes(then: Tree, now: Tree) -> Iterator[Issue]:
                 if built != here:
                     where = f"{path}.{name}".removeprefix(".")
                     yield Issue(f"{built} at the load, {here} now", where, built, here, _SWAPPED)
+
+
+def _does_otherwise(now: type, then: type) -> bool:
+    """Whether a class is another one than it was, and no subclass of it that adds methods of torch's alone, as FSDP2
+    puts in the place of a module's class."""
+    if now is then:
+        return False
+    if not issubclass(now, then) or getattr(now, "forward", None) is not getattr(then, "forward", None):
+        return True
+    added = [cls for cls in now.__mro__ if cls not in then.__mro__ and not is_torchs(cls)]
+    return any(hasattr(then, name) for cls in added for name in vars(cls) if not name.startswith("__"))
 
 
 _ABSENT: Any = object()

@@ -122,7 +122,8 @@ def outside_reads(module: nn.Module) -> Iterator[OutsideReads]:
     for one in ran.values():
         for asked, cls, name in methods.get(one.code, ()):
             reads.names.add(f"{name_of_class(cls)}.{name}")
-            if is_anothers(cls) and name != "forward":  # which is compared by itself
+            # A forward is compared by itself, and what a property reads is read.
+            if is_anothers(cls) and name != "forward" and callable(getattr(cls, name)):
                 reads.methods.add(f"{asked.__qualname__}.{name}")
         for name, place in _names_in(one.code, one.variables):
             if _is_changed(name, ran):

@@ -26,7 +26,6 @@ from aotc.snapshot.attributes import (
     hooks_on_all_modules,
     is_anothers,
     objects_in,
-    parts_of,
     plain_forward,
     plain_value,
 )
@@ -204,6 +203,8 @@ def here(value: Any, depth: int = 4) -> Any:
     if isinstance(value, Tensor):
         known = (value.data_ptr(), _writes(value)) if _counts_writes(value) else ()
         return f"the tensor {id(value):#x} {known}"
+    if depth and isinstance(value, list | tuple):
+        return [here(item, depth - 1) for item in value]
     if depth and (inner := vars(value) if isinstance(value, SimpleNamespace) else _inner(value)) is not None:
         return {str(key): here(item, depth - 1) for key, item in inner.items()}
     if (plain := plain_value(value)) is not NO_VALUE:
@@ -214,9 +215,9 @@ def here(value: Any, depth: int = 4) -> Any:
 
 
 def _inner(value: Any) -> dict[Any, Any] | None:
-    """What a container holds, by its index or key."""
-    if isinstance(value, list | tuple | dict):
-        return parts_of(value)
+    """What a dict or a set holds, by its key."""
+    if isinstance(value, dict):
+        return value
     return {hash(item): item for item in value} if isinstance(value, set | frozenset) else None
 
 

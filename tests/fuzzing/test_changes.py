@@ -45,12 +45,13 @@ def test_changes_are_told_from_no_changes(tried: list[changes.Tried]) -> None:
 
 
 def test_every_kind_is_tried(tried: list[changes.Tried]) -> None:
-    assert {one.kind for one in tried} == {kind.title for kind in KINDS if kind.blind != MOMENTS}
+    assert {one.kind for one in tried} >= {kind.title for kind in KINDS if kind.blind != MOMENTS}
 
 
 def test_no_change_is_told_from_eager(tried: list[changes.Tried]) -> None:
-    """So that a silent difference is due to the change."""
-    assert {one.verdict for one in tried if one.kind == "nothing"} == {"equal"}
+    """So that a silent difference is due to the change. A build may compile in vain, where a call has changed a value."""
+    verdicts = {one.verdict for one in tried if one.kind == "nothing"}
+    assert "equal" in verdicts and verdicts <= {"equal", "built"}
 
 
 def test_the_guide_s_table_is_current() -> None:

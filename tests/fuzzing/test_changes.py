@@ -49,7 +49,7 @@ def test_every_kind_is_tried(tried: list[changes.Tried]) -> None:
 
 
 def test_no_change_is_told_from_eager(tried: list[changes.Tried]) -> None:
-    """So that a silent difference is due to the change. A build may compile in vain, where a call has changed a value."""
+    """So that a silent difference is due to the change. A build may compile in vain."""
     verdicts = {one.verdict for one in tried if one.kind == "nothing"}
     assert "equal" in verdicts and verdicts <= {"equal", "built"}
 

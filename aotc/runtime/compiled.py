@@ -125,13 +125,6 @@ class Compiled(nn.Module):
 
     forward: Any = _Forward()
 
-    def compile(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raises BindError: the module is compiled."""
-        raise BindError(
-            f"{self!r} is compiled already, and torch.compile would import its compilers into this process",
-            hint="leave out the call of compile(); to compile the module itself, call compiled.module.compile()",
-        )
-
     def __prepare_scriptable__(self) -> NoReturn:
         """Raises BindError: torch.jit.script asks this first."""
         raise _no_python()
@@ -246,6 +239,16 @@ def _refuse_hook(self: Compiled, *args: Any, **kwargs: Any) -> NoReturn:
 
 for _name in HOOKS:
     setattr(Compiled, f"register_{_name}", _refuse_hook)
+
+
+def _refuse_compile(self: Compiled, *args: Any, **kwargs: Any) -> NoReturn:
+    raise BindError(
+        f"{self!r} is compiled already, and torch.compile would import its compilers into this process",
+        hint="leave out the call of compile(); to compile the module itself, call compiled.module.compile()",
+    )
+
+
+Compiled.compile = _refuse_compile  # type: ignore[method-assign]
 
 
 def compiled_module(call: CompiledCall) -> Compiled:

@@ -248,7 +248,7 @@ def _refuse_compile(self: Compiled, *args: Any, **kwargs: Any) -> NoReturn:
     )
 
 
-Compiled.compile = _refuse_compile  # type: ignore[method-assign]
+Compiled.compile = _refuse_compile  # type: ignore[method-assign,assignment]
 
 
 def compiled_module(call: CompiledCall) -> Compiled:

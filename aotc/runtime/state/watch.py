@@ -222,9 +222,12 @@ def _inner(value: Any) -> dict[Any, Any] | None:
 
 
 def here_in(slot: Slot, value: Any) -> Any:
-    """As `here`, for the value of an attribute; NO_VALUE for the class's own forward."""
+    """As `here`, for the value of an attribute; NO_VALUE for the class's own forward, and as if there were none for the
+    compiled code of a method."""
     if slot.key == "forward":
         return NO_VALUE if value is None else plain_forward(slot.part, value)
+    if _is_compiled(value, slot):
+        return here(None)  # `module.method = aotc.load(…, module)`
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return f"a {type(value).__qualname__}"  # of which the attributes are compared
     return here(value)
@@ -262,10 +265,18 @@ def _of_classes(slots: Iterable[Slot]) -> Iterator[Step]:
     seen: set[tuple[type, str]] = set()
     for slot in slots:
         cls = type(slot.part)
-        if slot.owner is vars(slot.part) and slot.key not in slot.owner and (cls, slot.key) not in seen:
+        if slot.owner is not vars(slot.part) or (cls, slot.key) in seen:
+            continue
+        if slot.key not in slot.owner or _is_compiled(slot.owner[slot.key], slot):
             seen.add((cls, slot.key))
             if hasattr(cls, slot.key):
                 yield Step(cls, slot.key, getattr(cls, slot.key))
+
+
+def _is_compiled(value: Any, slot: Slot) -> bool:
+    """Whether a value is the compiled code of the method whose place it has."""
+    is_part_s = getattr(value, "is_compiled_code", False) is True and getattr(value, "module", None) is slot.part
+    return is_part_s and value.artifact.method == slot.key
 
 
 def _is_kept(step: Step) -> bool:

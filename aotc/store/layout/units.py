@@ -251,7 +251,7 @@ class _CostVariant(msgspec.Struct):
 
     def sizes(self) -> tuple[int, int]:
         """The bytes of its blobs, without and of mapped files."""
-        files = {file.blob: file for file in (*self.files, self.report, self.picks) if file is not None}.values()
+        files = {file.blob: file for file in (*self.files, self.read_values, self.report, self.picks) if file}.values()
         mapped = sum(file.blob_size for file in files if file.blob == file.digest)
         return sum(file.blob_size for file in files) - mapped, mapped
 

@@ -15,6 +15,7 @@ from aotc.provenance import WIDE
 from aotc.records import Bucket, LaunchPick, Record, Scalar, decode, part_name
 
 PICKS_SCHEMA_VERSION = 1
+PICKS_LIMIT = 64 << 20  # bytes
 
 Identity = tuple[str, str, tuple[str, ...], str, tuple[str, ...]]
 

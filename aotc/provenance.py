@@ -138,12 +138,14 @@ class Smoked(Record, frozen=True):
 
 class BuiltVariant(Variant, frozen=True, kw_only=True):
     """A variant with the key of its unit, and the files that say how it was made: its report, and its picks. `untuned`
-    names the decisions that are Inductor's defaults, since nothing was measured."""
+    names the decisions that are Inductor's defaults, since nothing was measured; `graph` is the second key of its code
+    (`aotc.compiler.codegen.graph_key`)."""
 
     key: str
     report: File | None = None
     picks: File | None = None
     untuned: tuple[str, ...] = ()
+    graph: str = ""
 
     def each_file(self) -> Iterator[File]:
         yield from super().each_file()

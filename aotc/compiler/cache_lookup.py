@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aotc.compiler.key import explain
 from aotc.compiler.plan import Unit
@@ -16,13 +16,15 @@ from aotc.store.layout.units import StoredUnits, UnitRecord, find_unit
 class PlannedUnit:
     """A unit with its finished record (`cached`), or with the reasons why it must be compiled.
 
-    `replaced` is the finished record of a unit that is compiled again with `--force`.
+    `replaced` is the finished record of a unit that is compiled again with `--force`. `graphs` are the keys of stored
+    units whose code may be this one's, by those of their graphs: only the capture tells.
     """
 
     unit: Unit
     cached: UnitRecord | None
     reasons: tuple[Issue, ...]
     replaced: UnitRecord | None = None
+    graphs: Mapping[str, str] = field(default_factory=dict)
 
 
 def look_up(
@@ -45,12 +47,18 @@ def look_up(
     if found is not None:
         (variant,) = found.artifact.variants
         issues = changed.get(variant.read_values.digest, ()) if variant.read_values is not None else ()
-        return PlannedUnit(unit, None, tuple(issues), replaced=found) if issues else PlannedUnit(unit, found, ())
+        if not issues:
+            return PlannedUnit(unit, found, ())
+        return PlannedUnit(unit, None, tuple(issues), replaced=found, graphs=_graphs(stored, unit))
     previous = stored.latest(unit.spec.name, unit.bucket, unit.target.name, unit.region)
     if previous is None:
         return PlannedUnit(unit, None, (Issue(_not_built(stored, unit)),))
     reasons = explain(previous.factors, unit.factors, line_of)
-    return PlannedUnit(unit, None, tuple(reasons) or (Issue("its blobs are gone"),))
+    return PlannedUnit(unit, None, tuple(reasons) or (Issue("its blobs are gone"),), graphs=_graphs(stored, unit))
+
+
+def _graphs(stored: StoredUnits, unit: Unit) -> dict[str, str]:
+    return stored.graphs(unit.spec.name, unit.bucket, unit.target.name, unit.region)
 
 
 def _not_built(stored: StoredUnits, unit: Unit) -> str:

@@ -152,11 +152,21 @@ def unit_key(factors: Factors) -> str:
     return sha256_json(factors)
 
 
+def code_key(factors: Factors) -> str:
+    """The digest of what a unit's code depends on beside its graph: all factors but for those that decide the graph,
+    and of aotc what generates code from it."""
+    manifest = {name: value for name, value in factors["manifest"].items() if name not in ("factory", "kwargs")}
+    others = {name: value for name, value in factors.items() if name not in ("sources", "attributes")}
+    return sha256_json({**others, "manifest": manifest, "aotc": _digest_of(_CODE_GENERATORS)})
+
+
+_CODE_GENERATORS = tuple(
+    f"compiler/{room}/**/*" for room in ("absent_gpu", "autotune", "codegen", "patches", "toolchain", "training")
+)
+
 _BUILDERS = (
-    *(
-        f"compiler/{room}/**/*"
-        for room in ("absent_gpu", "autotune", "capture", "codegen", "patches", "toolchain", "training")
-    ),
+    *_CODE_GENERATORS,
+    "compiler/capture/**/*",
     *(f"compiler/{name}.py" for name in ("publish/record", "rank_kinds", "smoke/launch", "sources", "unit")),
     *(f"compiler/workers/{name}.py" for name in ("forks", "messages", "pattern_warmup", "worker")),
     *(f"{name}.py" for name in ("adapters", "constants", "expressions", "picks", "syntax")),
@@ -191,14 +201,19 @@ _RUN_BY_HAND = ("compiler/patches/check.py", "compiler/patches/reproducers.py")
 @functools.cache
 def build_version() -> str:
     """A digest of the code that turns a unit into a variant: another capture gives other files."""
-    return sha256_json([sha256_file(path) for path in builders()])[7:19]
+    return _digest_of(_BUILDERS)[7:19]
 
 
-def builders() -> list[Path]:
+@functools.cache
+def _digest_of(patterns: Sequence[str]) -> str:
+    return sha256_json([sha256_file(path) for path in builders(patterns)])
+
+
+def builders(patterns: Sequence[str] = _BUILDERS) -> list[Path]:
     """The files that `build_version` digests."""
     aotc = Path(__file__).parents[1]
     found = [
-        path for pattern in _BUILDERS for path in sorted(aotc.glob(pattern)) if path.suffix in (".py", ".jinja", ".cpp")
+        path for pattern in patterns for path in sorted(aotc.glob(pattern)) if path.suffix in (".py", ".jinja", ".cpp")
     ]
     return [path for path in found if path.relative_to(aotc).as_posix() not in _RUN_BY_HAND]
 

@@ -186,7 +186,7 @@ class UnitBuild:
             existing = use_unit(self.store, plan.unit.key)
             if existing is not None and existing != plan.replaced:
                 return existing, None
-            return self._compile(plan.unit, log)
+            return self._compile(plan, log)
 
     @contextmanager
     def _alone(self, unit: Unit) -> Iterator[None]:
@@ -215,8 +215,9 @@ class UnitBuild:
         if seconds >= SHORTEST:
             self.on_event(Event(unit, span=Span(f"wait {what}", WAITING, began, seconds, socket.gethostname())))
 
-    def _compile(self, unit: Unit, log: Path) -> tuple[UnitRecord, Autotuned]:
+    def _compile(self, plan: PlannedUnit, log: Path) -> tuple[UnitRecord, Autotuned]:
         """Compile the unit and run the result once, in processes of the executor; then store it."""
+        unit = plan.unit
         costs = StageCosts(time.time())
         begin_log(log)
 
@@ -227,7 +228,10 @@ class UnitBuild:
             costs.add(progress)
             tell(progress)
 
-        task = Task(unit, self.request.manifest.folder, log, self.request.locked, self.request.dummy_weights)
+        task = Task(
+            *(unit, self.request.manifest.folder, log, self.request.locked, self.request.dummy_weights),
+            *(plan.graphs, str(self.store.path)),
+        )
         with self.executor.compile(task, on_progress) as compiled:
             record = compiled.stored or store_unit(self.store, unit, compiled, compiled.costs or costs, tell)
         if not record.failed_candidates:

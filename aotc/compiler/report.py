@@ -18,7 +18,7 @@ from aotc.manifest import ModelSpec
 from aotc.store.layout.bundle import each_file
 from aotc.store.layout.units import Shared, UnitRecord
 
-Status = Literal["built", "cached", "failed"]
+Status = Literal["built", "reused", "cached", "failed"]
 
 LITTLE_CODE = 16 << 10
 """Bytes of machine code that the GPU's driver may compile in a service without a note: each cuDNN operator is 4 KB."""
@@ -117,7 +117,7 @@ def finished(unit: Unit, record: UnitRecord, autotuned: Autotuned | None, second
         unit.spec.name,
         unit.part,
         unit.target.name,
-        "built" if autotuned else "cached",
+        "cached" if autotuned is None else "reused" if autotuned.reused else "built",
         # The record's seconds, without the wait for a node of a cluster.
         record.seconds if autotuned else seconds,
         size=sum({file.blob: file.blob_size for file in each_file(record.artifact)}.values()),
@@ -169,6 +169,8 @@ def _autotuning_notes(unit: Unit, autotuned: Autotuned | None) -> list[str]:
     if autotuned is None:
         return []
     notes = [*autotuned.notes]
+    if autotuned.reused:
+        return [*notes, f"nothing was compiled: its graph is that of the unit {autotuned.reused[7:19]}, as is its code"]
     if unit.pins.own or unit.pins.seeds:
         whose = "pinned" if unit.pins.own else "taken from other units' pins"
         others = f", {autotuned.shared.picks} measured in other units of this build" if autotuned.shared.picks else ""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from aotc.compiler.plan import Unit
@@ -15,13 +16,15 @@ from aotc.store.layout.units import UnitRecord
 @dataclass(frozen=True)
 class Task:
     """One unit of a manifest in `folder`; its processes write to the file `log`. `locked`: fail, do not measure.
-    `dummy_weights`: parameters have values of `aotc.models.dummy_weights`."""
+    `dummy_weights`: parameters have values of `aotc.models.dummy_weights`. `graphs` and `store` are as in `Job`."""
 
     unit: Unit
     folder: Path
     log: Path
     locked: bool = False
     dummy_weights: bool = False
+    graphs: Mapping[str, str] = field(default_factory=dict)
+    store: str = ""
 
 
 @dataclass(frozen=True)

@@ -21,13 +21,15 @@ from aotc.compiler.capture.facts.custom_operators import Registrations
 from aotc.compiler.capture.module_objects import KeptObjects
 from aotc.compiler.capture.unit_graph import export, subject_of
 from aotc.compiler.codegen.aot_inductor import LIBRARY, CompiledFiles, compile_capture
+from aotc.compiler.codegen.graph_key import graph_key
 from aotc.compiler.codegen.inductor_options import inductor_options
+from aotc.compiler.codegen.stored_code import stored_code
 from aotc.compiler.key import triton_version
 from aotc.compiler.publish.record import BuiltUnit, take_snapshot, write_record
 from aotc.compiler.rank_kinds import ranks_of_code, with_own_regions
 from aotc.compiler.sources import model_sources
 from aotc.compiler.toolchain.triton_compilers import begin_triton_compilers
-from aotc.compiler.training.compile import BACKWARD, compile_training, differentiable_arguments
+from aotc.compiler.training.compile import BACKWARD, compile_halves, differentiable_arguments, split
 from aotc.compiler.workers.messages import Autotuned, Job
 from aotc.errors import BuildError
 from aotc.machine.targets import Target, parse_target
@@ -78,30 +80,37 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
         if job.gpu:
             exported = export_for_absent_gpu(job, subject, model, leaves, exported)
         stage("compile")
-        picker, backward = _picker(job, target), None
+        picker, halves = _picker(job, target), None
         if job.spec.train:
             differentiable = differentiable_arguments(job.spec, subject, leaves)
-            captured, compiled, backward = compile_training(
-                job, target, exported.captured, differentiable, options, picker
-            )
-            exported = exported._replace(captured=captured)
+            halves = split(job, target, exported.captured, differentiable, options, picker)
+            exported = exported._replace(captured=halves.forward)
+        graph = graph_key(job.code, [halves.forward, halves.backward] if halves else [exported.captured])
+        stored = stored_code(job, graph)
+        if stored is not None:
+            compiled = stored.files
+        elif halves is not None:
+            compiled = compile_halves(job, target, halves, options, picker)
         else:
             compiled = compile_capture(job, target, exported.captured, options, picker)
         ambient = take_ambient(target.device)
     picker.raise_if_locked_out()
-    libraries = (LIBRARY, BACKWARD) if backward else (LIBRARY,)
+    libraries = (LIBRARY, BACKWARD) if halves else (LIBRARY,)
     needed = (registrations.needed((Path(job.output) / name).with_suffix(".json")) for name in libraries)
     operators = tuple(dict.fromkeys(itertools.chain(*needed)))
-    picks = _pick_file(job, target, picker, parallel.ranks if parallel else ())
+    ranks = parallel.ranks if parallel else ()
+    picks = stored.picks if stored is not None else _pick_file(job, target, picker, ranks)
     write_record(
         BuiltUnit(
             *(job, target, snapshot, subject, exported, options, compiled, operators, picks, ambient),
-            untuned=picker.untuned,
-            backward=backward,
+            untuned=picker.untuned if stored is None else stored.untuned,
+            backward=halves.record(BACKWARD) if halves else None,
             parallel=parallel,
+            graph=graph,
         )
     )
-    return _autotuned(picker, compiled, [*_absence(job), *effects, *exported.notes, *other_ranks])
+    reused = stored.unit if stored is not None else ""
+    return _autotuned(picker, compiled, [*_absence(job), *effects, *exported.notes, *other_ranks], reused)
 
 
 def _absence(job: Job) -> list[str]:
@@ -120,7 +129,7 @@ def _picker(job: Job, target: Target) -> Picker:
     return Picker(own, job.seeds, locked=locked, untuned=untuned, shared=_shared_picks(job, target))
 
 
-def _autotuned(picker: Picker, compiled: CompiledFiles, effects: Sequence[str]) -> Autotuned:
+def _autotuned(picker: Picker, compiled: CompiledFiles, effects: Sequence[str], reused: str) -> Autotuned:
     return Autotuned(
         failed_candidates=picker.failed_candidates,
         pinned=picker.pinned,
@@ -129,6 +138,7 @@ def _autotuned(picker: Picker, compiled: CompiledFiles, effects: Sequence[str]) 
         shared=Shared(len(picker.shared), picker.shared_times, picker.compiled_elsewhere, compiled.shared_objects),
         stale=tuple(str(issue) for issue in picker.stale()),
         notes=(*effects, *compiled.left_out),
+        reused=reused,
     )
 
 

@@ -8,7 +8,17 @@ from pathlib import Path
 import msgspec
 
 from aotc.errors import CorruptError
-from aotc.picks import PICKS_SCHEMA_VERSION, Candidate, Pick, PickFile, PickKind, UnitPicks, decode_picks, launch_pick
+from aotc.picks import (
+    PICKS_LIMIT,
+    PICKS_SCHEMA_VERSION,
+    Candidate,
+    Pick,
+    PickFile,
+    PickKind,
+    UnitPicks,
+    decode_picks,
+    launch_pick,
+)
 from aotc.provenance import BuiltVariant
 from aotc.records import Record, part_name
 from aotc.store.layout.built import read_built
@@ -16,8 +26,6 @@ from aotc.store.layout.bundle import read_bundle
 from aotc.store.opening import open_readable
 from aotc.store.readable import Readable
 from aotc.store.reference import parse_reference
-
-PICKS_LIMIT = 64 << 20
 
 
 def picks_of(ref: str, store_path: Path | str) -> list[UnitPicks]:

@@ -15,16 +15,19 @@ from in_process import build_here, plan_here, run_here
 from processes import ZOO
 
 from aotc.compiler.cache_lookup import look_up
+from aotc.compiler.codegen.stored_code import stored_code
 from aotc.compiler.pipeline import UnitBuild
 from aotc.compiler.plan import Unit
 from aotc.compiler.request import BuildRequest
 from aotc.compiler.task import Compiled, Task
+from aotc.compiler.workers.messages import Job
 from aotc.compiler.workers.stage_costs import OnProgress
+from aotc.digest import sha256_file
 from aotc.errors import BuildError
 from aotc.machine.targets import parse_target
 from aotc.manifest import read_manifest
 from aotc.store.layout.store import Store
-from aotc.store.layout.units import StoredUnits, latest_unit, put_unit
+from aotc.store.layout.units import StoredUnits, latest_unit, put_unit, unit_costs
 
 MANIFEST = ZOO / "manifest.yaml"
 LINEAR = read_manifest(MANIFEST, ["linear"])
@@ -107,6 +110,51 @@ def test_force_compiles_what_is_there_and_dummy_weights_give_the_same_artifact(c
     report = build_json(MANIFEST, "--store", copied.path, "--model", "older-cpu", *options)
     assert [unit["status"] for unit in report["units"]] == ["built"]
     assert artifact_of(copied, "older-cpu", "forced") == artifact_of(copied, "older-cpu")
+
+
+def test_a_refactored_model_is_captured_anew_and_its_code_is_taken_from_the_store(
+    copied: Store, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(ZOO, tmp_path / "zoo")
+    models = folder / "models.py"
+    source = models.read_text()
+    once = "return torch.relu(self.linear(x))"
+    assert source.count(once) == 1
+    models.write_text(source.replace(once, "hidden = self.linear(x)\n        return torch.relu(hidden)"))
+    named = ("linear", "frozen", "ranged", "semantics")
+    before = {name: artifact_of(copied, name) for name in named}
+    report = build_json(
+        folder / "manifest.yaml", "--store", copied.path, *(f"--model={name}" for name in named), "--jobs", "2"
+    )
+    assert {unit["status"] for unit in report["units"]} == {"reused"}
+    assert all("nothing was compiled" in unit["notes"][-1] for unit in report["units"])
+    for name in named:
+        old, new = before[name], artifact_of(copied, name)
+        assert old.module.sources != new.module.sources
+        assert [one.files for one in old.variants] == [one.files for one in new.variants]
+    known = {cost.model for cost in unit_costs(copied) if cost.seconds < 1}
+    assert not known & set(named)  # a later estimate is that of a compilation
+
+
+def test_code_that_cannot_be_read_is_compiled(copied: Store, tmp_path: Path) -> None:
+    unit = latest_unit(copied, "linear", {"batch": 2}, artifact_of(copied, "linear").target)
+    assert unit is not None
+    (variant,) = unit.artifact.variants
+    output = tmp_path / "out"
+    output.mkdir()
+    job = Job(
+        *(LINEAR.models["linear"], str(ZOO), {"batch": 2}, unit.artifact.target, "", str(output)),
+        graphs={variant.graph: unit.key},
+        store=str(copied.path),
+    )
+    found = stored_code(job, variant.graph)
+    assert found is not None and found.unit == unit.key
+    assert [sha256_file(output / file.name) for file in variant.files] == [file.digest for file in variant.files]
+    assert stored_code(job, "another") is None
+    damaged = copied.blobs.path(variant.files[0].blob)
+    damaged.chmod(0o644)
+    damaged.write_bytes(bytes(damaged.stat().st_size))
+    assert stored_code(job, variant.graph) is None
 
 
 def test_no_memory_is_kept_for_dummy_weights_and_their_units_have_the_same_keys(tmp_path: Path) -> None:

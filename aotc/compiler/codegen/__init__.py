@@ -4,6 +4,8 @@ In the order in which a unit meets the modules:
 
 - `option_check`: check the options and patches in a manifest, before anything is compiled.
 - `inductor_options`: the options of a unit.
+- `graph_key`: the key of a unit's code, from its graph.
+- `stored_code`: the code of a stored unit with that key, in the place of the next steps.
 - `aot_inductor`: call AOTInductor, with patches, picks and the toolchain active.
 - `instruction_sets`: the CPU instructions that the code may use.
 - `library_constants`: frozen weights, in files beside the library.

@@ -109,6 +109,7 @@ class BuiltUnit(NamedTuple):
     untuned: tuple[str, ...] = ()
     backward: Backward | None = None
     parallel: Parallel | None = None
+    graph: str = ""
 
 
 def write_record(unit: BuiltUnit) -> None:
@@ -160,6 +161,7 @@ def _variant(unit: BuiltUnit) -> BuiltVariant:
         untested=not job.runs_here,
         untuned=unit.untuned,
         backward=unit.backward,
+        graph=unit.graph,
     )
 
 

@@ -44,6 +44,7 @@ def store_unit(store: Store, unit: Unit, compiled: Compiled, costs: StageCosts, 
         autotuned.shared,
         smoked.driver_compiled,
         smoked.times,
+        autotuned.reused,
     )
     put_unit(store, record)
     return record

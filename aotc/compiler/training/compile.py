@@ -24,30 +24,20 @@ from aotc.errors import BuildError
 from aotc.machine.targets import Target
 from aotc.manifest.inputs import TensorInput, parse_inputs
 from aotc.manifest.types import ModelSpec
-from aotc.records import Argument, Backward
+from aotc.records import Argument
 from aotc.snapshot.tensors import plain_state
 
 BACKWARD = "backward.so"
 
 
-def compile_training(
-    job: Job,
-    target: Target,
-    captured: Capture,
-    differentiable: Sequence[Argument],
-    options: Mapping[str, Any],
-    picker: Picker,
-) -> tuple[Capture, CompiledFiles, Backward]:
-    """Compile both halves into `job.output`. Returns the forward's capture, which the record is written from.
-
-    Raises BuildError, as `halves_of` does; errors of torch's compiler pass through.
-    """
-    check_sparse(captured)
-    halves = _split(job, target, captured, differentiable, options, picker)
+def compile_halves(
+    job: Job, target: Target, halves: Halves, options: Mapping[str, Any], picker: Picker
+) -> CompiledFiles:
+    """Compile both halves into `job.output`. Raises BuildError; errors of torch's compiler pass through."""
     with torch.autocast(target.device, enabled=False):  # the halves have their casts
         forward = compile_capture(job, target, halves.forward, options, picker)
         backward = compile_capture(job, target, halves.backward, options, picker, BACKWARD)
-    return halves.forward, _both(forward, backward), halves.record(BACKWARD)
+    return _both(forward, backward)
 
 
 def check_sparse(captured: Capture) -> None:
@@ -64,7 +54,7 @@ def check_sparse(captured: Capture) -> None:
             )
 
 
-def _split(
+def split(
     job: Job,
     target: Target,
     captured: Capture,
@@ -72,7 +62,9 @@ def _split(
     options: Mapping[str, Any],
     picker: Picker,
 ) -> Halves:
-    """Under the patches and the autotuning of a compilation, since Inductor's passes run over the joint graph."""
+    """Both halves, under the patches and the autotuning of a compilation, since Inductor's passes run over the joint
+    graph. Raises BuildError, as `halves_of` does; errors of torch's compiler pass through."""
+    check_sparse(captured)
     spec = job.spec
     with (
         gpu_benchmarks_alone() if target.device == "cuda" else nullcontext(),

@@ -55,6 +55,9 @@ class Job(Record, frozen=True):
     to compile for, where this machine lacks it, and `absent` the features of the target's CPU that it lacks; with
     `untuned`, a decision without a pin is then Inductor's default.
     `ranks` of a parallel model: those without code yet, of which the first one's is compiled; () for all.
+
+    `code` has the digest of all that the unit's code depends on but for its graph, `graphs` the keys of those units of
+    `store` that may have the same code, by those of their graphs.
     """
 
     spec: ModelSpec
@@ -79,6 +82,9 @@ class Job(Record, frozen=True):
     untuned: bool = False
     ranks: tuple[int, ...] = ()
     miscompiled: bool = False
+    code: str = ""
+    graphs: dict[str, str] = msgspec.field(default_factory=dict)
+    store: str = ""
 
     @property
     def rank(self) -> int:
@@ -143,8 +149,8 @@ def wait_here(what: str, began: float, ended: float) -> Span:
 class Autotuned(Record, frozen=True):
     """The autotuning of a unit: the number of candidates that failed and were dropped, of pinned decisions, and of
     measurements; `tuned`: the decisions that were measured; `shared`: results taken from other units; `stale`: stale
-    pins; `notes`: performance patches of torch that are not applied, and
-    side effects of the model that happen only while it is traced."""
+    pins; `notes`: performance patches of torch that are not applied, and side effects of the model that happen only
+    while it is traced. `reused` is the key of the unit whose code was taken, "" where it was compiled."""
 
     failed_candidates: int = 0
     pinned: int = 0
@@ -153,6 +159,7 @@ class Autotuned(Record, frozen=True):
     shared: Shared = Shared()
     stale: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    reused: str = ""
 
 
 class UnitCompiled(Record, frozen=True, tag="compiled"):

@@ -18,6 +18,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from aotc.compiler.key import code_key
 from aotc.compiler.publish.record import RECORD, folder_of_kind
 from aotc.compiler.task import Compiled, Task
 from aotc.compiler.workers.forks import SMOKE, WORKER, Forked, unit_environment
@@ -169,6 +170,9 @@ def _write_job(task: Task, work: Path, shared: SharedFolder | None, precompile: 
         absent=unit.absent,
         untuned=unit.untuned,
         ranks=ranks,
+        code=code_key(unit.factors),
+        graphs=dict(task.graphs),
+        store=task.store,
     )
     path.write_bytes(msgspec.json.encode(job))
     return path

@@ -62,6 +62,7 @@ class UnitRecord(Record, frozen=True):
     what a region costs a call, measured at build; it is none of the artifact's, whose bytes repeat. `shared` is what it
     took from other units of its build. `driver_compiled` is how many bytes of code the GPU's driver compiles for a
     first call, in a process that finds none in the driver's cache. `times` is what one call takes, measured at build.
+    `reused` is the key of the unit whose code it has, "" where that was compiled.
     """
 
     key: str
@@ -75,6 +76,7 @@ class UnitRecord(Record, frozen=True):
     shared: Shared = Shared()
     driver_compiled: int = 0
     times: CallTimes | None = None
+    reused: str = ""
 
 
 def put_unit(store: Store, unit: UnitRecord) -> None:
@@ -134,6 +136,14 @@ class StoredReads(NamedTuple):
     file: File
 
 
+class _Found(NamedTuple):
+    """A unit: when it was finished, the file of its record, and the keys of its graphs."""
+
+    created: str
+    path: Path
+    graphs: tuple[str, ...]
+
+
 class StoredUnits:
     """The finished units of a store, found by model, bucket, target and region. All their files are read when the first
     one is asked for, and the rest of a record only where it is asked for: a store may hold thousands."""
@@ -147,7 +157,7 @@ class StoredUnits:
         A new unit's key is compared with it. Raises StoreError.
         """
         newest_first = sorted(self._alike(model, bucket, region).get(target, ()), reverse=True)
-        units = (read_unit(path) for _, _, path in newest_first)
+        units = (read_unit(unit.path) for unit in newest_first)
         return next((unit for unit in units if unit is not None), None)
 
     def targets(self, model: str, bucket: Bucket, region: str = "") -> list[str]:
@@ -155,11 +165,17 @@ class StoredUnits:
         alike = self._alike(model, bucket, region)
         return sorted(target for target in alike if self.latest(model, bucket, target, region) is not None)
 
+    def graphs(self, model: str, bucket: Bucket, target: str, region: str = "") -> dict[str, str]:
+        """The keys of the units of that model, bucket, target and region, by those of their graphs. Raises
+        StoreError."""
+        found = self._alike(model, bucket, region).get(target, ())
+        return {graph: f"sha256:{unit.path.stem}" for unit in sorted(found) for graph in unit.graphs}
+
     def reads(self, model: str) -> set[StoredReads]:
         """What the captures of that model's units read. Raises StoreError."""
         return self._found_reads.get(model, set())
 
-    def _alike(self, model: str, bucket: Bucket, region: str) -> dict[str, list[tuple[str, str, Path]]]:
+    def _alike(self, model: str, bucket: Bucket, region: str) -> dict[str, list[_Found]]:
         return self._found.get((model, region, canonical_json(bucket)), {})
 
     @functools.cached_property
@@ -178,14 +194,16 @@ class StoredUnits:
         return found
 
     @functools.cached_property
-    def _found(self) -> dict[tuple[str, str, bytes], dict[str, list[tuple[str, str, Path]]]]:
-        """By model, region and bucket; then by target: the time, key and file of each unit."""
-        found: dict[tuple[str, str, bytes], dict[str, list[tuple[str, str, Path]]]] = {}
+    def _found(self) -> dict[tuple[str, str, bytes], dict[str, list[_Found]]]:
+        """By model, region and bucket; then by target."""
+        found: dict[tuple[str, str, bytes], dict[str, list[_Found]]] = {}
         for path, head in self._all_heads:
             for variant in head.artifact.variants:
                 kind = head.artifact.model, variant.region, canonical_json(variant.bucket)
+                kinds = (kept for kind in (head.artifact, *head.artifact.kinds) for kept in kind.variants)
+                graphs = tuple(kept.graph for kept in kinds if kept.graph)
                 units = found.setdefault(kind, {}).setdefault(head.artifact.target, [])
-                units.append((head.created, path.stem, path))
+                units.append(_Found(head.created, path, graphs))
         return found
 
 
@@ -212,9 +230,11 @@ class UnitCost(Record, frozen=True):
 
 
 def unit_costs(store: Store) -> list[UnitCost]:
-    """The cost of each finished unit, the oldest first; its blobs may be gone. Raises StoreError."""
+    """The cost of each unit that was compiled, the oldest first; its blobs may be gone. Raises StoreError."""
     costs = []
     for _, head in _heads(store):
+        if head.reused:
+            continue
         artifact, memory = head.artifact, max((stage.memory for stage in head.stages.values()), default=0)
         for variant in artifact.variants:
             unit = artifact.model, variant.region, variant.bucket, artifact.target
@@ -248,6 +268,7 @@ class _CostVariant(msgspec.Struct):
     read_values: File | None = None
     report: _CostFile | None = None
     picks: _CostFile | None = None
+    graph: str = ""
 
     def sizes(self) -> tuple[int, int]:
         """The bytes of its blobs, without and of mapped files."""
@@ -266,6 +287,7 @@ class _CostArtifact(msgspec.Struct):
     target: str
     variants: tuple[_CostVariant, ...]
     regions: tuple[_CostRegion, ...] = ()
+    kinds: tuple[_CostArtifact, ...] = ()
 
 
 class _Head(msgspec.Struct):
@@ -275,6 +297,7 @@ class _Head(msgspec.Struct):
     seconds: float
     created: str
     stages: dict[str, StageCost] = msgspec.field(default_factory=dict)
+    reused: str = ""
 
 
 def each_unit(store: Store) -> Iterator[UnitRecord]:

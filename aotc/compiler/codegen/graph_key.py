@@ -1,0 +1,67 @@
+"""The second key of a unit: what code generation sees.
+
+The first key has the model's sources, so any change of them captures the model anew. Most changes leave the graph as it
+was: another name, a comment's neighbour, a moved function. Code generation sees the graph alone, so a unit of the store
+with the same graph, and with the same `aotc.compiler.key.code_key`, has the same library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, fx
+from torch._ops import HigherOrderOperator
+
+from aotc.compiler.capture.lifting.lift import Capture
+from aotc.digest import sha256_json
+from aotc.snapshot.tensors import dtype_name, tensor_digests
+
+_WITH_CODE_ELSEWHERE = "triton_kernel_wrapper"
+"""The operators of the model's own Triton kernels, of which a graph has only a number."""
+
+
+def graph_key(code: str, captures: Sequence[Capture]) -> str:
+    """The digest of these graphs and of `code`, all else that their library depends on; "" where the graphs do not say
+    all that is computed."""
+    described = [_described(capture) for capture in captures]
+    return sha256_json([code, described]) if all(described) else ""
+
+
+def _described(capture: Capture) -> dict[str, Any]:
+    graphs, constants = {}, {}
+    for path, part in capture.graph.named_modules():
+        if not isinstance(part, fx.GraphModule):
+            return {}
+        for node in part.graph.nodes:
+            if isinstance(node.target, HigherOrderOperator) and str(node.target).startswith(_WITH_CODE_ELSEWHERE):
+                return {}
+            if node.op == "get_attr":
+                held = _held(part, str(node.target))
+                if isinstance(held, Tensor):
+                    constants[f"{path}.{node.target}"] = held
+                elif not isinstance(held, fx.GraphModule):
+                    return {}
+        graphs[path] = _text(part.graph)
+    ranges = getattr(capture.program, "range_constraints", {})
+    return {
+        "graphs": graphs,
+        "constants": tensor_digests(constants),
+        "examples": [[dtype_name(each.dtype), list(each.shape), list(each.stride())] for each in capture.examples],
+        "guards": sorted(capture.guards),
+        "ranges": sorted(f"{symbol}: {values}" for symbol, values in ranges.items()),
+    }
+
+
+def _text(graph: fx.Graph) -> str:
+    """The graph's operators with their arguments, and the dtype, shape, strides and device of each value, without the
+    model's lines."""
+    code = graph.python_code("self", verbose=True, include_stride=True, include_device=True).src
+    return "\n".join(line for line in code.splitlines() if not line.lstrip().startswith("#"))
+
+
+def _held(module: fx.GraphModule, path: str) -> Any:
+    held: Any = module
+    for name in path.split("."):
+        held = getattr(held, name)
+    return held

@@ -1,0 +1,100 @@
+"""The second key of a unit: equal for code that means the same, different for all that code generation sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from aotc.compiler.capture.export import capture
+from aotc.compiler.capture.ranges.dynamic_shapes import dynamic_shapes
+from aotc.compiler.codegen.graph_key import graph_key
+from aotc.records import Bucket, Parameter, Signature, SizeRange, TensorLeaf
+
+SIGNATURE = Signature((Parameter("x", 0, "either"),), (TensorLeaf("x", "float32", ("n", 4)),))
+RANGE: Bucket = {"n": SizeRange(2, 64)}
+
+
+class Model(nn.Module):
+    def __init__(self, forward: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.table = torch.arange(4.0)
+        self.own = forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.own(self, x)
+
+
+def plain(self: Any, x: Tensor) -> Tensor:
+    return torch.where(x > 0, self.linear(x), 2.0 * self.table)
+
+
+def written_otherwise(self: Any, x: Tensor) -> Tensor:
+    """As `plain`, with names for what it computes."""
+    is_positive = x > 0
+    hidden = self.linear(x)
+    scaled = 2.0 * self.table
+    return torch.where(is_positive, hidden, scaled)
+
+
+def another_number(self: Any, x: Tensor) -> Tensor:
+    return torch.where(x > 0, self.linear(x), 2.5 * self.table)
+
+
+def another_weight(self: Any, x: Tensor) -> Tensor:
+    return torch.where(x > 0, self.second(x), 2.0 * self.table)
+
+
+def another_axis(self: Any, x: Tensor) -> Tensor:
+    return torch.where(x > 0, self.linear(x), 2.0 * self.table).cumsum(1)
+
+
+def other_axis(self: Any, x: Tensor) -> Tensor:
+    return torch.where(x > 0, self.linear(x), 2.0 * self.table).cumsum(0)
+
+
+def branches(self: Any, x: Tensor) -> Tensor:
+    return torch.cond(x.sum() > 0, lambda y: y.sin(), lambda y: y.cos(), (x,))
+
+
+def other_branches(self: Any, x: Tensor) -> Tensor:
+    return torch.cond(x.sum() > 0, lambda y: y.sin(), lambda y: y.tan(), (x,))
+
+
+def key_of(
+    forward: Any, *, bucket: Bucket = RANGE, size: int = 8, code: str = "", frozen: bool = False, table: float = 0.0
+) -> str:
+    module = Model(forward).eval()
+    module.table = module.table + table
+    leaves = [torch.ones(size, 4)]
+    captured = capture(module, SIGNATURE, leaves, dynamic_shapes(SIGNATURE, bucket), frozen)
+    return graph_key(code, [captured])
+
+
+def test_a_graph_that_is_written_otherwise_has_the_same_key() -> None:
+    assert key_of(plain) == key_of(written_otherwise) != ""
+    assert key_of(branches) != ""
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"forward": plain}, {"forward": another_number}),
+        ({"forward": plain, "frozen": True}, {"forward": another_weight, "frozen": True}),
+        ({"forward": another_axis}, {"forward": other_axis}),
+        ({"forward": branches}, {"forward": other_branches}),
+        ({"forward": plain}, {"forward": plain, "table": 1.0}),
+        ({"forward": plain}, {"forward": plain, "code": "other options"}),
+        ({"forward": plain}, {"forward": plain, "bucket": {"n": SizeRange(2, 32)}}),
+        ({"forward": plain}, {"forward": plain, "size": 16}),
+        ({"forward": plain}, {"forward": plain, "bucket": {"n": 8}}),
+    ],
+)
+def test_what_code_generation_sees_is_in_the_key(one: dict[str, Any], other: dict[str, Any]) -> None:
+    keys = [key_of(**one), key_of(**other)]
+    assert keys[0] != keys[1] and all(keys)

@@ -38,6 +38,8 @@ class RankSuite:
             assert max(said["constants"]) == 0  # each row is one rank's, and zeros are added
             assert said["no group"][0] == said["not a group"][0] == "BindError"
             assert "one of 2 ranks, and no group was given" in said["no group"][1]
+            name, message, _ = said["other sizes"]
+            assert name == "GroupError" and "(int64[1, 3], int64[])" in message and "(int64[1, 4], int64[])" in message
             assert said["miss on all"][0] == "MissError"
         # The load that fails on rank 1 fails on rank 0, too, before that waits in a collective.
         assert [said["one fails"][0] for said in ranks] == ["GroupError", "BindError"]

@@ -76,7 +76,8 @@ def agree(group: Any) -> None:
     said["one fails"] = error_of(
         lambda: load(group, made(group) if group.rank() == 0 else torch.nn.Linear(2, 2).eval().to(DEVICE))
     )
-    load(group)
+    another = load(group)
+    said["other sizes"] = error_of(lambda: another(*prompt(*range(3 + group.rank()))))
     said["miss on all"] = error_of(lambda: compiled(*prompt(*range(40))))
     compiled(*prompt(1, 2))
     said["miss on one"] = error_of(lambda: compiled(*prompt(*range(2 if group.rank() == 0 else 40))))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -145,3 +147,48 @@ def test_graphs_go_before_their_group_whatever_name_destroys_it() -> None:
         released_with(dist.group.WORLD, graphs := Graphs())
         destroy()
         assert graphs.group_was_there and not dist.is_initialized()
+
+
+class Two:
+    """Two ranks in one process, with one store."""
+
+    def __init__(self) -> None:
+        store, group = dist.HashStore(), SimpleNamespace(abort=lambda: None)
+        self.watches = [
+            Watch(cast("Any", SimpleNamespace(size=2, rank=rank, timeout=60, store=store, group=group)))
+            for rank in (0, 1)
+        ]
+
+    def call(self, *forms: str) -> list[str]:
+        """What each rank's call with arguments of its form ends with."""
+        with ThreadPoolExecutor(2) as pool:
+            return list(pool.map(self._call, self.watches, forms))
+
+    def _call(self, watch: Watch, form: str) -> str:
+        try:
+            with watch:
+                watch.agree(form)
+                while form == "waits" and watch.failure is None:  # as a collective does
+                    time.sleep(0.01)
+        except GroupError as error:
+            return error.message
+        return ""
+
+
+def test_calls_with_other_arguments_are_an_error_on_every_rank_before_their_collectives() -> None:
+    ranks = Two()
+    assert ranks.call("a", "a") == ranks.call("a", "a") == ranks.call("b", "b") == ["", ""]
+    assert ranks.call("c", "d") == [
+        "rank 1 calls the model with other arguments: (d), rank 0 with (c)",
+        "rank 0 calls the model with other arguments: (c), rank 1 with (d)",
+    ]
+    assert all(ranks.call("b", "b"))
+
+
+def test_a_rank_that_runs_a_call_of_the_form_before_ends_with_those_that_wait_for_it() -> None:
+    ranks = Two()
+    ranks.watches[0]._form = ranks.watches[1]._form = "waits"
+    running, waiting = ranks.call("waits", "b")
+    assert running == "rank 1 calls the model with other arguments: (b), rank 0 with (waits)"
+    assert waiting.startswith("rank 0 takes no part in a call that rank 1 waits in") and running in waiting
+    assert all(ranks.call("waits", "waits"))

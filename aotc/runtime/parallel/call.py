@@ -7,15 +7,18 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from aotc.errors import AotcError, BindError, GroupError, LibraryError
 from aotc.machine.cuda_capture import is_captured
 from aotc.runtime.call import CompiledCall
+from aotc.runtime.dispatch import Plan
 from aotc.runtime.parallel.ranks import Ranks
 from aotc.runtime.parallel.release import released_with
 from aotc.runtime.parallel.watching import Watch
 from aotc.runtime.regions import CompiledRegions, RegionForward
+from aotc.snapshot.tensors import dtype_name
 
 if TYPE_CHECKING:
     from aotc.runtime.checkpoints.files import Checkpoint
@@ -102,6 +105,12 @@ class _InRanks(CompiledCall):
 class ParallelCall(_InRanks):
     """A model that is compiled whole."""
 
+    def _plan(self, leaves: list[Any]) -> Plan | None:
+        plan = super()._plan(leaves)
+        if plan is not None:  # else a miss, which the other ranks are told of
+            self._waiting.agree(_form(leaves))
+        return plan
+
 
 class ParallelRegions(_InRanks, CompiledRegions):
     """A model by regions: the collectives may be in these, or in the rest.
@@ -115,6 +124,10 @@ class ParallelRegions(_InRanks, CompiledRegions):
         if not isinstance(vars(self.module).get("forward"), WatchedForward):
             vars(self.module)["forward"] = WatchedForward(self.module, self)
 
+    def _to_its_end(self, run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        self._waiting.agree(_form(pytree.tree_leaves((args, kwargs))))
+        return super()._to_its_end(run, args, kwargs)
+
     def detach(self, names: Collection[str] | None = None) -> None:
         super().detach(names)
         forward = vars(self.module).get("forward")
@@ -123,6 +136,13 @@ class ParallelRegions(_InRanks, CompiledRegions):
 
     def _with_graphs(self) -> list[CompiledCall]:
         return list(self.regions.values())
+
+
+def _form(leaves: Sequence[Any]) -> str:
+    return ", ".join(
+        f"{dtype_name(leaf.dtype)}{list(leaf.shape)}" if isinstance(leaf, Tensor) else f"{leaf!r:.40}"
+        for leaf in leaves
+    )
 
 
 class WatchedForward(RegionForward):

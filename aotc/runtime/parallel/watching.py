@@ -7,6 +7,9 @@ call lasts, a thread looks at the group's store from time to time, and at the cl
 The rank that raised may catch its error and make the next call, whose collectives would meet those of the others' last
 one. So it first waits until that call has failed on every rank, as where all of them were given the same input.
 
+Collectives of other sizes than another rank's end its process, or give numbers of nothing. So ranks tell each other the
+form of a call's arguments where it is not that of the call before, and wait until all have told the same.
+
 Two threads' calls at a time would meet in another order on another rank, half of one request with half of the other.
 """
 
@@ -32,6 +35,9 @@ TICK = 0.25
 """Seconds between two looks in a call."""
 _BEFORE_NEXT = 0.01
 """Seconds between two looks before the call that follows a failed one."""
+_BEFORE_COLLECTIVES = 0.0001
+"""Seconds between two looks before the collectives of a call of another form."""
+_LONGEST_FORM = 300
 
 
 class _OfThread(threading.local):
@@ -53,6 +59,10 @@ class Watch:
         self._began = 0.0
         self._failed = 0
         """The last call, if it failed on this rank."""
+        self._form = ""
+        """Of the arguments of the last call, as all ranks made it."""
+        self._changes = 0
+        """How many calls had another form than the one before."""
         self._lock = threading.Lock()
         self._wake = threading.Event()
         weakref.finalize(self, self._wake.set)  # the thread ends with what it watches
@@ -100,6 +110,44 @@ class Watch:
         if isinstance(error, Exception):
             self._failed = self._calls
             self._tell(self._calls, f"{type(error).__name__}: {error}")
+
+    def agree(self, form: str) -> None:
+        """Return when every rank makes this call with arguments of this form. Raises GroupError where one does not."""
+        if form == self._form:
+            return
+        self._form, self._changes = "", self._changes + 1
+        store, keys = self._ranks.store, [self._key_of_form(self._changes, rank) for rank in range(self._ranks.size)]
+        try:
+            store.set(keys[self._ranks.rank], json.dumps([self._calls, form]))
+            while self.failure is None and not store.check(keys):
+                time.sleep(_BEFORE_COLLECTIVES)
+            said = [] if self.failure is not None else [json.loads(store.get(key)) for key in keys]
+            store.delete_key(self._key_of_form(self._changes - 1, self._ranks.rank))  # which all ranks have read
+        except (RuntimeError, dist.DistError) as error:
+            self.failure = _out_of_reach(error)
+            raise self.failure from error
+        if self.failure is not None:
+            raise self.failure
+        for rank, (call, other) in enumerate(said):
+            if (call, other) != (self._calls, form):
+                self.failure = self._other_form(rank, call, other, form)
+                raise self.failure
+        self._form = form
+
+    def _key_of_form(self, change: int, rank: int) -> str:
+        return f"form/{change}/{rank}"
+
+    def _other_form(self, rank: int, call: int, other: str, form: str) -> GroupError:
+        of_ours, of_theirs = f"({form[:_LONGEST_FORM]})", f"({other[:_LONGEST_FORM]})"
+        if call != self._calls:
+            of_ours, of_theirs = f"call {self._calls} {of_ours}", f"call {call} {of_theirs}"
+        return GroupError(
+            f"rank {rank} calls the model with other arguments: {of_theirs}, rank {self._ranks.rank} with {of_ours}",
+            hint="every rank must make the same calls, in one order: give all ranks the same batch",
+            expected=of_ours,
+            actual=of_theirs,
+            ranks=(rank,),
+        )
 
     def _refuse_another_thread(self) -> None:
         failure = GroupError(
@@ -163,8 +211,12 @@ class Watch:
         for rank in self._others:
             try:
                 said = self._said(rank)
+                key = self._key_of_form(self._changes + 1, rank)
+                told, other = json.loads(ranks.store.get(key)) if ranks.store.check([key]) else (0, "")
             except (RuntimeError, dist.DistError) as error:
                 return _out_of_reach(error)
+            if told == call and self._form:
+                return self._other_form(rank, told, other, self._form)
             if said.get("call") in (call, -1):
                 return GroupError(
                     f"rank {rank} takes no part in a call that rank {ranks.rank} waits in: {said['error']}",

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from aotc.errors import BindError
-from aotc.snapshot.attributes import NOT_READ
+from aotc.reads.attributes import NOT_READ
 
 
 def prepare(module: nn.Module, rank: int | None = None) -> nn.Module:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from aotc.errors import CorruptError
-from aotc.snapshot.tensors import dtype_of
+from aotc.reads.tensors import dtype_of
 
 CONSTANTS_LIMIT = 256 << 20
 """Bytes that the file may have. The buffers of a module that has more are not kept; without the module there is then no

@@ -319,7 +319,7 @@ class Reads(Record, frozen=True):
     """What the run of a capture read, and `ModuleGuard.attributes` leaves out, in plain JSON.
 
     `attributes`: by submodule, then by the path to the attribute from there. `outside`: global variables, attributes of
-    classes and the environment, by the names of `aotc.snapshot.outside`.
+    classes and the environment, by the names of `aotc.reads.outside`.
     """
 
     attributes: dict[str, dict[str, Any]] = {}
@@ -330,9 +330,9 @@ class Variant(Record, frozen=True):
     """What compiling one unit gives. `region` names the region that it is code of; "" for the whole model.
 
     `padded` names the dims along which requests are padded to sizes of a bucket that has a range. `origins` are those
-    that its capture read, see `aotc.snapshot`; `reads` are the attributes that it read, each as `Class.attribute`,
+    that its capture read, see `aotc.reads`; `reads` are the attributes that it read, each as `Class.attribute`,
     `read_values` is the file of `Reads` with the values, and `asked` has the modes of the process that forward asked
-    for, as they were (`aotc.snapshot.modes`).
+    for, as they were (`aotc.reads.modes`).
 
     The unit was built for lists, and for dicts and `**kwargs` in the order of the signature. `any_sequence`: the model
     does the same with tuples in the place of lists. `any_order`: it does the same with keys in another order.
@@ -485,7 +485,7 @@ class Artifact(Record, frozen=True):
     other ranks, of the same parts in the same order.
 
     With `regions`, every variant is code of one of them, `signature` is the calling convention of the model around
-    them, which is not compiled, and `module` is about the regions' instances only (`submodules` in `aotc.snapshot`).
+    them, which is not compiled, and `module` is about the regions' instances only (`submodules` in `aotc.reads`).
     `calls` are then, if inputs are padded, the buckets of the model's own calls, as variants without a library: their
     `outputs` are the flat leaves of the model's result.
 

@@ -35,7 +35,7 @@ MACHINE = {
     *RECORDS,
     *TARGETS,
     *TENSORS,
-    *{"aotc.machine", "aotc.snapshot", "aotc.syntax", "aotc.constants"},
+    *{"aotc.machine", "aotc.reads", "aotc.syntax", "aotc.constants"},
     *{"filelock", "safetensors"},
 }
 MANIFEST = {*RECORDS, *TARGETS, "aotc.manifest", "yaml", "jsonschema"}
@@ -59,7 +59,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aotc.provenance": RECORDS,
     "aotc.verification": RECORDS,
     "aotc.tensors": TENSORS,
-    "aotc.snapshot": MACHINE,
+    "aotc.reads": MACHINE,
     "aotc.syntax": RECORDS,
     "aotc.adapters": {*MACHINE, "aotc.adapters"},
     "aotc.constants": MACHINE,

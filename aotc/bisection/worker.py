@@ -32,10 +32,10 @@ from aotc.models.calls import modes_of, signature_leaves
 from aotc.models.factory import told
 from aotc.models.tolerance import Judgement, judge
 from aotc.provenance import BuiltArtifact
+from aotc.reads.tensors import named_state
 from aotc.records import Bucket, Dims, SizeRange, bucket_name, decode
 from aotc.runtime.libraries.folder import FilesInFolder
 from aotc.runtime.load import bind_artifact
-from aotc.snapshot.tensors import named_state
 from aotc.verify.comparison import Comparison, CouldNotRun, Subject, VerifyJob
 from aotc.verify.worker import worst_of
 

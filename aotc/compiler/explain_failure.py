@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from aotc.errors import AotcError, BuildError
-from aotc.snapshot.sources import is_installed as is_installed_file
+from aotc.reads.sources import is_installed as is_installed_file
 
 _TORCH = str(Path(torch.__file__).parent)
 _AOTC = str(Path(__file__).parents[1])

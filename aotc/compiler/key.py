@@ -34,11 +34,11 @@ from aotc.machine.environment import glibc_version
 from aotc.machine.gpus import Gpu
 from aotc.machine.targets import Target
 from aotc.manifest import ModelSpec
+from aotc.reads.attributes import module_attributes
+from aotc.reads.sources import file_of
+from aotc.reads.state_specs import named_constants, state_specs
+from aotc.reads.tensors import named_state, tensor_digests
 from aotc.records import SCHEMA_VERSION, Bucket, Dims, Region, Variant
-from aotc.snapshot.attributes import module_attributes
-from aotc.snapshot.sources import file_of
-from aotc.snapshot.state_specs import named_constants, state_specs
-from aotc.snapshot.tensors import named_state, tensor_digests
 from aotc.tensors.subclasses import descriptions, unwrapped
 
 Factors = dict[str, Any]
@@ -170,7 +170,7 @@ _BUILDERS = (
     *(f"compiler/{name}.py" for name in ("publish/record", "rank_kinds", "smoke/launch", "sources", "unit")),
     *(f"compiler/workers/{name}.py" for name in ("forks", "messages", "pattern_warmup", "worker")),
     *(f"{name}.py" for name in ("adapters", "constants", "expressions", "picks", "syntax")),
-    "snapshot/*",
+    "reads/*",
     "machine/*",
     *(f"manifest/{name}.py" for name in ("inputs", "sizes")),
     *(

@@ -45,11 +45,11 @@ from aotc.models.factory import build_module, visit_modules
 from aotc.models.ranks import become_rank, parallel_of
 from aotc.models.regions import region_paths
 from aotc.picks import PickFile
+from aotc.reads.read_issues import read_issues
+from aotc.reads.sources import Trees
+from aotc.reads.state_specs import submodules
+from aotc.reads.tensors import plain_state
 from aotc.records import Bucket, Dims, Reads, Region, Variant, decode, part_name
-from aotc.snapshot.differences import read_issues
-from aotc.snapshot.sources import Trees
-from aotc.snapshot.state_specs import submodules
-from aotc.snapshot.tensors import plain_state
 from aotc.store.layout.bundle import CONFIG_LIMIT
 from aotc.store.layout.units import StoredUnits
 

@@ -21,10 +21,10 @@ from aotc.errors import BuildError
 from aotc.machine.targets import Target
 from aotc.models.factory import build_module
 from aotc.models.ranks import become_rank, parallel_of
+from aotc.reads.attributes import read_attributes
+from aotc.reads.state_specs import state_specs
+from aotc.reads.tensors import named_state, plain_state
 from aotc.records import Parallel, part_name, tuned_dims
-from aotc.snapshot.attributes import read_attributes
-from aotc.snapshot.state_specs import state_specs
-from aotc.snapshot.tensors import named_state, plain_state
 from aotc.tensors.subclasses import descriptions
 
 

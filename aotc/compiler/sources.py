@@ -17,7 +17,7 @@ from torch import nn
 
 from aotc.manifest import ModelSpec
 from aotc.manifest.inputs import TensorInput, nested_factories, parse_inputs
-from aotc.snapshot.sources import BY_DIGEST, Trees, file_identity, file_of, is_installed, public_name, read_source
+from aotc.reads.sources import BY_DIGEST, Trees, file_identity, file_of, is_installed, public_name, read_source
 
 
 def model_sources(spec: ModelSpec, module: nn.Module, folder: Path, trees: Trees | None = None) -> dict[str, str]:

@@ -37,9 +37,9 @@ from aotc.models.calls import modes_of
 from aotc.models.factory import build_module
 from aotc.models.ranks import make_meshes_on
 from aotc.picks import PICKS_SCHEMA_VERSION, PickFile, UnitPicks
+from aotc.reads.modes import take_ambient
+from aotc.reads.sources import BY_DIGEST
 from aotc.records import part_name, tuned_dims
-from aotc.snapshot.modes import take_ambient
-from aotc.snapshot.sources import BY_DIGEST
 from aotc.store.layout.units import Shared
 
 SHARED_PICKS = "picks"

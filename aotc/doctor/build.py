@@ -81,7 +81,7 @@ def _model(manifest: Manifest, spec: ModelSpec) -> list[Check]:
     from aotc.models.factory import build_modules
     from aotc.models.regions import region_paths, run_eagerly
     from aotc.models.signature import make_signature
-    from aotc.snapshot.tensors import plain_state
+    from aotc.reads.tensors import plain_state
 
     part, checks = f"model {spec.name}", list[Check]()
     with failing(checks, part, "inputs"):

@@ -16,8 +16,8 @@ from aotc.errors import BuildError
 from aotc.manifest.inputs import Tree, parse_inputs
 from aotc.manifest.types import ModelSpec
 from aotc.models.example_inputs import example_leaves
+from aotc.reads.tensors import plain_state, same_bits
 from aotc.records import ConstantLeaf, Parameter, Signature
-from aotc.snapshot.tensors import plain_state, same_bits
 from aotc.tensors.comparison import Result
 from aotc.tensors.layouts import has_memory
 

@@ -34,6 +34,6 @@ def enter_by(module: nn.Module, method: str) -> None:
         finally:
             vars(self)["forward"] = standing
 
-    # `aotc.snapshot` knows it by this: it is not a forward that the module was given.
+    # `aotc.reads` knows it by this: it is not a forward that the module was given.
     forward.is_entry_point = True  # type: ignore[attr-defined]
     vars(module)["forward"] = MethodType(forward, module)

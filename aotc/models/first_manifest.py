@@ -21,7 +21,7 @@ from aotc.models.auto_inputs import auto_inputs
 from aotc.models.casting import changed_by_cast
 from aotc.models.factory import build_module, build_modules, import_object
 from aotc.models.seen_calls import bound_arguments, inputs_of_calls, left_out_arguments, look_at
-from aotc.snapshot.tensors import dtype_name
+from aotc.reads.tensors import dtype_name
 
 
 def write_first_manifest(

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from aotc.snapshot.attributes import module_attributes
-from aotc.snapshot.tensors import named_state
+from aotc.reads.attributes import module_attributes
+from aotc.reads.tensors import named_state
 
 _WITHOUT = ("transformers_version", "model_type", "architectures", "dtype", "torch_dtype")
 """Of a configuration of transformers: where it came from."""

@@ -25,9 +25,9 @@ from aotc.models.calls import arguments_of, modes_of, signature_leaves
 from aotc.models.factory import told
 from aotc.models.input_forms import input_forms
 from aotc.models.signature import UnnamedArguments, convention, named_arguments
+from aotc.reads.attributes import forward_hooks
+from aotc.reads.tensors import dtype_name
 from aotc.records import Dims, Parameter, Region, Signature, TensorLeaf, bucket_name
-from aotc.snapshot.attributes import forward_hooks
-from aotc.snapshot.tensors import dtype_name
 from aotc.tensors.layouts import laid_out
 
 _TENSORS = frozenset({Tensor, nn.Parameter, nn.Buffer})

@@ -13,7 +13,7 @@ from aotc.errors import ManifestError
 from aotc.manifest.inputs import is_tensor
 from aotc.manifest.schema import DTYPES
 from aotc.models.signature import Argument, UnnamedArguments, convention, named_arguments
-from aotc.snapshot.tensors import dtype_name
+from aotc.reads.tensors import dtype_name
 
 Seen = Any
 """An argument without its values: a `SeenTensor`, a constant, or a dict or list of these."""

@@ -16,8 +16,8 @@ from torch import nn
 
 from aotc.manifest.inputs import ConstantInput, LeafInput, Tree, parse_inputs
 from aotc.manifest.types import ModelSpec
+from aotc.reads.attributes import has_origins
 from aotc.records import ConstantLeaf, Leaf, Parameter, Signature, TensorLeaf
-from aotc.snapshot.attributes import has_origins
 
 NAMED: Mapping[inspect._ParameterKind, Literal["positional", "either", "keyword"]] = {
     inspect.Parameter.POSITIONAL_ONLY: "positional",

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from aotc.errors import BindError, LibraryError
+from aotc.reads.watch import ModuleWatch
 from aotc.records import Artifact, TensorLeaf, bucket_name
 from aotc.runtime.bind import DoesNotBind, StructureMismatch, make_binder
 from aotc.runtime.dispatch import Dispatcher, Plan, Shape
 from aotc.runtime.forks import renew_in_child
 from aotc.runtime.guards import Guards, has_tangent, is_followed
 from aotc.runtime.libraries.library import Library
-from aotc.runtime.state.watch import ModuleWatch
 from aotc.runtime.state.weights import ALIGNMENT, Bound, ModuleState, State
 from aotc.runtime.stats import Counters, Stats
 from aotc.runtime.variant import Attached, direct_launch
@@ -73,7 +73,7 @@ class CompiledCall:
     """
 
     is_compiled_code = True
-    """`aotc.snapshot` knows it by this where it stands in the place of a forward."""
+    """`aotc.reads` knows it by this where it stands in the place of a forward."""
 
     __signature__ = ModelSignature()
 

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
+from aotc.reads.modes import ASKED, OF_INPUT, OF_STATE, matmul_precision
+from aotc.reads.tensors import dtype_of
 from aotc.records import Ambient, Artifact, ConstantLeaf, TensorLeaf
 from aotc.runtime.dispatch import Shape
-from aotc.snapshot.modes import ASKED, OF_INPUT, OF_STATE, matmul_precision
-from aotc.snapshot.tensors import dtype_of
 from aotc.tensors.layouts import MEMORY_FORMATS
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def has_layout(tensor: Tensor, memory_format: torch.memory_format) -> bool:
 
 
 def _ambient_check(ambient: Ambient, device: str) -> Callable[[], bool]:
-    """The quick form of comparing what `aotc.snapshot.modes.mode_readers` read with the record."""
+    """The quick form of comparing what `aotc.reads.modes.mode_readers` read with the record."""
     autocast = None if ambient.autocast is None else dtype_of(ambient.autocast)
     default_dtype = dtype_of(ambient.default_dtype)
     precision, deterministic, threads = ambient.float32_matmul_precision, ambient.deterministic, ambient.num_threads

@@ -18,13 +18,13 @@ from torch import nn
 from aotc.errors import AotcError, BindError, CorruptError
 from aotc.garbage import no_collection
 from aotc.machine.environment import Compat, refuse_free_threading
+from aotc.reads.module_check import ModuleCheck, check_module, watch_module
 from aotc.records import Artifact, File, Variant, part_name
 from aotc.runtime.call import CompiledCall, OnMiss
 from aotc.runtime.compiled import Compiled, compiled_module
 from aotc.runtime.libraries.files import LibraryFiles, Source, read_all
 from aotc.runtime.libraries.library import Library, check_counts, open_library
 from aotc.runtime.select import device_of, select_target
-from aotc.runtime.state.module import ModuleCheck, check_module, watch_module
 from aotc.runtime.state.weights import Bound, bind_state
 from aotc.store.layout.bundle import Bundle, read_artifact, read_bundle
 from aotc.store.layout.reader import StoreReader

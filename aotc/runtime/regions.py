@@ -15,6 +15,11 @@ from torch import nn
 from aotc.amounts import counted
 from aotc.errors import BindError, Issue
 from aotc.garbage import no_collection
+from aotc.reads.module_check import ModuleCheck, check_module, watch_module
+from aotc.reads.outside import ReadFile
+from aotc.reads.state_specs import submodules
+from aotc.reads.tensors import named_state
+from aotc.reads.watch import ModuleWatch
 from aotc.records import Artifact, Region, part_name
 from aotc.runtime.call import CompiledCall, OnMiss, own_forward, streams_on
 from aotc.runtime.compiled import HOOKS, Compiled
@@ -22,14 +27,9 @@ from aotc.runtime.explain.misses import Explanation
 from aotc.runtime.forks import renew_in_child
 from aotc.runtime.libraries.library import Library
 from aotc.runtime.state.gate import Gate, set_all
-from aotc.runtime.state.module import ModuleCheck, check_module, watch_module
-from aotc.runtime.state.watch import ModuleWatch
 from aotc.runtime.state.weights import Bound, ModuleState, State, bind_state
 from aotc.runtime.stats import BucketStats, Stats
 from aotc.runtime.variant import Attached
-from aotc.snapshot.outside import ReadFile
-from aotc.snapshot.state_specs import submodules
-from aotc.snapshot.tensors import named_state
 
 if TYPE_CHECKING:
     from aotc.runtime.cuda.graphs import GraphPool
@@ -69,7 +69,7 @@ class RegionForward:
     """
 
     is_compiled_code = True
-    """`aotc.snapshot` knows it by this: it is not a forward that the module was given."""
+    """`aotc.reads` knows it by this: it is not a forward that the module was given."""
 
     def __init__(self, instance: nn.Module, model: CompiledRegions) -> None:
         self.forms: dict[str, CompiledCall] = {}

@@ -22,11 +22,11 @@ from aotc.models.factory import build_module, told
 from aotc.models.input_forms import input_forms
 from aotc.models.reference import in_float64
 from aotc.models.tolerance import QUANTISED, TF32, Judgement, failed, judge, may_use_tf32
+from aotc.reads.tensors import same_bits
 from aotc.records import Dims, Signature, TensorLeaf
 from aotc.runtime.call import CompiledCall
 from aotc.runtime.compiled import Compiled
 from aotc.runtime.load import load
-from aotc.snapshot.tensors import same_bits
 from aotc.tensors.contents import Contents, contents, same_values
 from aotc.tensors.subclasses import is_wrapper
 from aotc.verify.eight_bits import RoundingTo8Bits

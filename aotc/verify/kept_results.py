@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from aotc.snapshot.tensors import plain_state, same_bits
+from aotc.reads.tensors import plain_state, same_bits
 from aotc.tensors.contents import Contents
 from aotc.tensors.overlaps import overlapping
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aotc.snapshot.tensors import same_bits
+from aotc.reads.tensors import same_bits
 from aotc.tensors.subclasses import unwrapped
 
 LEAST, MOST = 0.5, 1.5

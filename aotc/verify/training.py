@@ -21,10 +21,10 @@ from aotc.models.calls import arguments_of, modes_of, signature_leaves
 from aotc.models.gradients import gradients_of, names_of_gradients
 from aotc.models.tolerance import Judgement, floor_of, judge
 from aotc.optim import SGD
+from aotc.reads.tensors import plain_state
 from aotc.records import Dims
 from aotc.runtime.compiled import Compiled
 from aotc.runtime.training.step import TrainingStep
-from aotc.snapshot.tensors import plain_state
 from aotc.tensors.comparison import rms
 
 if TYPE_CHECKING:

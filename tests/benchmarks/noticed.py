@@ -12,10 +12,10 @@ import timeit
 import torch
 from torch import nn
 
-from aotc.runtime.state.watch import ModuleWatch
+from aotc.reads.state_specs import state_specs
+from aotc.reads.tensors import named_state
+from aotc.reads.watch import ModuleWatch
 from aotc.runtime.state.weights import ModuleState
-from aotc.snapshot.state_specs import state_specs
-from aotc.snapshot.tensors import named_state
 
 
 class Block(nn.Module):

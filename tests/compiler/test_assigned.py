@@ -14,8 +14,8 @@ from aotc.compiler.capture.facts.assigned_attributes import Assigned, assigned_a
 from aotc.compiler.capture.module_objects import KeptObjects
 from aotc.digest import sha256_json
 from aotc.models.calls import call_model
+from aotc.reads.attributes import module_attributes
 from aotc.records import Parameter, Signature, TensorLeaf
-from aotc.snapshot.attributes import module_attributes
 
 ROWS = Signature((Parameter("x", 0),), (TensorLeaf("x", "float32", (4, 4)),))
 

@@ -18,8 +18,8 @@ from aotc.compiler.capture.ranges.dynamic_shapes import conditions, constraints_
 from aotc.compiler.explain_failure import explain_failure
 from aotc.errors import BuildError
 from aotc.models.calls import arguments_of
+from aotc.reads.tensors import named_state
 from aotc.records import ConstantLeaf, Parameter, Signature, SizeRange, TensorLeaf
-from aotc.snapshot.tensors import named_state
 
 
 class Keywords(nn.Module):

@@ -18,7 +18,7 @@ from torch import nn
 
 from aotc.compiler.capture.facts.outside_reads import OutsideReads, outside_reads
 from aotc.errors import BuildError
-from aotc.snapshot.outside import ABSENT, Outside, differences
+from aotc.reads.outside import ABSENT, Outside, differences
 
 SETTINGS = """
 LAYERS = []

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from aotc.compiler.capture.facts.attribute_reads import attributes_read
-from aotc.snapshot.attributes import CONFIG_ORIGINS
+from aotc.reads.attributes import CONFIG_ORIGINS
 
 
 @dataclasses.dataclass

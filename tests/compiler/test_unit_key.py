@@ -28,7 +28,7 @@ from aotc.compiler.unit import compile_unit
 from aotc.compiler.workers.messages import Job
 from aotc.errors import BuildError
 from aotc.manifest import read_manifest
-from aotc.snapshot.sources import file_identity
+from aotc.reads.sources import file_identity
 from aotc.syntax import syntax_digest
 
 MODEL = """

@@ -28,6 +28,8 @@ from aotc.expressions import Expression
 from aotc.machine.environment import mismatches, this_environment
 from aotc.picks import Candidate, Pick, PickFile, UnitPicks, decode_picks
 from aotc.provenance import BuiltArtifact, Provenance
+from aotc.reads.module_check import check_module
+from aotc.reads.tensors import dtype_of, named_state
 from aotc.records import (
     Artifact,
     ConstantLeaf,
@@ -45,9 +47,7 @@ from aotc.runtime.checkpoints.files import open_weights
 from aotc.runtime.checkpoints.state import bind_checkpoint
 from aotc.runtime.load import bind_artifact
 from aotc.runtime.select import select_artifact
-from aotc.runtime.state.module import check_module
 from aotc.runtime.variant import result_builder
-from aotc.snapshot.tensors import dtype_of, named_state
 from aotc.store.layout import oci
 from aotc.store.layout.bundle import ARTIFACT_TYPE, CONFIG, FILE, each_file, read_artifact, read_bundle
 from aotc.store.layout.check_record import check_artifact

@@ -13,6 +13,10 @@ from torch.utils import _pytree as pytree
 from aotc.compiler.capture.lifting.result_tree import result_tree
 from aotc.digest import sha256_json
 from aotc.provenance import BuiltArtifact, BuiltVariant
+from aotc.reads.modes import take_ambient
+from aotc.reads.state_specs import state_specs
+from aotc.reads.tensors import named_state
+from aotc.reads.watch import ModuleWatch
 from aotc.records import (
     Ambient,
     Argument,
@@ -28,11 +32,7 @@ from aotc.records import (
     TensorLeaf,
 )
 from aotc.runtime.call import CompiledCall
-from aotc.runtime.state.watch import ModuleWatch
 from aotc.runtime.state.weights import bind_state
-from aotc.snapshot.modes import take_ambient
-from aotc.snapshot.state_specs import state_specs
-from aotc.snapshot.tensors import named_state
 from aotc.tensors.subclasses import descriptions, unwrapped, wrappers
 
 CPU = torch.device("cpu")

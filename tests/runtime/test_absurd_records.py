@@ -22,6 +22,8 @@ from torch import Tensor, nn
 
 from aotc.errors import AotcError, CorruptError, LibraryError
 from aotc.machine.environment import mismatches, this_environment
+from aotc.reads.module_check import check_module
+from aotc.reads.tensors import dtype_name
 from aotc.records import (
     Argument,
     Artifact,
@@ -46,8 +48,6 @@ from aotc.records import (
 from aotc.runtime.libraries.folder import FilesInFolder
 from aotc.runtime.load import bind_artifact
 from aotc.runtime.result_classes import maker
-from aotc.runtime.state.module import check_module
-from aotc.snapshot.tensors import dtype_name
 from aotc.store.layout.check_record import DEEPEST, DTYPES, check_record
 
 X = tensor("x", "batch", 4, pad={"batch": PadRule(0)})

@@ -18,6 +18,9 @@ from torch import Tensor, nn
 
 from aotc.digest import sha256_json
 from aotc.errors import BindError, CorruptError, LibraryError, MissError
+from aotc.reads.attributes import module_attributes
+from aotc.reads.sources import source_digests
+from aotc.reads.state_specs import submodules
 from aotc.records import (
     Artifact,
     ConstantLeaf,
@@ -34,9 +37,6 @@ from aotc.runtime.checkpoints import region_swap, swap
 from aotc.runtime.compiled import compiled_module
 from aotc.runtime.regions import CompiledRegions, attach_regions
 from aotc.runtime.state import gate, weights
-from aotc.snapshot.attributes import module_attributes
-from aotc.snapshot.sources import source_digests
-from aotc.snapshot.state_specs import submodules
 from aotc.store.layout.check_record import check_record
 from aotc.telemetry import sample_shapes
 

@@ -20,9 +20,9 @@ from torch.utils.dlpack import from_dlpack
 from torch.utils.flop_counter import FlopCounterMode
 
 from aotc.errors import BindError, Issue, LibraryError, MissError
+from aotc.reads.modes import mode_readers
 from aotc.records import Ambient, ConstantLeaf, Output, SizeRange
 from aotc.runtime.checkpoints.files import open_weights
-from aotc.snapshot.modes import mode_readers
 
 
 def miss(compiled: Any, *args: Any, **kwargs: Any) -> tuple[Issue, ...]:

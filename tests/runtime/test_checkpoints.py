@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from aotc.constants import decode_constants, encode_constants
 from aotc.errors import BindError, CorruptError
+from aotc.reads.state_specs import named_constants
 from aotc.records import Artifact, StateSpec
 from aotc.runtime.call import CompiledCall
 from aotc.runtime.checkpoints.files import Weights, open_weights
 from aotc.runtime.checkpoints.state import bind_checkpoint
-from aotc.snapshot.state_specs import named_constants
 
 X = torch.ones(1)
 

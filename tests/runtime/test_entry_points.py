@@ -20,7 +20,7 @@ from aotc.models.auto_inputs import auto_inputs
 from aotc.models.calls import call_model
 from aotc.models.entry_points import enter_by
 from aotc.models.signature import make_signature
-from aotc.snapshot.attributes import module_attributes
+from aotc.reads.attributes import module_attributes
 
 
 class Coder(nn.Module):

@@ -19,12 +19,12 @@ from torch import nn
 
 from aotc.digest import canonical_json, sha256_json
 from aotc.errors import BindError, CorruptError, Issue, LibraryError
+from aotc.reads.attributes import module_attributes, training_differs
+from aotc.reads.module_check import ModuleCheck, check_module
+from aotc.reads.sources import is_installed, source_digests
 from aotc.records import Artifact, File, ModuleGuard
 from aotc.runtime.libraries.folder import FilesInFolder
 from aotc.runtime.load import bind_artifact
-from aotc.runtime.state.module import ModuleCheck, check_module
-from aotc.snapshot.attributes import module_attributes, training_differs
-from aotc.snapshot.sources import is_installed, source_digests
 from aotc.syntax import syntax_digest
 
 SOURCE = """

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import aotc
 from aotc.manifest import ModelSpec
-from aotc.snapshot.tensors import same_bits
+from aotc.reads.tensors import same_bits
 from aotc.store.layout.built import read_built
 from aotc.store.opening import open_readable
 from aotc.store.reference import Reference

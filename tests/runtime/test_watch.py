@@ -15,13 +15,13 @@ from torch import nn
 
 from aotc.digest import canonical_json, sha256_json
 from aotc.errors import BindError, MissError
+from aotc.reads.attributes import module_attributes, read_attributes
+from aotc.reads.module_check import check_module, watch_module
+from aotc.reads.sources import source_digests
+from aotc.reads.watch import ModuleWatch
 from aotc.records import Artifact, File, ModuleGuard, Reads
 from aotc.runtime.call import CompiledCall
-from aotc.runtime.state.module import check_module, watch_module
-from aotc.runtime.state.watch import ModuleWatch
 from aotc.runtime.state.weights import bind_state
-from aotc.snapshot.attributes import module_attributes, read_attributes
-from aotc.snapshot.sources import source_digests
 
 X = torch.ones(1)
 

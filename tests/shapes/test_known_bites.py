@@ -24,9 +24,9 @@ from aotc.compiler.key import unit_key
 from aotc.compiler.plan import plan_units
 from aotc.errors import BindError, CorruptError, StoreError
 from aotc.manifest import read_manifest
+from aotc.reads.attributes import module_attributes
 from aotc.runtime.libraries.folder import FilesInFolder
 from aotc.runtime.load import bind_artifact
-from aotc.snapshot.attributes import module_attributes
 from aotc.store.layout.store import Store
 
 # -- guards that are not checked after a load -------------------------------------------------------------------------

@@ -22,11 +22,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from aotc.digest import sha256_bytes, sha256_json
-from aotc.snapshot.attributes import module_attributes, origin_of
-from aotc.snapshot.modes import take_ambient
-from aotc.snapshot.sources import file_identity, public_name, source_digests
-from aotc.snapshot.state_specs import state_specs
-from aotc.snapshot.tensors import dtype_name, dtype_of, named_state, tensor_digests
+from aotc.reads.attributes import module_attributes, origin_of
+from aotc.reads.modes import take_ambient
+from aotc.reads.sources import file_identity, public_name, source_digests
+from aotc.reads.state_specs import state_specs
+from aotc.reads.tensors import dtype_name, dtype_of, named_state, tensor_digests
 from aotc.syntax import syntax_digest
 
 

@@ -22,7 +22,7 @@ from aotc.compiler.capture.unit_graph import Exported, Subject
 from aotc.compiler.workers.messages import Job
 from aotc.errors import BuildError
 from aotc.models.ranks import parallel_of
-from aotc.snapshot.tensors import plain_state
+from aotc.reads.tensors import plain_state
 
 GPU = "cuda:0"
 

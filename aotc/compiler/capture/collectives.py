@@ -16,8 +16,8 @@ from torch import Tensor, fx
 from aotc.compiler.capture.lifting.lift import Capture
 from aotc.digest import canonical_json, sha256_json
 from aotc.errors import BuildError
+from aotc.reads.tensors import dtype_name, tensor_digest
 from aotc.records import Parallel
-from aotc.snapshot.tensors import dtype_name, tensor_digest
 
 _ARGUMENT = "group_name"
 

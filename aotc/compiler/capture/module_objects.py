@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from aotc.digest import canonical_json
-from aotc.snapshot.attributes import NO_VALUE, is_anothers, plain_value
+from aotc.reads.attributes import NO_VALUE, is_anothers, plain_value
 
 _ABSENT = object()
 _TORCHS_OWN = frozenset(vars(nn.Module()))

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from aotc.digest import sha256_json
-from aotc.snapshot.tensors import tensor_digests
+from aotc.reads.tensors import tensor_digests
 
 
 class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -33,9 +33,9 @@ from aotc.models.calls import signature_leaves
 from aotc.models.ranks import parallel_of
 from aotc.models.regions import example_of
 from aotc.models.signature import make_signature
+from aotc.reads.modes import OF_INPUT
+from aotc.reads.tensors import plain_state
 from aotc.records import Output, Region, Scalar, Signature
-from aotc.snapshot.modes import OF_INPUT
-from aotc.snapshot.tensors import plain_state
 
 _log = logging.getLogger("aotc")
 

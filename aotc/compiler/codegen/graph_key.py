@@ -15,7 +15,7 @@ from torch._ops import HigherOrderOperator
 
 from aotc.compiler.capture.lifting.lift import Capture
 from aotc.digest import sha256_json
-from aotc.snapshot.tensors import dtype_name, tensor_digests
+from aotc.reads.tensors import dtype_name, tensor_digests
 
 _WITH_CODE_ELSEWHERE = "triton_kernel_wrapper"
 """The operators of the model's own Triton kernels, of which a graph has only a number."""

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from aotc.digest import canonical_json
+from aotc.reads.tensors import dtype_name
 from aotc.records import CONSTANTS, Constant
-from aotc.snapshot.tensors import dtype_name
 
 SMALL = 256 << 10
 """Bytes. A larger constant gets a file of its own, shared by every bucket that folds to the same bytes. Smaller ones

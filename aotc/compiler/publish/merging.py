@@ -13,8 +13,8 @@ from aotc.compiler.publish.bundles import source_date
 from aotc.compiler.publish.target_artifacts import merge
 from aotc.errors import BuildError, Issue
 from aotc.provenance import BuiltArtifact
+from aotc.reads.sources import BY_DIGEST
 from aotc.records import part_name
-from aotc.snapshot.sources import BY_DIGEST
 from aotc.store.layout.blob_reader import Blob
 from aotc.store.layout.built import read_built
 from aotc.store.layout.bundle import each_file, missing_files, read_bundle

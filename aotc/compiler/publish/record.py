@@ -27,6 +27,11 @@ from aotc.machine.targets import Target
 from aotc.manifest import ModelSpec
 from aotc.picks import PickFile
 from aotc.provenance import FORMS, BuiltArtifact, BuiltVariant, Report
+from aotc.reads.attributes import module_attributes, read_attributes, training_differs
+from aotc.reads.outside import Outside
+from aotc.reads.sources import Trees, source_digests
+from aotc.reads.state_specs import named_constants, state_specs, submodules
+from aotc.reads.tensors import dtype_name, named_state, plain_state
 from aotc.records import (
     SCHEMA_VERSION,
     Ambient,
@@ -40,11 +45,6 @@ from aotc.records import (
     Region,
     StateSpec,
 )
-from aotc.snapshot.attributes import module_attributes, read_attributes, training_differs
-from aotc.snapshot.outside import Outside
-from aotc.snapshot.sources import Trees, source_digests
-from aotc.snapshot.state_specs import named_constants, state_specs, submodules
-from aotc.snapshot.tensors import dtype_name, named_state, plain_state
 from aotc.store.layout.bundle import CONFIG_LIMIT
 from aotc.tensors.subclasses import descriptions, unwrapped, wrappers
 

@@ -42,6 +42,7 @@ from aotc.models.ranks import make_meshes_on
 from aotc.models.regions import example_of
 from aotc.picks import pinned_launch
 from aotc.provenance import FORMS, BuiltArtifact, CallTimes, Smoked
+from aotc.reads.tensors import dtype_name
 from aotc.records import Artifact, LaunchPick, Signature, SizeRange, Variant, decode, tuned_dims
 from aotc.runtime.call import CompiledCall
 from aotc.runtime.cuda.options import GraphOptions
@@ -49,7 +50,6 @@ from aotc.runtime.libraries.folder import FilesInFolder
 from aotc.runtime.load import bind_artifact, open_variant
 from aotc.runtime.regions import CompiledRegions
 from aotc.runtime.state.weights import bind_state
-from aotc.snapshot.tensors import dtype_name
 from aotc.tensors.comparison import Result, difference, first_difference
 
 

@@ -24,8 +24,8 @@ from aotc.errors import BuildError
 from aotc.machine.targets import Target
 from aotc.manifest.inputs import TensorInput, parse_inputs
 from aotc.manifest.types import ModelSpec
+from aotc.reads.tensors import plain_state
 from aotc.records import Argument
-from aotc.snapshot.tensors import plain_state
 
 BACKWARD = "backward.so"
 

@@ -35,9 +35,9 @@ SMOKE = "aotc.compiler.smoke.smoke_run"
 _COMMON = (
     "aotc.models.factory",
     "aotc.records",
-    "aotc.snapshot.attributes",
-    "aotc.snapshot.modes",
-    "aotc.snapshot.sources",
+    "aotc.reads.attributes",
+    "aotc.reads.modes",
+    "aotc.reads.sources",
 )
 _PRELOADED = {
     SMOKE: ("aotc.runtime.load", "aotc.compiler.smoke.launch", "aotc.compiler.smoke.region_cost"),

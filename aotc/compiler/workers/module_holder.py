@@ -26,8 +26,8 @@ from aotc.compiler.workers.fork_server import ASK_NVML
 from aotc.compiler.workers.forks import ForkServers, Holder
 from aotc.manifest import Manifest
 from aotc.models.factory import made_before
-from aotc.snapshot.modes import take_ambient
-from aotc.snapshot.tensors import plain_state
+from aotc.reads.modes import take_ambient
+from aotc.reads.tensors import plain_state
 from aotc.store.layout.units import StoredUnits
 
 CHOSEN_KERNELS = "ATEN_CPU_CAPABILITY"

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from aotc.constants import torch_name
 from aotc.errors import BindError, Issue
+from aotc.reads.tensors import NO_SUBCLASSES, dtype_name, same_bits
 from aotc.records import StateSpec
 from aotc.runtime.state.weights import ALIGNMENT, DENSE_COPY, lacks_values, names_of, used_strides
-from aotc.snapshot.tensors import NO_SUBCLASSES, dtype_name, same_bits
 from aotc.tensors.layouts import with_strides
 from aotc.tensors.overlaps import overlaps_itself
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from aotc.errors import BindError, Issue
+from aotc.reads.state_specs import state_specs
+from aotc.reads.tensors import named_state, same_bits
 from aotc.records import StateSpec
 from aotc.runtime.checkpoints.files import Checkpoint, by_inner_names, check_forms, read_tensors
 from aotc.runtime.state.gate import Gate, set_all
 from aotc.runtime.state.weights import ModuleState, State, Swap, names_of, saw
-from aotc.snapshot.state_specs import state_specs
-from aotc.snapshot.tensors import named_state, same_bits
 from aotc.tensors.layouts import has_memory, with_strides
 from aotc.tensors.overlaps import overlapping
 from aotc.tensors.subclasses import descriptions, unwrapped

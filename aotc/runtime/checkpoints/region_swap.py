@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from aotc.reads.tensors import plain_state
 from aotc.runtime.checkpoints.module_swap import commit, in_every_place, swapped
 from aotc.runtime.state.gate import Gate
 from aotc.runtime.state.subclasses import SubclassState
 from aotc.runtime.state.weights import ModuleState, State, Swap
-from aotc.snapshot.tensors import plain_state
 
 
 class RegionStates(SubclassState):

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from aotc.errors import BindError, CorruptError
+from aotc.reads.tensors import dtype_name
 from aotc.records import Artifact, StateSpec
 from aotc.runtime.checkpoints.files import Checkpoint, Placing, by_inner_names, check_forms, read_tensors
 from aotc.runtime.checkpoints.module_swap import with_tensors
 from aotc.runtime.state.weights import Bound, State, Swap, names_of, written_state
-from aotc.snapshot.tensors import dtype_name
 
 
 def bind_checkpoint(

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from aotc.errors import BindError
+from aotc.reads.tensors import dtype_of
 from aotc.runtime.call import CompiledCall
 from aotc.runtime.compiled import Compiled
-from aotc.snapshot.tensors import dtype_of
 
 
 class CompiledAlone(Compiled):

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from aotc.errors import Issue
+from aotc.reads.modes import OF_INPUT, mode_readers
+from aotc.reads.module_issues import call_of_mode
+from aotc.reads.tensors import dtype_name
 from aotc.records import TensorLeaf
 from aotc.runtime.aliases import input_alias_issues
 from aotc.runtime.dispatch import Shape
-from aotc.runtime.explain.module import call_of_mode
 from aotc.runtime.explain.values import describe
 from aotc.runtime.guards import PLAIN_TENSORS, Guards, equal_constant, has_layout, tangent_of, transform
-from aotc.snapshot.modes import OF_INPUT, mode_readers
-from aotc.snapshot.tensors import dtype_name
 from aotc.tensors.layouts import has_memory
 
 

@@ -11,13 +11,13 @@ from torch.autograd import forward_ad
 
 from aotc.amounts import listed
 from aotc.errors import BindError, Issue, MissError, visible
+from aotc.reads.tensors import dtype_name
 from aotc.records import Signature, TensorLeaf, bucket_name
 from aotc.runtime.bind import DoesNotBind, StructureMismatch
 from aotc.runtime.explain.dispatch import nearest, obstacles, unexplained
 from aotc.runtime.explain.guards import guard_issues, shape_hint, tangent_issues, tensor_expected
 from aotc.runtime.explain.values import describe
 from aotc.runtime.guards import PLAIN_TENSORS, is_followed, transform
-from aotc.snapshot.tensors import dtype_name
 
 if TYPE_CHECKING:
     from aotc.runtime.call import CompiledCall

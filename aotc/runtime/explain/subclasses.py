@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from aotc.errors import BindError, Issue
-from aotc.snapshot.tensors import dtype_name
+from aotc.reads.tensors import dtype_name
 from aotc.tensors.subclasses import describe
 
 _QUANTIZE_ALIKE = "quantise the module as its manifest's factory does, or build the artifact for this form"

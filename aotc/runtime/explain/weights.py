@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from aotc.errors import BindError, Issue
+from aotc.reads.tensors import dtype_name, dtype_of
 from aotc.records import StateSpec
 from aotc.runtime.state.weights import (
     ALIGNMENT,
@@ -19,7 +20,6 @@ from aotc.runtime.state.weights import (
     lacks_values,
     used_strides,
 )
-from aotc.snapshot.tensors import dtype_name, dtype_of
 from aotc.tensors.overlaps import overlapping
 
 

@@ -12,13 +12,13 @@ from torch.utils import _pytree as pytree
 
 from aotc.errors import AotcError, BindError, GroupError, LibraryError
 from aotc.machine.cuda_capture import is_captured
+from aotc.reads.tensors import dtype_name
 from aotc.runtime.call import CompiledCall
 from aotc.runtime.dispatch import Plan
 from aotc.runtime.parallel.ranks import Ranks
 from aotc.runtime.parallel.release import released_with
 from aotc.runtime.parallel.watching import Watch
 from aotc.runtime.regions import CompiledRegions, RegionForward
-from aotc.snapshot.tensors import dtype_name
 
 if TYPE_CHECKING:
     from aotc.runtime.checkpoints.files import Checkpoint

@@ -13,6 +13,7 @@ from torch.autograd.graph import increment_version
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from aotc.errors import BindError, Issue
+from aotc.reads.tensors import dtype_name, named_state, tensor_digests
 from aotc.records import Artifact, StateSpec
 from aotc.runtime.state.weights import (
     DENSE_COPY,
@@ -23,7 +24,6 @@ from aotc.runtime.state.weights import (
     lacks_values,
     slots_of,
 )
-from aotc.snapshot.tensors import dtype_name, named_state, tensor_digests
 from aotc.tensors.subclasses import describe, inner_tensors
 
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from aotc.errors import BindError
+from aotc.reads.tensors import dtype_of, plain_state
 from aotc.records import Artifact, StateSpec
 from aotc.runtime.state.gate import Gate
-from aotc.snapshot.tensors import dtype_of, plain_state
 from aotc.tensors.layouts import has_memory, with_strides
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.autograd.function import Function
 
 from aotc.errors import BindError, CorruptError, GradientError, Issue
+from aotc.reads.tensors import dtype_name, named_state
 from aotc.records import Artifact, Saved, Variant, bucket_name
 from aotc.runtime.libraries.library import Library, calls_back, open_library
 from aotc.runtime.training.results import Pass, Run, separated
-from aotc.snapshot.tensors import dtype_name, named_state
 from aotc.store.layout.check_record import backward_issues
 from aotc.tensors.layouts import has_memory
 

@@ -11,8 +11,8 @@ from torch import Tensor, fx, nn
 from aotc.compiler.capture.lifting.lift import Capture
 from aotc.compiler.explain_failure import line_named
 from aotc.models.calls import state_put_back
+from aotc.reads.tensors import plain_state
 from aotc.records import Output
-from aotc.snapshot.tensors import plain_state
 from aotc.tensors.comparison import Result
 
 

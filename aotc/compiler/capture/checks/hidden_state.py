@@ -24,8 +24,8 @@ from aotc.compiler.capture.module_objects import Change, KeptObjects
 from aotc.compiler.explain_failure import is_model_code, lines_shown, stack_of
 from aotc.errors import BuildError
 from aotc.models.calls import ContainersChanged, arguments_of, call_model, containers_changed, state_put_back
+from aotc.reads.tensors import plain_state, same_bits
 from aotc.records import Signature
-from aotc.snapshot.tensors import plain_state, same_bits
 from aotc.tensors.comparison import Result, is_repeated
 
 TRIED = 32

@@ -22,8 +22,8 @@ from aotc.compiler.capture.module_objects import KeptObjects
 from aotc.compiler.capture.operator_trace import Trace
 from aotc.manifest.inputs import Tree
 from aotc.models.calls import arguments_of, state_put_back
+from aotc.reads.tensors import named_state, plain_state
 from aotc.records import ConstantLeaf, Parameter, Signature
-from aotc.snapshot.tensors import named_state, plain_state
 
 MOST_KEYS = 24
 """Mappings with more keys are accepted in the captured order only; no other order is tried."""

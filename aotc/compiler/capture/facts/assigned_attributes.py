@@ -17,8 +17,8 @@ from aotc.compiler.capture.checks.hidden_state import TRIED
 from aotc.compiler.capture.module_objects import KeptObjects
 from aotc.digest import sha256_json
 from aotc.models.calls import call_model
+from aotc.reads.attributes import module_attributes
 from aotc.records import Signature
-from aotc.snapshot.attributes import module_attributes
 from aotc.tensors.comparison import Result, is_repeated
 
 Name = tuple[str, str]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from aotc.snapshot.attributes import (
+from aotc.reads.attributes import (
     CONFIG_ORIGINS,
     MODULE_ORIGINS,
     TORCHS_OWN,
@@ -27,7 +27,7 @@ class Reads:
     """The attributes that were read.
 
     names: `Class.attribute` of each attribute that was read from any object of the class, and not written to.
-    origins: the origins of `aotc.snapshot` that were read.
+    origins: the origins of `aotc.reads` that were read.
     """
 
     def __init__(self) -> None:

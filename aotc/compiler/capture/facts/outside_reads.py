@@ -3,7 +3,7 @@ environment, modes of the process, clocks.
 
 The model runs in eager, where a profile function sees every call. The names are those in the code of the functions that
 ran: the model's own, and the forwards of `torch.nn`. What they read is in the record with its value
-(`aotc.snapshot.outside`), but for what these functions themselves change, which is told, as are clocks.
+(`aotc.reads.outside`), but for what these functions themselves change, which is told, as are clocks.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from torch.utils._device import _device_constructors
 
 from aotc.compiler.explain_failure import is_installed, is_model_code, lines_shown, stack_of
 from aotc.errors import BuildError
+from aotc.reads.attributes import is_anothers, is_torchs, objects_in
+from aotc.reads.modes import ASKED, OF_INPUT, OF_STATE, default_device
+from aotc.reads.outside import ENVIRONMENT, name_of_class
+from aotc.reads.sources import public_name
+from aotc.reads.tensors import named_state
 from aotc.records import Scalar
-from aotc.snapshot.attributes import is_anothers, is_torchs, objects_in
-from aotc.snapshot.modes import ASKED, OF_INPUT, OF_STATE, default_device
-from aotc.snapshot.outside import ENVIRONMENT, name_of_class
-from aotc.snapshot.sources import public_name
-from aotc.snapshot.tensors import named_state
 
 _CLOCKS = {
     getattr(time, name): f"time.{name}"
@@ -63,7 +63,7 @@ _DEFAULT_DEVICE = frozenset({*_device_constructors(), torch.get_default_device})
 class OutsideReads:
     """What calls of the model read; complete at the end of the block.
 
-    names: as `aotc.snapshot.outside` names them, without those that the functions that ran change.
+    names: as `aotc.reads.outside` names them, without those that the functions that ran change.
     methods: `Class.method` of each method that ran, which an object of the class may get as its own.
     asked: as `Variant.asked`.
     notes: a sentence for each clock, and for each global variable that is left out of `names`.

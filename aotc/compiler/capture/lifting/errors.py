@@ -9,7 +9,7 @@ from torch import Tensor, fx
 
 from aotc.compiler.explain_failure import line_named
 from aotc.errors import BuildError
-from aotc.snapshot.tensors import dtype_name
+from aotc.reads.tensors import dtype_name
 
 
 def unregistered(node: fx.Node, tensor: Tensor) -> BuildError:

@@ -44,8 +44,8 @@ from aotc.compiler.capture.lifting.shared_memory import (
 from aotc.compiler.explain_failure import SPARSE, line_named
 from aotc.errors import BuildError
 from aotc.models.calls import arguments_of
+from aotc.reads.tensors import named_state, plain_state
 from aotc.records import Argument, Output, ResultContainer, Signature
-from aotc.snapshot.tensors import named_state, plain_state
 from aotc.tensors.layouts import has_memory
 from aotc.tensors.overlaps import extent, overlapping
 

@@ -27,6 +27,8 @@ from aotc.models.calls import state_put_back, writable_buffers
 from aotc.models.input_forms import input_forms
 from aotc.models.regions import Call, never_called, region_paths, run_observed
 from aotc.models.signature import make_signature
+from aotc.reads.state_specs import state_specs
+from aotc.reads.tensors import dtype_name, named_state, plain_state
 from aotc.records import (
     Bucket,
     ConstantLeaf,
@@ -40,8 +42,6 @@ from aotc.records import (
     has_range,
     tuned_dims,
 )
-from aotc.snapshot.state_specs import state_specs
-from aotc.snapshot.tensors import dtype_name, named_state, plain_state
 from aotc.tensors.layouts import MEMORY_FORMATS
 from aotc.tensors.subclasses import descriptions, unwrapped
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from aotc.reads.tensors import NO_SUBCLASSES, dtype_name, tensor_digests
 from aotc.records import StateSpec
-from aotc.snapshot.tensors import NO_SUBCLASSES, dtype_name, tensor_digests
 
 
 def state_specs(

@@ -77,7 +77,7 @@ def file_of(module_name: str) -> Path | None:
     if (module := sys.modules.get(module_name)) is not None:
         file = getattr(module, "__file__", None)
         return Path(file) if isinstance(file, str) else None
-    from aotc.snapshot.module_specs import spec_of
+    from aotc.reads.module_specs import spec_of
 
     spec = spec_of(module_name)
     return Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from aotc.digest import canonical_json, sha256_bytes
-from aotc.snapshot.sources import public_name
-from aotc.snapshot.tensors import dtype_name, named_state, tensor_digest
+from aotc.reads.sources import public_name
+from aotc.reads.tensors import dtype_name, named_state, tensor_digest
 from aotc.tensors.layouts import has_memory
 
 TORCHS_OWN = frozenset(vars(nn.Module())) - {"training"}

@@ -10,12 +10,12 @@ from torch import nn
 
 from aotc.digest import canonical_json, sha256_json
 from aotc.errors import CorruptError, Issue
+from aotc.reads.attributes import hooks_on_all_modules, module_attributes, origin_of
+from aotc.reads.module_check import ModuleCheck, backward_hooks_here, changed_imports
+from aotc.reads.outside import ReadFile, recorded_reads
+from aotc.reads.read_issues import ATTRIBUTES_HINT, attribute_issue, found_differences, read_issues
+from aotc.reads.sources import file_of, source_digests
 from aotc.records import Artifact, ModuleGuard
-from aotc.runtime.state.module import ModuleCheck, backward_hooks_here, changed_imports
-from aotc.snapshot.attributes import hooks_on_all_modules, module_attributes, origin_of
-from aotc.snapshot.differences import ATTRIBUTES_HINT, attribute_issue, found_differences, read_issues
-from aotc.snapshot.outside import ReadFile, recorded_reads
-from aotc.snapshot.sources import file_of, source_digests
 
 BACKWARD_HOOKS = (
     "remove them; hooks on parameters, inputs and results run, as does one on a module that stays eager around this one"

@@ -1,4 +1,4 @@
-"""Comparing the module at load with the one that was captured at build; `aotc.runtime.explain.module` says the rest."""
+"""Comparing the module at load with the one that was captured at build; `aotc.reads.module_issues` says the rest."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from torch import nn
 
 from aotc.digest import canonical_json, sha256_json
 from aotc.errors import BindError
-from aotc.records import Artifact, ModuleGuard
-from aotc.runtime.state.watch import ModuleWatch
-from aotc.snapshot.attributes import (
+from aotc.reads.attributes import (
     backward_hooks,
     hooks_on_all_modules,
     module_attributes,
     training_differs,
 )
-from aotc.snapshot.outside import ReadFile, read_here, recorded_reads
-from aotc.snapshot.sources import BY_DIGEST, file_identity, source_digests
+from aotc.reads.outside import ReadFile, read_here, recorded_reads
+from aotc.reads.sources import BY_DIGEST, file_identity, source_digests
+from aotc.reads.watch import ModuleWatch
+from aotc.records import Artifact, ModuleGuard
 
 ModuleCheck = Literal["class", "source", "attributes", "training"]
 
@@ -33,7 +33,7 @@ def check_module(artifact: Artifact, module: nn.Module, ignore: Collection[Modul
         "attributes": lambda: same_attributes(artifact, module, read_file),
     }
     if differ := [name for name, same in checks.items() if name not in ignore and not same()]:
-        from aotc.runtime.explain.module import ignore_hint, module_issues
+        from aotc.reads.module_issues import ignore_hint, module_issues
 
         if issues := module_issues(artifact, module, differ, read_file):
             what = f"this module is not the one that `{artifact.model}` was built from"

@@ -8,7 +8,6 @@ were written to. What differs, and whether that matters, is looked at only then.
 
 from __future__ import annotations
 
-import dataclasses
 import operator
 from collections.abc import Collection, Iterable, Iterator
 from itertools import chain
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from aotc.errors import BindError
-from aotc.snapshot.attributes import (
+from aotc.reads.attributes import (
     NO_VALUE,
     attributes_in,
     backward_hooks,
@@ -26,10 +25,9 @@ from aotc.snapshot.attributes import (
     hooks_on_all_modules,
     is_anothers,
     objects_in,
-    plain_forward,
     plain_value,
 )
-from aotc.snapshot.outside import Outside, Step, digests_of, within
+from aotc.reads.outside import Outside, Step, digests_of, within
 from aotc.tensors.layouts import has_memory
 
 SHOWN = 10
@@ -179,7 +177,7 @@ class ModuleWatch:
             is_same = False  # a tensor in a number's place is neither equal nor unequal; an attribute may be gone
         if is_same:
             return
-        from aotc.runtime.explain.watch import changes
+        from aotc.reads.watch_issues import changes
 
         if issues := changes(seen, self):
             raise BindError(
@@ -221,18 +219,6 @@ def _inner(value: Any) -> dict[Any, Any] | None:
     return {hash(item): item for item in value} if isinstance(value, set | frozenset) else None
 
 
-def here_in(slot: Slot, value: Any) -> Any:
-    """As `here`, for the value of an attribute; NO_VALUE for the class's own forward, and as if there were none for the
-    compiled code of a method."""
-    if slot.key == "forward":
-        return NO_VALUE if value is None else plain_forward(slot.part, value)
-    if _is_compiled(value, slot):
-        return here(None)  # `module.method = aotc.load(…, module)`
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return f"a {type(value).__qualname__}"  # of which the attributes are compared
-    return here(value)
-
-
 def _tree(module: nn.Module) -> Tree:
     parts = dict(module.named_modules())
     tables = [table for part in parts.values() for table in _tables(part) if table]
@@ -267,13 +253,13 @@ def _of_classes(slots: Iterable[Slot]) -> Iterator[Step]:
         cls = type(slot.part)
         if slot.owner is not vars(slot.part) or (cls, slot.key) in seen:
             continue
-        if slot.key not in slot.owner or _is_compiled(slot.owner[slot.key], slot):
+        if slot.key not in slot.owner or is_compiled(slot.owner[slot.key], slot):
             seen.add((cls, slot.key))
             if hasattr(cls, slot.key):
                 yield Step(cls, slot.key, getattr(cls, slot.key))
 
 
-def _is_compiled(value: Any, slot: Slot) -> bool:
+def is_compiled(value: Any, slot: Slot) -> bool:
     """Whether a value is the compiled code of the method whose place it has."""
     is_part_s = getattr(value, "is_compiled_code", False) is True and getattr(value, "module", None) is slot.part
     return is_part_s and value.artifact.method == slot.key

@@ -10,8 +10,8 @@ from torch import nn
 
 from aotc.digest import canonical_json
 from aotc.errors import Issue
+from aotc.reads.outside import ABSENT, ENVIRONMENT, read_here
 from aotc.records import Reads
-from aotc.snapshot.outside import ABSENT, ENVIRONMENT, differences, read_here
 
 Difference = tuple[str, str, tuple[str, ...], str, str]
 """The submodule's path, the attribute, the members of it that lead there, and both values."""
@@ -43,8 +43,15 @@ def read_issues(module: nn.Module, names: Collection[str], recorded: Reads) -> l
     the module."""
     here = read_here(module, names, recorded)
     of_module = found_differences(recorded.attributes, here.attributes)
-    outside = differences(recorded.outside, here.outside)
+    outside = _changed_names(recorded.outside, here.outside)
     return [*map(attribute_issue, of_module), *(_outside_issue(*each) for each in outside)]
+
+
+def _changed_names(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """The names whose values differ, with both; those that cannot be found here are left out."""
+    for name in sorted(recorded.keys() & here.keys()):
+        if canonical_json(recorded[name]) != canonical_json(here[name]):  # True is not 1
+            yield name, recorded[name], here[name]
 
 
 def _outside_issue(name: str, built: Any, here: Any) -> Issue:

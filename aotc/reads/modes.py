@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.utils import _device as current_device
 
+from aotc.reads.tensors import dtype_name
 from aotc.records import Ambient, Scalar
-from aotc.snapshot.tensors import dtype_name
 
 
 def mode_readers(device: str) -> dict[str, Callable[[], Any]]:

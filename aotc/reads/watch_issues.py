@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
 from aotc.digest import canonical_json
 from aotc.errors import Issue
-from aotc.runtime.state.watch import ModuleWatch, Seen, Tree, here_in
-from aotc.snapshot.attributes import NO_VALUE, backward_hooks, forward_hooks, hooks_on_all_modules, is_torchs
-from aotc.snapshot.outside import ENVIRONMENT
+from aotc.reads.attributes import (
+    NO_VALUE,
+    backward_hooks,
+    forward_hooks,
+    hooks_on_all_modules,
+    is_torchs,
+    plain_forward,
+)
+from aotc.reads.outside import ENVIRONMENT
+from aotc.reads.watch import ModuleWatch, Seen, Slot, Tree, here, is_compiled
 
 _SWAPPED = "set it back, or call compiled.refresh(), which checks the new one"
 
@@ -18,16 +26,28 @@ def changes(seen: Seen, watch: ModuleWatch) -> list[Issue]:
     """Issues for each place that differs from the values that were seen."""
     tree, slots = watch.look()
     then = {
-        slot.path: seen.held[index] if index in seen.held else here_in(slot, seen.values[index])
+        slot.path: seen.held[index] if index in seen.held else _here_in(slot, seen.values[index])
         for index, slot in enumerate(seen.slots)
     }
-    now = {slot.path: here_in(slot, slot.owner.get(slot.key)) for slot in slots}
+    now = {slot.path: _here_in(slot, slot.owner.get(slot.key)) for slot in slots}
     return [
         *_tree_changes(seen.tree, tree),
         *_value_changes(then, now),
         *_value_changes(seen.outside, watch.look_outside(slots)),
         *(_hook_changes(seen, tree, watch.trains) if watch.hooks else ()),
     ]
+
+
+def _here_in(slot: Slot, value: Any) -> Any:
+    """As `here`, for the value of an attribute; NO_VALUE for the class's own forward, and as if there were none for the
+    compiled code of a method."""
+    if slot.key == "forward":
+        return NO_VALUE if value is None else plain_forward(slot.part, value)
+    if is_compiled(value, slot):
+        return here(None)  # `module.method = aotc.load(…, module)`
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return f"a {type(value).__qualname__}"  # of which the attributes are compared
+    return here(value)
 
 
 def _tree_changes(then: Tree, now: Tree) -> Iterator[Issue]:

@@ -11,15 +11,14 @@ from __future__ import annotations
 import builtins
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 from torch import nn
 
-from aotc.digest import canonical_json, sha256_bytes, sha256_json
-from aotc.records import Artifact, File, Reads, decode
-from aotc.snapshot.attributes import (
+from aotc.digest import sha256_bytes, sha256_json
+from aotc.reads.attributes import (
     TORCHS_OWN,
     contents_of,
     is_torchs,
@@ -28,8 +27,9 @@ from aotc.snapshot.attributes import (
     plain_or_type,
     read_attributes,
 )
-from aotc.snapshot.sources import public_name
-from aotc.snapshot.tensors import named_state, tensor_digests
+from aotc.reads.sources import public_name
+from aotc.reads.tensors import named_state, tensor_digests
+from aotc.records import Artifact, File, Reads, decode
 
 ENVIRONMENT = "$"
 ABSENT = ["absent"]
@@ -148,13 +148,6 @@ def within(value: Any, depth: int = 4) -> Iterator[Step]:
         if (inner := contents_of(cell)) is not None:
             yield Step(cell, "cell_contents", inner)
             yield from within(inner, depth - 1)
-
-
-def differences(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """The names whose values differ, with both; those that cannot be found here are left out."""
-    for name in sorted(recorded.keys() & here.keys()):
-        if canonical_json(recorded[name]) != canonical_json(here[name]):  # True is not 1
-            yield name, recorded[name], here[name]
 
 
 # -- compared with a record --------------------------------------------------------------------------------------------

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from aotc.compiler.capture.export import capture
 from aotc.compiler.capture.ranges.dynamic_shapes import dynamic_shapes
 from aotc.compiler.codegen.graph_key import graph_key
-from aotc.records import Bucket, Parameter, Signature, SizeRange, TensorLeaf
+from aotc.compiler.training.halves import halves_of
+from aotc.records import Argument, Bucket, Parameter, Signature, SizeRange, TensorLeaf
 
 SIGNATURE = Signature((Parameter("x", 0, "either"),), (TensorLeaf("x", "float32", ("n", 4)),))
 RANGE: Bucket = {"n": SizeRange(2, 64)}
@@ -79,6 +80,18 @@ def key_of(
 def test_a_graph_that_is_written_otherwise_has_the_same_key() -> None:
     assert key_of(plain) == key_of(written_otherwise) != ""
     assert key_of(branches) != ""
+
+
+def test_the_halves_of_a_training_step_have_a_key_over_a_range_of_sizes() -> None:
+    def key(forward: Any) -> str:
+        captured = capture(
+            Model(forward).train(), SIGNATURE, [torch.ones(8, 4)], dynamic_shapes(SIGNATURE, RANGE), False, train=True
+        )
+        halves = halves_of(captured, [Argument(state="linear.weight")], 1.0)
+        return graph_key("", [halves.forward, halves.backward])
+
+    assert key(plain) == key(written_otherwise) != ""
+    assert key(plain) != key(another_number) != ""
 
 
 @pytest.mark.parametrize(

@@ -617,7 +617,12 @@ def main() -> None:
     if not store.exists():
         write_subjects(folder, SAMPLED if given.sampled else FORMS if given.work else forms)
         command = [sys.executable, "-m", "aotc", "build", "manifest.yaml", "--store", store]
-        subprocess.run(command, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
+        subprocess.run(
+            command,
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
+            check=False,
+        )
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     logging.getLogger("aotc").setLevel(logging.ERROR)

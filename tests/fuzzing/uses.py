@@ -243,7 +243,12 @@ def build(store: Path) -> dict[str, str]:
     refused = {}
     for manifest in MANIFESTS:
         command = [sys.executable, "-m", "aotc", "build", str(manifest), "--store", str(store), "--json"]
-        ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+        ran = subprocess.run(
+            command,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
+        )
         for unit in json.loads(ran.stdout)["units"]:
             if unit["status"] == "failed":
                 refused[unit["model"]] = unit["error"]

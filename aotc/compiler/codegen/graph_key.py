@@ -47,7 +47,7 @@ def _described(capture: Capture) -> dict[str, Any]:
     return {
         "graphs": graphs,
         "constants": tensor_digests(constants),
-        "examples": [[dtype_name(each.dtype), list(each.shape), list(each.stride())] for each in capture.examples],
+        "examples": [_form(each) for each in capture.examples],
         "guards": sorted(capture.guards),
         "ranges": sorted(f"{symbol}: {values}" for symbol, values in ranges.items()),
     }
@@ -58,6 +58,12 @@ def _text(graph: fx.Graph) -> str:
     model's lines."""
     code = graph.python_code("self", verbose=True, include_stride=True, include_device=True).src
     return "\n".join(line for line in code.splitlines() if not line.lstrip().startswith("#"))
+
+
+def _form(example: Any) -> Any:
+    if not isinstance(example, Tensor):  # a size, of a half of a training step
+        return str(example)
+    return [dtype_name(example.dtype), *(list(map(str, each)) for each in (example.shape, example.stride()))]
 
 
 def _held(module: fx.GraphModule, path: str) -> Any:

@@ -3,7 +3,7 @@
     python tests/benchmarks/build.py unit                    # one unit against torch.compile(mode="max-autotune")
     python tests/benchmarks/build.py unit --device cuda --model gpt
     python tests/benchmarks/build.py jobs                    # 8 buckets: --jobs 1, and as many as the machine takes
-    python tests/benchmarks/build.py rebuild                 # 16 buckets: built, again with nothing to do, one added
+    python tests/benchmarks/build.py rebuild                 # 16 buckets: built, again, one added, another source
     python tests/benchmarks/build.py ray --nodes 1,2,4       # 8 buckets on Ray nodes of one core, against --jobs 1
     python tests/benchmarks/build.py quality --device cuda --model gpt   # 16 buckets, one at a time and all at once:
                                                              # the time, and the latency of what came out
@@ -459,16 +459,20 @@ def compare_jobs(options: argparse.Namespace, work: Path) -> None:
 
 
 def compare_rebuild(options: argparse.Namespace, work: Path) -> None:
-    """A build, the same again with nothing to compile, and one more bucket."""
-    times = {}
+    """A build, the same again with nothing to compile, one more bucket, and another source with the same graphs."""
+    times, sources = {}, work / "sources"
+    shutil.copytree(ROOT / "examples", sources / "examples")
     with fresh_home(work) as home:
-        for name, count in (
-            ("from nothing", options.units),
-            ("nothing changed", options.units),
-            ("one bucket added", options.units + 1),
+        for name, count, added in (
+            ("from nothing", options.units, ""),
+            ("nothing changed", options.units, ""),
+            ("one bucket added", options.units + 1, ""),
+            ("a function added to the model's file", options.units + 1, "\n\ndef unused() -> int:\n    return 1\n"),
         ):
+            with open(sources / "examples" / "models.py", "a") as models:
+                models.write(added)
             manifest = write_manifest(work / "manifest.yaml", options, buckets(options, count))
-            report, times[name] = build(manifest, home / "store", home)
+            report, times[name] = build(manifest, home / "store", home, folder=sources)
             print(
                 f"{count} buckets, {name}: {times[name]:.1f} s, {built(report)} compiled, {shared(report)}", flush=True
             )

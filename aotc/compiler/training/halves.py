@@ -16,6 +16,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor, fx, nn
+from torch._dispatch.python import enable_python_dispatcher
 from torch.autograd.function import Function
 from torch.autograd.graph import get_gradient_edge
 
@@ -208,7 +209,8 @@ class _Splitting:
             return _Dependence(of_arguments, of_results)
         fakes = self._fakes()
         index_of = {id(fake): index for index, fake in enumerate(fakes)}
-        with self.mode, torch.enable_grad():
+        # As torch traces: without its dispatcher in Python, composite operators of torch 2.11 fix the sizes of a range.
+        with self.mode, torch.enable_grad(), enable_python_dispatcher():
             values = self.captured.graph(*fakes)
         edges = {_edge_of(value): place for place, value in enumerate(values) if value.requires_grad}
         for edge, place in edges.items():

@@ -469,7 +469,7 @@ def compare_rebuild(options: argparse.Namespace, work: Path) -> None:
             ("one bucket added", options.units + 1, ""),
             ("a function added to the model's file", options.units + 1, "\n\ndef unused() -> int:\n    return 1\n"),
         ):
-            with open(sources / "examples" / "models.py", "a") as models:
+            with (sources / "examples" / "models.py").open("a") as models:
                 models.write(added)
             manifest = write_manifest(work / "manifest.yaml", options, buckets(options, count))
             report, times[name] = build(manifest, home / "store", home, folder=sources)

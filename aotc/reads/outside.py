@@ -79,7 +79,7 @@ class Outside:
                 yield from within(found[-1].value)
 
     def _steps(self, name: str) -> list[Step] | None:
-        """None where the name's Python module is not imported; [] where the module lacks the name."""
+        """None where the Python module is not imported; [] where it lacks the name, and is not torch's."""
         if name.startswith(ENVIRONMENT):
             variable = os.fsencode(name[1:])
             return [Step(_environment, variable, _environment.get(variable))]
@@ -102,8 +102,8 @@ class Outside:
             if value is absent and isinstance(owner, dict) and key in vars(builtins):
                 steps.append(Step(owner, key, None))  # which would hide Python's own
                 owner, value = vars(builtins), vars(builtins)[key]
-            if value is absent:
-                return []
+            if value is absent:  # of torch's, in another version
+                return None if module_name.partition(".")[0] == "torch" else []
             steps.append(Step(owner, key, value))
         return steps
 

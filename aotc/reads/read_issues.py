@@ -43,11 +43,11 @@ def read_issues(module: nn.Module, names: Collection[str], recorded: Reads) -> l
     the module."""
     here = read_here(module, names, recorded)
     of_module = found_differences(recorded.attributes, here.attributes)
-    outside = _changed_names(recorded.outside, here.outside)
+    outside = changed_names(recorded.outside, here.outside)
     return [*map(attribute_issue, of_module), *(_outside_issue(*each) for each in outside)]
 
 
-def _changed_names(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+def changed_names(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """The names whose values differ, with both; those that cannot be found here are left out."""
     for name in sorted(recorded.keys() & here.keys()):
         if canonical_json(recorded[name]) != canonical_json(here[name]):  # True is not 1

@@ -1,4 +1,4 @@
-"""What a forward reads beside its inputs: recorded by the build, and compared at three moments.
+"""What a forward reads beside its inputs: found by `aotc.compiler.capture.facts`, and compared at three moments.
 
 Compiled code has taken in more than shapes: the module tree, Python attributes (`self.heads`), the code of classes and
 functions, names outside the module, tied weights, and modes of the process. Each is plain data here.
@@ -8,6 +8,4 @@ functions, names outside the module, tied weights, and modes of the process. Eac
 - `read_issues`: how the record of a capture differs from them. The next build asks it of units under their key.
 - `module_check`: the same and the module's class, code and hooks, at a load; `module_issues`: why, with both values.
 - `watch`: what can change in a process, in each call; `watch_issues`: why.
-
-`aotc.compiler.capture.facts` finds what forward reads.
 """

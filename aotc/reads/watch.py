@@ -8,9 +8,9 @@ were written to. What differs, and whether that matters, is looked at only then.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Collection, Iterable, Iterator
 from itertools import chain
+from operator import attrgetter, is_not
 from types import FunctionType, MethodType, MethodWrapperType, SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -57,11 +57,11 @@ class Tree(NamedTuple):
 
 class Seen(NamedTuple):
     """What was found: values in dicts and of objects' attributes, what the containers among them held (also as one
-    sequence), and what must hold nothing.
+    sequence), and what must hold nothing. `slots` are the first of `owners`.
 
-    `slots` are the first of `owners`. `bound` are attributes of which each look gives another object, as class methods.
-    `tensors` are plain ones, with how often each was written to. `held` has what the mutable values were, by their
-    positions in `values`; `outside` and `hooks_of` have the values by name, and the hooks of each module.
+    `bound` are attributes of which each look gives another object, as class methods. `tensors` are plain ones; `marks`
+    are how often each was written to, and their addresses. `held` has what the mutable values were, by their positions
+    in `values`; `outside` and `hooks_of` have the values by name, and the hooks of each module.
     """
 
     tree: Tree
@@ -73,12 +73,12 @@ class Seen(NamedTuple):
     names: list[str]
     of_objects: list[Any]
     bound: list[Step]
-    containers: list[Any]
+    dicts: list[dict[Any, Any]]
+    others: list[Any]
     copies: list[Any]
     items: list[Any]
     tensors: list[Tensor]
-    writes: list[int]
-    pointers: list[int]
+    marks: list[int]
     empty: list[dict[Any, Any]]
     held: dict[int, Any]
     outside: dict[str, Any]
@@ -117,7 +117,9 @@ class ModuleWatch:
         hooks = [table for part in hooked for table in (part._forward_hooks, part._forward_pre_hooks)]
         found = [*values, *(step.value for step in in_objects)]
         containers = [*_containers(found), *filter(None, hooks)]
-        items = list(chain.from_iterable(map(_items, containers)))
+        dicts = [each for each in containers if isinstance(each, dict)]
+        others = [each for each in containers if not isinstance(each, dict)]
+        items = list(_each_item(dicts, others))
         tensors = [each for each in (*found, *items) if _counts_writes(each)]
         self._seen = Seen(  # replaced as a whole: any thread may call
             tree,
@@ -129,12 +131,12 @@ class ModuleWatch:
             [step.key for step in in_objects],
             [step.value for step in in_objects],
             [step for step in steps if not isinstance(step.owner, dict) and not _is_kept(step)],
-            containers,
-            [each.copy() for each in containers],
+            dicts,
+            others,
+            [each.copy() for each in (*dicts, *others)],
             items,
             tensors,
-            list(map(_writes, tensors)),
-            list(map(Tensor.data_ptr, tensors)),
+            _marks(tensors),
             [
                 *(table for part in tree.parts.values() for table in _tables(part) if not table),
                 *(table for table in hooks if not table),
@@ -157,21 +159,19 @@ class ModuleWatch:
 
     def check(self) -> None:
         """Raises BindError where something is another than it was."""
-        seen = self._seen
-        tree = seen.tree
+        seen, tree = self._seen, self._seen.tree
         try:
             is_same = (
-                all(map(operator.is_, map(dict.get, seen.owners, seen.keys), seen.values))
-                and all(map(operator.is_, map(getattr, seen.objects, seen.names), seen.of_objects))
-                and not any(getattr(step.owner, step.key) != step.value for step in seen.bound)
+                not any(map(is_not, map(dict.get, seen.owners, seen.keys), seen.values))
+                and not (seen.objects and any(map(is_not, map(getattr, seen.objects, seen.names), seen.of_objects)))
+                and not (seen.bound and any(getattr(step.owner, step.key) != step.value for step in seen.bound))
                 and tree.tables == tree.copies
                 and not any(seen.empty)
                 and list(map(type, tree.holders)) == tree.classes
                 and list(map(len, tree.own)) == tree.lengths
-                and seen.containers == seen.copies
-                and all(map(operator.is_, chain.from_iterable(map(_items, seen.containers)), seen.items))
-                and list(map(_writes, seen.tensors)) == seen.writes
-                and list(map(Tensor.data_ptr, seen.tensors)) == seen.pointers
+                and [*seen.dicts, *seen.others] == seen.copies
+                and not (seen.items and any(map(is_not, _each_item(seen.dicts, seen.others), seen.items)))
+                and not (seen.tensors and _marks(seen.tensors) != seen.marks)
             )
         except (RuntimeError, ValueError, TypeError, AttributeError):
             is_same = False  # a tensor in a number's place is neither equal nor unequal; an attribute may be gone
@@ -270,11 +270,15 @@ def _is_kept(step: Step) -> bool:
     return getattr(step.owner, step.key) is step.value
 
 
-_writes = operator.attrgetter("_version")
+_writes = attrgetter("_version")
 
 
 def _counts_writes(value: Any) -> bool:
     return isinstance(value, Tensor) and not value.is_inference() and has_memory(value)
+
+
+def _marks(tensors: Iterable[Tensor]) -> list[int]:
+    return [*map(_writes, tensors), *map(Tensor.data_ptr, tensors)]
 
 
 def _is_mutable(value: Any) -> bool:
@@ -289,6 +293,10 @@ def _containers(values: Iterable[Any], depth: int = 4) -> Iterator[Any]:
             yield found
         if depth and isinstance(found, list | dict | tuple):
             yield from _containers(_items(found), depth - 1)
+
+
+def _each_item(dicts: Iterable[dict[Any, Any]], others: Iterable[Any]) -> Iterator[Any]:
+    return chain(chain.from_iterable(map(dict.values, dicts)), chain.from_iterable(others))
 
 
 def _items(container: Any) -> Iterable[Any]:

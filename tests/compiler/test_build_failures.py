@@ -17,10 +17,10 @@ from doctoring import artifact_of, copy_store, library_bytes
 from in_process import run_here
 from processes import ZOO, run_aotc
 
+from aotc.compiler.cache_lookup import PlannedUnit
 from aotc.compiler.executors import host
 from aotc.compiler.explain_failure import hint_for
 from aotc.compiler.pipeline import UnitBuild
-from aotc.compiler.plan import Unit
 from aotc.compiler.workers.process_failure import statically_linked_libstdcxx
 from aotc.compiler.workers.process_group import Processes
 from aotc.compiler.workers.unit_log import begin_log
@@ -683,8 +683,8 @@ def test_a_tag_stays_on_its_bundle_where_a_unit_of_the_new_one_fails(
 ) -> None:
     """What services load by the tag goes on having all its buckets; --partial publishes what there is."""
 
-    def refused(build: UnitBuild, unit: Unit, log: Path) -> Any:
-        raise BuildError(f"{unit.name} is refused")
+    def refused(build: UnitBuild, plan: PlannedUnit, log: Path) -> Any:
+        raise BuildError(f"{plan.unit.name} is refused")
 
     store = copy_store(zoo_store, tmp_path)
     (before,) = [entry.digest for entry in store.tags() if entry.model == "linear"]

@@ -53,5 +53,7 @@ def _taken(store: Store, variant: BuiltVariant, key: str, output: Path) -> Store
         picks = decode_picks(store.blobs.load(variant.picks, PICKS_LIMIT), f"the picks {variant.picks.blob}")
     for file in variant.files:
         store.blobs.extract(file, output / file.name)
-    names, mapped = [tuple(file.name for file in variant.files if file.mapped or not only) for only in (False, True)]
-    return StoredCode(key, CompiledFiles(names, mapped, report.kernels, 0, report.patches), picks, variant.untuned)
+    names = tuple(file.name for file in variant.files)
+    mapped = tuple(file.name for file in variant.files if file.mapped)
+    files = CompiledFiles(names, mapped, report.kernels, patches=report.patches)
+    return StoredCode(key, files, picks, variant.untuned)

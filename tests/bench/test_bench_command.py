@@ -194,11 +194,13 @@ def test_what_is_stopped_shows_what_was_measured_and_says_how_it_ended(
 
     measuring(monkeypatch, stopped)
     before = signal.getsignal(signal.SIGTERM)
+    kept = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     try:
         page, limit = tmp_path / "page.html", "120" if number else "1"
         ran = CliRunner().invoke(main, ["bench", "tiny", "--limit", limit, "--html", str(page), "--json"])
         in_words = CliRunner().invoke(main, ["bench", "tiny", "--limit", limit])
     finally:
+        signal.signal(signal.SIGINT, kept)
         signal.signal(signal.SIGTERM, before)
     assert ran.exit_code == in_words.exit_code == code
     (report,) = json.loads(ran.stdout)

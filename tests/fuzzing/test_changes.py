@@ -12,7 +12,7 @@ from typing import Any
 import filelock
 import pytest
 from fuzzing import changes
-from fuzzing.change_kinds import KINDS, guide_table
+from fuzzing.change_kinds import KINDS, MOMENTS, guide_table
 from processes import ROOT, finish, start
 
 COUNT, SEED = 3 * len(KINDS), 0
@@ -44,8 +44,8 @@ def test_changes_are_told_from_no_changes(tried: list[changes.Tried]) -> None:
     assert COUNT // 3 < sum(not one.kept for one in told) < len(told)
 
 
-def test_every_kind_is_tried(tried: list[changes.Tried]) -> None:
-    assert {one.kind for one in tried} == {kind.title for kind in KINDS}
+def test_every_kind_that_can_be_noticed_is_tried(tried: list[changes.Tried]) -> None:
+    assert {one.kind for one in tried} >= {kind.title for kind in KINDS if kind.blind != MOMENTS}
 
 
 def test_no_change_is_told_from_eager(tried: list[changes.Tried]) -> None:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
 import torch
 from hand_built import make_artifact, tensor
 
+from aotc.digest import sha256_bytes
 from aotc.errors import EnvironmentMismatchError, LibraryError
 from aotc.machine.elf import needed_versions, undefined_symbols
 from aotc.machine.environment import libstdcxx_versions
-from aotc.records import Artifact, Backward
+from aotc.records import Artifact, Backward, File
+from aotc.runtime.libraries.files import FilesInMemory
 from aotc.runtime.libraries.folder import FilesInFolder
 from aotc.runtime.libraries.torch_abi import check_symbols
 
@@ -43,6 +48,25 @@ def test_code_runs_where_all_that_it_calls_is_there(tmp_path: Path) -> None:
     files = library(tmp_path, *PROMISED)
     assert {*PROMISED} <= {*undefined_symbols(tmp_path / "model.so")}
     check_symbols(built_with("2.99.0"), lambda variant: files)
+
+
+def test_code_that_the_process_has_loaded_before_is_read_from_its_own_bytes(tmp_path: Path) -> None:
+    """The path that it was opened by first is another file's now, or none's."""
+    library(tmp_path, "malloc")
+    data = (tmp_path / "model.so").read_bytes()
+    artifact = built_with("2.99.0")
+    file = File(name="model.so", digest=sha256_bytes(data), size=len(data), blob="packed", blob_size=len(data))
+    variant = msgspec.structs.replace(artifact.variants[0], library="model.so", files=(file,))
+    source: Any = SimpleNamespace(unpack=lambda file, sink: sink.write(data))
+    first = FilesInMemory(variant, source)
+    with first.opened() as path:
+        assert Path(path).exists()
+    del first
+    with Path(os.devnull).open():  # takes the number of its descriptor
+        again = FilesInMemory(variant, source)
+        with again.opened() as known:
+            assert known == path
+        check_symbols(artifact, lambda _: again)
 
 
 def test_every_symbol_that_is_missing_or_not_promised_is_named(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ class FilesInMemory:
         Raises what `source.unpack` raises, and LibraryError where no anonymous file can be made or filled.
         """
         self.library = variant.library
-        self._files: dict[str, BinaryIO] = {}
+        self.streams: dict[str, BinaryIO] = {}
         self._digests = {file.name: file.digest for file in variant.files}
         self._constants = b""
         self._weights = {file.name: weights[file.blob] for file in variant.files if weights and file.mapped}
@@ -84,7 +84,7 @@ class FilesInMemory:
                 self._constants = index.getvalue()
                 continue
             with _typed(file):
-                self._files[file.name] = stream = anonymous_file(file.name)
+                self.streams[file.name] = stream = anonymous_file(file.name)
                 source.unpack(file, stream)
                 stream.flush()
             with contextlib.suppress(OSError):  # no memfd
@@ -92,7 +92,7 @@ class FilesInMemory:
 
     @property
     def names(self) -> frozenset[str]:
-        return frozenset(self._files)
+        return frozenset(self.streams)
 
     def of(self, library: str) -> FilesInMemory:
         other = copy.copy(self)
@@ -101,16 +101,16 @@ class FilesInMemory:
 
     @contextmanager
     def opened(self, device: str = "cpu") -> Iterator[str]:
-        key, own = (self._digests[self.library], device), self._files[self.library]
+        key, own = (self._digests[self.library], device), self.streams[self.library]
         known, file, _ = _mapped.get(key) or ("", None, None)
-        if all(name.endswith(".so") for name in self._files):  # which read no files beside them
+        if all(name.endswith(".so") for name in self.streams):  # which read no files beside them
             yield known or _keep(key, _path_of(own))
             return
         from aotc.runtime.libraries.on_disk import private_folder
 
         folder = private_folder()
         try:
-            for name, stream in {**self._files, self.library: file or own}.items():
+            for name, stream in {**self.streams, self.library: file or own}.items():
                 (folder.path / name).symlink_to(f"/proc/self/fd/{stream.fileno()}")
             yield _keep(key, str(folder.path / self.library), own)
         finally:

@@ -22,7 +22,7 @@ from aotc.errors import EnvironmentMismatchError, Issue, LibraryError
 from aotc.machine.elf import undefined_symbols
 from aotc.machine.environment import numbers, this_environment
 from aotc.records import Artifact, Variant, part_name
-from aotc.runtime.libraries.files import LibraryFiles
+from aotc.runtime.libraries.files import FilesInMemory, LibraryFiles
 from aotc.runtime.libraries.library import opened
 
 
@@ -55,11 +55,14 @@ def check_symbols(artifact: Artifact, files_of: Callable[[Variant], LibraryFiles
 
 
 def _symbols(files: LibraryFiles) -> list[str]:
-    with opened(files) as path:
-        try:
+    """From the bytes of this load: the path that `opened` gives for a library that is loaded already is but a name."""
+    try:
+        if isinstance(files, FilesInMemory):
+            return undefined_symbols(f"/proc/self/fd/{files.streams[files.library].fileno()}")
+        with opened(files) as path:
             return undefined_symbols(path)
-        except ValueError as error:
-            raise LibraryError(f"the library {files.library} cannot be read: {error}", hint="build it again") from error
+    except (OSError, ValueError) as error:
+        raise LibraryError(f"the library {files.library} cannot be read: {error}", hint="build it again") from error
 
 
 @functools.cache

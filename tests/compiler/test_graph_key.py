@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from aotc.compiler.capture.export import capture
 from aotc.compiler.capture.ranges.dynamic_shapes import dynamic_shapes
@@ -80,6 +81,25 @@ def key_of(
 def test_a_graph_that_is_written_otherwise_has_the_same_key() -> None:
     assert key_of(plain) == key_of(written_otherwise) != ""
     assert key_of(branches) != ""
+
+
+@pytest.mark.parametrize(
+    ("declared", "tags"), [("own(Tensor(a!) x) -> Tensor", ()), ("own(Tensor x) -> Tensor", torch.Tag.flexible_layout)]
+)
+def test_an_operator_that_is_declared_otherwise_has_another_key(declared: str, tags: Any) -> None:
+    def key(declared: str, tags: Any) -> str:
+        with torch.library._scoped_library("graph_key", "DEF") as library:
+            library.define(declared, tags=tags)
+            library.impl("own", lambda x: x.clone(), "CompositeExplicitAutograd")
+            graph = fx.Graph()
+            x = graph.placeholder("x")
+            graph.output((graph.call_function(torch.ops.graph_key.own.default, (x,)),))
+            module: Any = SimpleNamespace(
+                graph=fx.GraphModule(nn.Module(), graph), examples=(torch.ones(2),), guards=(), program=None
+            )
+            return graph_key("", [module])
+
+    assert key(declared, tags) != key("own(Tensor x) -> Tensor", ()) != ""
 
 
 def test_the_halves_of_a_training_step_have_a_key_over_a_range_of_sizes() -> None:

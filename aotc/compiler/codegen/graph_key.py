@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, fx
-from torch._ops import HigherOrderOperator
+from torch._ops import HigherOrderOperator, OpOverload
 
 from aotc.compiler.capture.lifting.lift import Capture
 from aotc.digest import sha256_json
@@ -29,13 +29,15 @@ def graph_key(code: str, captures: Sequence[Capture]) -> str:
 
 
 def _described(capture: Capture) -> dict[str, Any]:
-    graphs, constants = {}, {}
+    graphs, constants, operators = {}, {}, set()
     for path, part in capture.graph.named_modules():
         if not isinstance(part, fx.GraphModule):
             return {}
         for node in part.graph.nodes:
             if isinstance(node.target, HigherOrderOperator) and str(node.target).startswith(_WITH_CODE_ELSEWHERE):
                 return {}
+            if isinstance(node.target, OpOverload):  # an operator of the model's own may be declared otherwise
+                operators.add(f"{node.target._schema} {sorted(map(str, node.target.tags))}")
             if node.op == "get_attr":
                 held = _held(part, str(node.target))
                 if isinstance(held, Tensor):
@@ -46,6 +48,7 @@ def _described(capture: Capture) -> dict[str, Any]:
     ranges = getattr(capture.program, "range_constraints", {})
     return {
         "graphs": graphs,
+        "operators": sorted(operators),
         "constants": tensor_digests(constants),
         "examples": [_form(each) for each in capture.examples],
         "guards": sorted(capture.guards),

@@ -51,8 +51,13 @@ def _taken(store: Store, variant: BuiltVariant, key: str, output: Path) -> Store
         report = decode(store.blobs.load(variant.report, CONFIG_LIMIT), Report)
     if variant.picks is not None:
         picks = decode_picks(store.blobs.load(variant.picks, PICKS_LIMIT), f"the picks {variant.picks.blob}")
-    for file in variant.files:
-        store.blobs.extract(file, output / file.name)
+    try:
+        for file in variant.files:
+            store.blobs.extract(file, output / file.name)
+    except AotcError:
+        for file in variant.files:  # where a compilation puts its own
+            (output / file.name).unlink(missing_ok=True)
+        raise
     names = tuple(file.name for file in variant.files)
     mapped = tuple(file.name for file in variant.files if file.mapped)
     files = CompiledFiles(names, mapped, report.kernels, patches=report.patches)

@@ -16,7 +16,7 @@ import sympy
 import torch
 from torch import nn
 
-from aotc.compiler.capture.facts.outside_reads import OutsideReads, outside_reads
+from aotc.compiler.capture.facts.outside_reads import OutsideReads, _is_of_model, outside_reads
 from aotc.errors import BuildError
 from aotc.reads.outside import ABSENT, Outside
 from aotc.reads.read_issues import changed_names
@@ -182,6 +182,12 @@ def test_a_name_that_another_version_of_torch_had_is_none_of_this_one(model: Any
     """Code of torch reads it, which is not the model's. Of the model's own, it is gone."""
     names = ["torch._C._nn:upsample_of_another_version", f"{model.__name__}:GONE"]
     assert Outside(model.Block()).values(names) == {names[1]: ABSENT}
+
+
+def test_a_package_whose_name_begins_like_a_compilers_is_the_models() -> None:
+    folder = Path(sympy.__file__).parent
+    assert not _is_of_model(str(folder / "core" / "add.py"))
+    assert _is_of_model(f"{folder}_kernels/model.py")
 
 
 class Asking(nn.Module):

@@ -54,7 +54,7 @@ _TORCH_FORWARDS = tuple(str(Path(nn.__file__).parent / name) for name in ("modul
 _CALLED = ("__call__", "__getattr__", "__getattribute__")
 """What Python looks up in a class at each call and each attribute of a module."""
 _COMPILERS = tuple(
-    str(Path(found.origin).parent) for name in ("triton", "sympy") if (found := find_spec(name)) and found.origin
+    f"{Path(found.origin).parent}/" for name in ("triton", "sympy") if (found := find_spec(name)) and found.origin
 )
 _MODES = {torch.is_grad_enabled: "grad", torch.is_inference_mode_enabled: "inference"}
 _DEFAULT_DEVICE = frozenset({*_device_constructors(), torch.get_default_device})

@@ -8,17 +8,19 @@ import functools
 import math
 import numbers
 import sys
+import types
+from array import array
+from collections import ChainMap, UserDict, UserList, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
-from types import BuiltinFunctionType, CellType, FunctionType, MappingProxyType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from aotc.digest import canonical_json, sha256_bytes
+from aotc.digest import canonical_json, sha256_bytes, sha256_json
 from aotc.reads.sources import public_name
-from aotc.reads.tensors import dtype_name, named_state, tensor_digest
+from aotc.reads.tensors import dtype_name, named_state, tensor_digest, tensor_digests
 from aotc.tensors.layouts import has_memory
 
 TORCHS_OWN = frozenset(vars(nn.Module())) - {"training"}
@@ -63,6 +65,9 @@ def module_attributes(module: nn.Module) -> dict[str, dict[str, Any]]:
     return {name: dict(_attributes(submodule, name_of)) for name, submodule in parts}
 
 
+ORDERED = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+"""Modules that run their parts, or give them, in order."""
+
 NOT_READ = "_aotc_not_read"
 """A module's own attribute: the names of those on which its results do not depend. `aotc.adapters` writes it."""
 
@@ -102,10 +107,12 @@ def _memory(tensor: Tensor) -> int:
 def _attributes(module: nn.Module, name_of: NameOf) -> Iterator[tuple[str, Any]]:
     yield "class", type(module).__qualname__
     if hooks := forward_hooks(module):
-        yield "forward hooks", len(hooks)
+        yield "forward hooks", [plain_or_type(hook, name_of=name_of) for hook in hooks]
     for kind, table in (("parameter", module._parameters), ("buffer", module._buffers), ("module", module._modules)):
         for name, held in table.items():
-            yield name, kind if held is not None else f"no {kind}"
+            yield name, kind_of(kind, held)
+    if isinstance(module, ORDERED) and len(module._modules) > 1:
+        yield "order of parts", list(module._modules)
     not_read = vars(module).get(NOT_READ, ())
     for name, value in sorted(vars(module).items()):
         if name.startswith("_") or name == "training" or name in not_read:
@@ -117,6 +124,17 @@ def _attributes(module: nn.Module, name_of: NameOf) -> Iterator[tuple[str, Any]]
             yield (_ORIGIN if name in MODULE_ORIGINS and has_origins(module) else "") + name, plain
         for path, origin in _origins(value, name):
             yield _ORIGIN + path, origin
+
+
+def kind_of(kind: str, held: Any) -> str:
+    """What an entry of a module's tables is: whether there is one, and a class of tensors that computes in its own way
+    (`__torch_function__`), which a capture has traced."""
+    if held is None:
+        return f"no {kind}"
+    function = getattr(type(held), "__torch_function__", None)
+    of_torch = None, torch._C._disabled_torch_function_impl, vars(Tensor)["__torch_function__"].__func__
+    own = getattr(function, "__func__", function) not in of_torch
+    return f"{kind} {public_name(type(held).__module__)}.{type(held).__qualname__}" if own else kind
 
 
 def forward_hooks(module: nn.Module) -> list[Any]:
@@ -158,7 +176,7 @@ def plain_forward(module: nn.Module, forward: Any) -> Any:
     if getattr(forward, "is_compiled_code", False) is True or getattr(forward, "is_entry_point", False) is True:
         return _SKIP
     function = forward
-    if isinstance(forward, MethodType):
+    if isinstance(forward, types.MethodType):
         function = forward.__func__
         if function is type(module).forward and forward.__self__ is module:
             return _SKIP
@@ -179,23 +197,20 @@ def read_attributes(module: nn.Module, names: Collection[str]) -> dict[str, dict
     """The values of those attributes called `names` (as `Class.attribute`) that `module_attributes` leaves out: private
     ones, those of classes, methods, and those of objects of classes of the model's own; of what is not plain, its type.
     By submodule, then by path from there."""
-    found = {path: dict(_read_attributes(part, names)) for path, part in module.named_modules(remove_duplicate=False)}
+    if not names:
+        return {}
+    name_of, parts = _registered_names(module), module.named_modules(remove_duplicate=False)
+    found = {path: dict(_read_attributes(part, names, name_of)) for path, part in parts}
     return {path: attributes for path, attributes in found.items() if attributes}
 
 
-def _read_attributes(module: nn.Module, names: Collection[str]) -> Iterator[tuple[str, Any]]:
-    if not names:
-        return
+def _read_attributes(module: nn.Module, names: Collection[str], name_of: NameOf) -> Iterator[tuple[str, Any]]:
     for path, holder in (("", module), *objects_in(module)):
         for name in attributes_in(holder, names):
-            plain = plain_or_type(getattr(holder, name, None))
-            if path or name.startswith("_") or name not in vars(module) or is_type(plain):
-                yield f"{path}.{name}".removeprefix("."), plain
-
-
-def is_type(plain: Any) -> bool:
-    """Whether `plain_or_type` gave the type."""
-    return isinstance(plain, list) and plain[:1] == ["type"]
+            value = getattr(holder, name, None)
+            plain = _plain(without_origins(value), name_of=name_of)
+            if path or name.startswith("_") or name not in vars(module) or plain is _SKIP:
+                yield f"{path}.{name}".removeprefix("."), plain_or_type(value, name_of=name_of)
 
 
 def attributes_in(holder: Any, names: Collection[str]) -> list[str]:
@@ -223,12 +238,26 @@ def objects_in(module: nn.Module, depth: int = 4) -> Iterator[tuple[str, Any]]:
         if isinstance(value, nn.Module | Tensor | type | enum.Enum) or not left or id(value) in seen:
             continue
         inner = dict(parts_of(value))
-        if is_anothers(type(value)) and isinstance(own := getattr(value, "__dict__", None), dict):
+        if is_anothers(type(value)) and (own := own_attributes(value)) is not None:
             yield path, value
             inner.update(own)
         if inner:
             seen.add(id(value))
             waiting += [(f"{path}.{name}", item, left - 1) for name, item in inner.items()]
+
+
+def own_attributes(value: Any) -> dict[str, Any] | None:
+    """The attributes of an object's own, in its `__dict__` and its slots; None where it has neither."""
+    own, slots = getattr(value, "__dict__", None), [name for cls in type(value).__mro__ for name in slots_in(cls)]
+    if not isinstance(own, dict) and not slots:
+        return None
+    return {**(own or {}), **{name: getattr(value, name) for name in slots if hasattr(value, name)}}
+
+
+def slots_in(cls: type) -> tuple[str, ...]:
+    """The names of a class's own slots."""
+    members = [name for name, value in vars(cls).items() if isinstance(value, types.MemberDescriptorType)]
+    return tuple(members) if is_anothers(cls) else ()
 
 
 def is_anothers(cls: type) -> bool:
@@ -241,21 +270,36 @@ _LIBRARIES = frozenset({*sys.stdlib_module_names, "torch", "numpy"})
 
 def parts_of(value: Any) -> dict[str, Any]:
     """What a list, a tuple, a dict or a configuration holds, by its name there."""
-    if isinstance(value, list | tuple):
+    value = container_of(value)
+    if isinstance(value, list | tuple | deque):
         return {str(index): item for index, item in enumerate(value)}
     if isinstance(value, dict):
-        return {str(key): item for key, item in value.items()}
+        return {key_text(key): item for key, item in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {name: getattr(value, name, None) for name in _members(value)}
     return {}
 
 
+def key_text(key: Any) -> str:
+    """A key of a dict as a text that another process finds, too: of an object without a plain value, its type."""
+    return str(key if isinstance(key, str | numbers.Number | enum.Enum | None) else plain_or_type(key, 2))
+
+
 NO_VALUE = _SKIP = object()
+
+
+def container_of(value: Any) -> Any:
+    """The list or the dict in which an object of Python's library keeps what it holds; any other value as it is."""
+    if isinstance(value, UserDict | UserList):
+        return value.data
+    is_chain, is_space = isinstance(value, ChainMap), isinstance(value, types.SimpleNamespace)
+    return value.maps if is_chain else vars(value) if is_space else value
 
 
 def _plain(value: Any, depth: int = 4, name_of: NameOf = lambda value: "") -> Any:
     if name := name_of(value):
         return name
+    value = container_of(value)
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, enum.Enum):
@@ -278,28 +322,32 @@ def _plain(value: Any, depth: int = 4, name_of: NameOf = lambda value: "") -> An
         return str(value)
     if type(value) is Tensor and value.layout is torch.strided and not value.is_meta:
         return f"tensor {dtype_name(value.dtype)} {list(value.shape)} {tensor_digest(value)}"
-    if isinstance(value, FunctionType | BuiltinFunctionType | type):
+    if type(value).__module__ == "numpy" and hasattr(value, "tobytes") and not value.dtype.hasobject:
+        return f"array {value.dtype} {list(value.shape)} {sha256_bytes(value.tobytes())}"
+    if isinstance(value, property | functools.cached_property):
+        return _plain(["property", value.fget if isinstance(value, property) else value.func], depth, name_of)
+    if isinstance(value, types.FunctionType | types.BuiltinFunctionType | type):
         name = f"{public_name(str(value.__module__))}.{value.__qualname__}"
-        if isinstance(value, FunctionType) and (code := value.__code__.co_qualname) != value.__qualname__:
+        if isinstance(value, types.FunctionType) and (code := value.__code__.co_qualname) != value.__qualname__:
             name = f"{name} by {code}"  # a decorator's, or the code of another function
-        held = held_by(value) if depth and isinstance(value, FunctionType) else {}
+        held = held_by(value) if depth and isinstance(value, types.FunctionType) else {}
         return [name, {key: plain_or_type(item, depth - 1, name_of) for key, item in held.items()}] if held else name
-    if isinstance(value, MethodType):
+    if isinstance(value, types.MethodType):
         return _plain(value.__func__, depth, name_of)
     if depth and isinstance(value, slice):
         return _plain(["slice", value.start, value.stop, value.step], depth, name_of)
     if depth and isinstance(value, partial):
         return _plain([value.func, *value.args, value.keywords], depth, name_of)
-    if depth and isinstance(value, SimpleNamespace):
-        return _plain(vars(value), depth, name_of)
-    if depth and isinstance(value, list | tuple):
+    if depth and isinstance(value, list | tuple | deque | array):
         items = [_plain(item, depth - 1, name_of) for item in value]
         return _SKIP if any(item is _SKIP for item in items) else items
     if depth and isinstance(value, set | frozenset):
         items = [_plain(item, depth - 1, name_of) for item in value]
         return _SKIP if any(item is _SKIP for item in items) else ["set", *sorted(items, key=canonical_json)]
-    if depth and isinstance(value, dict | MappingProxyType):
-        pairs = {str(key): _plain(item, depth - 1, name_of) for key, item in value.items()}
+    if depth and isinstance(value, dict | types.MappingProxyType):
+        pairs = {key_text(key): _plain(item, depth - 1, name_of) for key, item in value.items()}
+        if isinstance(value, defaultdict):
+            pairs["by default"] = plain_or_type(value.default_factory)
         return _SKIP if any(item is _SKIP for item in pairs.values()) else pairs
     if depth and dataclasses.is_dataclass(value) and not isinstance(value, type):
         left_out = CONFIG_ORIGINS if has_origins(value) else ()
@@ -310,7 +358,7 @@ def _plain(value: Any, depth: int = 4, name_of: NameOf = lambda value: "") -> An
     return _SKIP
 
 
-def held_by(function: FunctionType) -> dict[str, Any]:
+def held_by(function: types.FunctionType) -> dict[str, Any]:
     """What a function has beside its code, by name: its defaults and the variables of its closure. Of torch's own
     functions nothing: they come with the version."""
     if is_torchs(function):
@@ -321,7 +369,7 @@ def held_by(function: FunctionType) -> dict[str, Any]:
     return {**cells, **dict(zip(names, defaults, strict=True)), **(function.__kwdefaults__ or {})}
 
 
-def contents_of(cell: CellType) -> Any:
+def contents_of(cell: types.CellType) -> Any:
     """The value of a variable of a closure; None for one that is not assigned yet."""
     try:
         return cell.cell_contents
@@ -335,14 +383,26 @@ def is_torchs(value: Any) -> bool:
 
 
 def plain_or_type(value: Any, depth: int = 4, name_of: NameOf = lambda value: "") -> Any:
-    """As `plain_value`; of what cannot be compared, its type."""
+    """As `plain_value`; of what cannot be compared, its type and what it holds, as a container or a descriptor; of a
+    module that is none of the tree's, what is in it."""
     plain = _plain(without_origins(value), depth, name_of)
     if plain is not _SKIP:
         return plain
-    if isinstance(value, ModuleType):
+    if isinstance(value, types.ModuleType):
         return f"Python module {public_name(value.__name__)}"
+    if isinstance(value, nn.Module):
+        return ["module", *digests_of(value)]
     cls = type(value)
-    return ["type", f"{public_name(cls.__module__)}.{cls.__qualname__}"]
+    held = {} if not depth or dataclasses.is_dataclass(value) else parts_of(value)
+    if depth and is_anothers(cls) and hasattr(cls, "__get__"):
+        held = own_attributes(value) or {}
+    items = {key: plain_or_type(item, depth - 1, name_of) for key, item in held.items()}
+    return ["type", f"{public_name(cls.__module__)}.{cls.__qualname__}", *([items] if items else ())]
+
+
+def digests_of(module: nn.Module) -> tuple[str, str]:
+    """Of the attributes and of the tensors of a module that is not part of the model's."""
+    return sha256_json(module_attributes(module)), sha256_json(tensor_digests(named_state(module)))
 
 
 def _members(value: Any) -> list[str]:

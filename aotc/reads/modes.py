@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils import _device as current_device
 
 from aotc.reads.tensors import dtype_name
 from aotc.records import Ambient, Scalar
@@ -41,9 +40,9 @@ OF_INPUT = "requires_grad"
 
 
 def default_device() -> str:
-    """The kind of device on which tensors are made that are given none, as `torch.set_default_device` sets it."""
-    device = current_device.CURRENT_DEVICE
-    return "cpu" if device is None else torch.device(device).type
+    """The kind of device on which tensors are made that are given none, as `torch.set_default_device` sets it, or a
+    `with torch.device(…)`: both are modes that see each function of torch's."""
+    return torch.get_default_device().type if torch._C._len_torch_function_stack() else "cpu"
 
 
 def take_ambient(device: str) -> Ambient:

@@ -12,23 +12,24 @@ import builtins
 import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 from torch import nn
 
-from aotc.digest import sha256_bytes, sha256_json
+from aotc.digest import sha256_bytes
 from aotc.reads.attributes import (
     TORCHS_OWN,
     contents_of,
+    is_anothers,
     is_torchs,
-    module_attributes,
     objects_in,
+    own_attributes,
     plain_or_type,
     read_attributes,
 )
 from aotc.reads.sources import public_name
-from aotc.reads.tensors import named_state, tensor_digests
 from aotc.records import Artifact, File, Reads, decode
 
 ENVIRONMENT = "$"
@@ -97,15 +98,24 @@ class Outside:
         steps: list[Step] = []
         for key in path.split("."):
             owner = vars(value) if isinstance(value, ModuleType) else value
-            absent = object()
-            value = owner.get(key, absent) if isinstance(value, ModuleType) else getattr(value, key, absent)
-            if value is absent and isinstance(owner, dict) and key in vars(builtins):
+            value = owner.get(key, _ABSENT) if isinstance(value, ModuleType) else attribute_of(value, key)
+            if value is _ABSENT and isinstance(owner, dict) and key in vars(builtins):
                 steps.append(Step(owner, key, None))  # which would hide Python's own
                 owner, value = vars(builtins), vars(builtins)[key]
-            if value is absent:  # of torch's, in another version
+            if value is _ABSENT:  # of torch's, in another version
                 return None if module_name.partition(".")[0] == "torch" else []
             steps.append(Step(owner, key, value))
         return steps
+
+
+_ABSENT: Any = object()
+
+
+def attribute_of(holder: Any, name: str) -> Any:
+    """The attribute of a class or an object, a descriptor of a class of the model's own as it is."""
+    held = next((vars(cls)[name] for cls in getattr(holder, "__mro__", ()) if name in vars(cls)), None)
+    is_descriptor = hasattr(type(held), "__get__") and is_anothers(type(held))
+    return held if is_descriptor else getattr(holder, name, _ABSENT)
 
 
 def name_of_class(cls: type) -> str:
@@ -124,20 +134,24 @@ def _plain(name: str, steps: Sequence[Step]) -> Any:
         return None if value is None else sha256_bytes(value)
     if isinstance(value, FunctionType | BuiltinFunctionType | type) and is_torchs(value):
         return "torch's own"  # whose name may be another in another version
-    return ["module", *digests_of(value)] if isinstance(value, nn.Module) else plain_or_type(value)
-
-
-def digests_of(module: nn.Module) -> tuple[str, str]:
-    """Of the attributes and of the tensors of a module that is not part of the model's."""
-    return sha256_json(module_attributes(module)), sha256_json(tensor_digests(named_state(module)))
+    return plain_or_type(value)
 
 
 def within(value: Any, depth: int = 4) -> Iterator[Step]:
-    """The places in a function, and in functions that it holds, as a decorator does; in a module, its attributes."""
+    """The places in a function, and in functions that it holds, as a decorator does; in a module, its attributes and
+    tensors; in a descriptor of the model's own, its attributes."""
     if isinstance(value, nn.Module):
         for part in value.modules():
             yield from (Step(vars(part), key, held) for key, held in vars(part).items() if key not in TORCHS_OWN)
+            for table in (part._parameters, part._buffers):
+                yield from (Step(table, key, held) for key, held in table.items())
         return
+    if isinstance(value, partial):
+        yield from within(value.func, depth)
+    elif isinstance(value, property):
+        yield from within(value.fget, depth)
+    elif is_anothers(type(value)) and hasattr(type(value), "__get__"):
+        yield from (Step(value, key, held) for key, held in (own_attributes(value) or {}).items())
     function = getattr(value, "__func__", value)
     if not isinstance(function, FunctionType) or is_torchs(function) or not depth:
         return

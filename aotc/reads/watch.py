@@ -8,10 +8,15 @@ were written to. What differs, and whether that matters, is looked at only then.
 
 from __future__ import annotations
 
+import dataclasses
+from array import array
+from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator
+from copy import copy
+from functools import partial
 from itertools import chain
 from operator import attrgetter, is_not
-from types import FunctionType, MethodType, MethodWrapperType, SimpleNamespace
+from types import FunctionType, MethodType, MethodWrapperType
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -19,37 +24,53 @@ from torch import Tensor, nn
 from aotc.errors import BindError
 from aotc.reads.attributes import (
     NO_VALUE,
+    ORDERED,
     attributes_in,
     backward_hooks,
+    container_of,
+    contents_of,
+    digests_of,
     forward_hooks,
     hooks_on_all_modules,
     is_anothers,
     objects_in,
+    plain_forward,
     plain_value,
+    slots_in,
 )
-from aotc.reads.outside import Outside, Step, digests_of, within
+from aotc.reads.outside import Outside, Step, attribute_of, within
 from aotc.tensors.layouts import has_memory
 
 SHOWN = 10
 
 
 class Slot(NamedTuple):
-    """An attribute: the path to it from the module, the dict that it stands in, and its name there."""
+    """An attribute: the path to it from the module, the dict that it stands in, or the object with that slot, and its
+    name there."""
 
     path: str
-    owner: dict[str, Any]
+    owner: Any
     key: str
     part: nn.Module
 
+    def value(self) -> Any:
+        """NO_VALUE where there is none."""
+        has_slot = not isinstance(self.owner, dict)
+        return getattr(self.owner, self.key, NO_VALUE) if has_slot else self.owner.get(self.key, NO_VALUE)
+
 
 class Tree(NamedTuple):
-    """The module tree: its parts by their paths, and these with the objects among their attributes; the tables that
-    hold something, with copies; the classes of the holders, and the number of attributes of each part."""
+    """The module tree: its parts by their paths, their ids, and these with the objects among their attributes; the
+    tables that hold something, with copies; the parts in order, with their names; the classes of the holders, and
+    the number of attributes of each part."""
 
     parts: dict[str, nn.Module]
+    ids: frozenset[int]
     holders: list[Any]
     tables: list[dict[str, Any]]
     copies: list[dict[str, Any]]
+    ordered: list[nn.Module]
+    orders: list[list[str]]
     classes: list[type]
     own: list[dict[str, Any]]
     lengths: list[int]
@@ -57,15 +78,14 @@ class Tree(NamedTuple):
 
 class Seen(NamedTuple):
     """What was found: values in dicts and of objects' attributes, what the containers among them held (also as one
-    sequence), and what must hold nothing. `slots` are the first of `owners`.
+    sequence), and what must hold nothing.
 
     `bound` are attributes of which each look gives another object, as class methods. `tensors` are plain ones; `marks`
-    are how often each was written to, and their addresses. `held` has what the mutable values were, by their positions
-    in `values`; `outside` and `hooks_of` have the values by name, and the hooks of each module.
+    are how often each was written to, and their addresses. `inside` and `outside` have what the values were, by name,
+    and `hooks_of` has the hooks of each module.
     """
 
     tree: Tree
-    slots: list[Slot]
     owners: list[dict[Any, Any]]
     keys: list[Any]
     values: list[Any]
@@ -79,8 +99,10 @@ class Seen(NamedTuple):
     items: list[Any]
     tensors: list[Tensor]
     marks: list[int]
+    arrays: list[Any]
+    elements: list[bytes]
     empty: list[dict[Any, Any]]
-    held: dict[int, Any]
+    inside: dict[str, Any]
     outside: dict[str, Any]
     hooks_of: dict[int, list[Any]]
 
@@ -107,45 +129,47 @@ class ModuleWatch:
     def refresh(self) -> None:
         """Record the present values."""
         tree, slots = self.look()
-        own = [slot.owner.get(slot.key) for slot in slots]
-        functions = [*own, *chain.from_iterable(map(_items, _containers(own)))]
-        steps = [*Outside(self.module).steps(self._outside), *_of_classes(slots), *chain(*map(within, functions))]
-        in_dicts = [step for step in steps if isinstance(step.owner, dict)]
-        in_objects = [step for step in steps if not isinstance(step.owner, dict) and _is_kept(step)]
-        values = [*own, *(step.value for step in in_dicts)]
         hooked = list(tree.parts.values())[1 if self._as_region else 0 :] if self.hooks else []
         hooks = [table for part in hooked for table in (part._forward_hooks, part._forward_pre_hooks)]
-        found = [*values, *(step.value for step in in_objects)]
+        own = [Step(slot.owner, slot.key, None if slot.value() is NO_VALUE else slot.value()) for slot in slots]
+        held = _held([*(step.value for step in own), *hooks], tree.ids)
+        own += [Step(vars(part), "_modules", part._modules) for part in tree.ordered]  # torch's methods replace it
+        steps = [*own, *Outside(self.module).steps(self._outside), *_of_classes(slots), *chain(*map(within, held))]
+        in_dicts = [step for step in steps if isinstance(step.owner, dict)]
+        in_objects = [step for step in steps if not isinstance(step.owner, dict) and _is_kept(step)]
+        found = [step.value for step in (*in_dicts, *in_objects)]
         containers = [*_containers(found), *filter(None, hooks)]
         dicts = [each for each in containers if isinstance(each, dict)]
         others = [each for each in containers if not isinstance(each, dict)]
         items = list(_each_item(dicts, others))
         tensors = [each for each in (*found, *items) if _counts_writes(each)]
+        arrays = [each for each in (*found, *items) if _is_small_array(each)]
         self._seen = Seen(  # replaced as a whole: any thread may call
             tree,
-            slots,
-            [*(slot.owner for slot in slots), *(step.owner for step in in_dicts)],
-            [*(slot.key for slot in slots), *(step.key for step in in_dicts)],
-            values,
+            [step.owner for step in in_dicts],
+            [step.key for step in in_dicts],
+            [step.value for step in in_dicts],
             [step.owner for step in in_objects],
             [step.key for step in in_objects],
             [step.value for step in in_objects],
             [step for step in steps if not isinstance(step.owner, dict) and not _is_kept(step)],
             dicts,
             others,
-            [each.copy() for each in (*dicts, *others)],
+            [copy(each) for each in (*dicts, *others)],
             items,
             tensors,
             _marks(tensors),
+            arrays,
+            [array.tobytes() for array in arrays],
             [
                 *(table for part in tree.parts.values() for table in _tables(part) if not table),
                 *(table for table in hooks if not table),
                 *(backward_hooks(hooked) if self.trains else ()),
                 *(hooks_on_all_modules(self.trains) if self.hooks else ()),
             ],
-            {index: here(value) for index, value in enumerate(values[: len(slots)]) if _is_mutable(value)},
+            look_inside(slots, tree.ids),
             self.look_outside(slots),
-            {id(part): forward_hooks(part) for part in hooked},
+            {id(part): [*map(here, forward_hooks(part))] for part in hooked},
         )
 
     def look(self) -> tuple[Tree, list[Slot]]:
@@ -164,14 +188,16 @@ class ModuleWatch:
             is_same = (
                 not any(map(is_not, map(dict.get, seen.owners, seen.keys), seen.values))
                 and not (seen.objects and any(map(is_not, map(getattr, seen.objects, seen.names), seen.of_objects)))
-                and not (seen.bound and any(getattr(step.owner, step.key) != step.value for step in seen.bound))
+                and not (seen.bound and any(attribute_of(step.owner, step.key) != step.value for step in seen.bound))
                 and tree.tables == tree.copies
+                and [list(part._modules) for part in tree.ordered] == tree.orders
                 and not any(seen.empty)
                 and list(map(type, tree.holders)) == tree.classes
                 and list(map(len, tree.own)) == tree.lengths
                 and [*seen.dicts, *seen.others] == seen.copies
                 and not (seen.items and any(map(is_not, _each_item(seen.dicts, seen.others), seen.items)))
                 and not (seen.tensors and _marks(seen.tensors) != seen.marks)
+                and [array.tobytes() for array in seen.arrays] == seen.elements
             )
         except (RuntimeError, ValueError, TypeError, AttributeError):
             is_same = False  # a tensor in a number's place is neither equal nor unequal; an attribute may be gone
@@ -188,23 +214,44 @@ class ModuleWatch:
         self.refresh()
 
 
-def here(value: Any, depth: int = 4) -> Any:
+def look_inside(slots: Iterable[Slot], parts: Collection[int]) -> dict[str, Any]:
+    """What each attribute is; nothing for the class's own forward, and for compiled code in a method's place, as after
+    `module.method = aotc.load(…)`. A dataclass is its class: those of its attributes that are read are slots, too."""
+    found = {}
+    for slot in slots:
+        path, key, part, value = slot.path, slot.key, slot.part, slot.value()
+        if key == "forward":
+            found[path] = NO_VALUE if value in (None, NO_VALUE) else plain_forward(part, value)
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+            found[path] = f"a {type(value).__qualname__}"
+        else:
+            found[path] = NO_VALUE if value is NO_VALUE or is_compiled(value, part, key) else here(value, parts)
+    return found
+
+
+def here(value: Any, parts: Collection[int] = (), depth: int = 4) -> Any:
     """What a value is within this process, to compare it with a later one: plain, as far as that is possible; a
-    function with its code; a tensor with the number of writes; an object of a class of the model's own by that class,
-    since its attributes are compared; any other by its identity."""
+    function with its code, a partial one with its function; a tensor with the number of writes; a module by what is in
+    it, unless it is one of `parts`, by their ids; an object of a class of the model's own by that class, since its
+    attributes are compared; any other by its identity."""
     if isinstance(value, MethodType):
         value = value.__func__
+    if isinstance(value, property):
+        value = value.fget
     if isinstance(value, FunctionType):
-        return [plain_value(value), hash(value.__code__)]
-    if isinstance(value, nn.Module) and depth == 4:
+        cells = [each for each in map(contents_of, value.__closure__ or ()) if isinstance(each, FunctionType) and depth]
+        return [plain_value(value), hash(value.__code__), *(here(each, parts, depth - 1) for each in cells)]
+    if isinstance(value, partial):
+        return [here(item, parts, depth - 1) for item in (value.func, value.args, value.keywords)]
+    if isinstance(value, nn.Module) and id(value) not in parts:
         return digests_of(value)
     if isinstance(value, Tensor):
         known = (value.data_ptr(), _writes(value)) if _counts_writes(value) else ()
         return f"the tensor {id(value):#x} {known}"
-    if depth and isinstance(value, list | tuple):
-        return [here(item, depth - 1) for item in value]
-    if depth and (inner := vars(value) if isinstance(value, SimpleNamespace) else _inner(value)) is not None:
-        return {str(key): here(item, depth - 1) for key, item in inner.items()}
+    if depth and isinstance(container_of(value), list | tuple | deque | array):
+        return [here(item, parts, depth - 1) for item in container_of(value)]
+    if depth and (inner := _inner(container_of(value))) is not None:
+        return {str(key): here(item, parts, depth - 1) for key, item in inner.items()}
     if (plain := plain_value(value)) is not NO_VALUE:
         return plain
     if isinstance(value, MethodWrapperType):  # of C, another object at each look
@@ -215,7 +262,7 @@ def here(value: Any, depth: int = 4) -> Any:
 def _inner(value: Any) -> dict[Any, Any] | None:
     """What a dict or a set holds, by its key."""
     if isinstance(value, dict):
-        return value
+        return {**value, "by default": value.default_factory} if isinstance(value, defaultdict) else value
     return {hash(item): item for item in value} if isinstance(value, set | frozenset) else None
 
 
@@ -223,9 +270,12 @@ def _tree(module: nn.Module) -> Tree:
     parts = dict(module.named_modules())
     tables = [table for part in parts.values() for table in _tables(part) if table]
     own: list[Any] = [vars(part) for part in parts.values()]
+    ids = frozenset(map(id, parts.values()))
     holders = [*parts.values(), *(held for part in parts.values() for _, held in objects_in(part))]
     copies, classes = [table.copy() for table in tables], [*map(type, holders)]
-    return Tree(parts, holders, tables, copies, classes, own, [*map(len, own)])
+    ordered: list[nn.Module] = [part for part in parts.values() if isinstance(part, ORDERED) and len(part._modules) > 1]
+    orders = [list(part._modules) for part in ordered]
+    return Tree(parts, ids, holders, tables, copies, ordered, orders, classes, own, [*map(len, own)])
 
 
 def _tables(part: nn.Module) -> tuple[dict[str, Any], ...]:
@@ -241,9 +291,10 @@ def _slots(tree: Tree, reads: Collection[str], as_region: bool) -> Iterator[Slot
         for inner, holder in (("", part), *objects_in(part)):
             if type(holder) not in names:
                 names[type(holder)] = attributes_in(holder, reads)
-            own = vars(holder) if names[type(holder)] else {}
+            slots = {name for cls in type(holder).__mro__ for name in slots_in(cls)}
             for name in names[type(holder)]:
-                yield Slot(f"{prefix}{inner}.{name}" if inner else f"{prefix}{name}", own, name, part)
+                owner = holder if name in slots else vars(holder)
+                yield Slot(f"{prefix}{inner}.{name}" if inner else f"{prefix}{name}", owner, name, part)
 
 
 def _of_classes(slots: Iterable[Slot]) -> Iterator[Step]:
@@ -253,21 +304,21 @@ def _of_classes(slots: Iterable[Slot]) -> Iterator[Step]:
         cls = type(slot.part)
         if slot.owner is not vars(slot.part) or (cls, slot.key) in seen:
             continue
-        if slot.key not in slot.owner or is_compiled(slot.owner[slot.key], slot):
+        if slot.key not in slot.owner or is_compiled(slot.owner[slot.key], slot.part, slot.key):
             seen.add((cls, slot.key))
             if hasattr(cls, slot.key):
-                yield Step(cls, slot.key, getattr(cls, slot.key))
+                yield Step(cls, slot.key, attribute_of(cls, slot.key))
 
 
-def is_compiled(value: Any, slot: Slot) -> bool:
+def is_compiled(value: Any, part: nn.Module, method: str) -> bool:
     """Whether a value is the compiled code of the method whose place it has."""
-    is_part_s = getattr(value, "is_compiled_code", False) is True and getattr(value, "module", None) is slot.part
-    return is_part_s and value.artifact.method == slot.key
+    is_part_s = getattr(value, "is_compiled_code", False) is True and getattr(value, "module", None) is part
+    return is_part_s and value.artifact.method == method
 
 
 def _is_kept(step: Step) -> bool:
     """Whether each look at the attribute gives the same object."""
-    return getattr(step.owner, step.key) is step.value
+    return getattr(step.owner, step.key, None) is step.value
 
 
 _writes = attrgetter("_version")
@@ -281,15 +332,16 @@ def _marks(tensors: Iterable[Tensor]) -> list[int]:
     return [*map(_writes, tensors), *map(Tensor.data_ptr, tensors)]
 
 
-def _is_mutable(value: Any) -> bool:
-    return isinstance(value, Tensor) or next(_containers([value]), None) is not None
+def _is_small_array(value: Any) -> bool:
+    """Whether it is an array of NumPy's, which counts no writes, of so few elements that each call may look at them."""
+    return type(value).__module__ == "numpy" and getattr(value, "ndim", 0) > 0 and value.nbytes <= 4096
 
 
 def _containers(values: Iterable[Any], depth: int = 4) -> Iterator[Any]:
-    """The lists, dicts and sets among values, and those within them."""
+    """The lists, dicts, sets and arrays among values, and those within them."""
     for value in values:
-        found = vars(value) if isinstance(value, SimpleNamespace) else value
-        if isinstance(found, list | dict | set):
+        found = container_of(value)
+        if isinstance(found, list | dict | set | deque | array):
             yield found
         if depth and isinstance(found, list | dict | tuple):
             yield from _containers(_items(found), depth - 1)
@@ -297,6 +349,15 @@ def _containers(values: Iterable[Any], depth: int = 4) -> Iterator[Any]:
 
 def _each_item(dicts: Iterable[dict[Any, Any]], others: Iterable[Any]) -> Iterator[Any]:
     return chain(chain.from_iterable(map(dict.values, dicts)), chain.from_iterable(others))
+
+
+def _held(values: Iterable[Any], parts: Collection[int], depth: int = 4) -> Iterator[Any]:
+    """The values, and those in lists, tuples and dicts among them, but for parts of the module."""
+    for value in values:
+        if isinstance(value, list | dict | tuple):
+            yield from _held(_items(value), parts, depth - 1) if depth else ()
+        elif id(value) not in parts:
+            yield value
 
 
 def _items(container: Any) -> Iterable[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,10 +13,10 @@ from aotc.reads.attributes import (
     forward_hooks,
     hooks_on_all_modules,
     is_torchs,
-    plain_forward,
+    kind_of,
 )
 from aotc.reads.outside import ENVIRONMENT
-from aotc.reads.watch import ModuleWatch, Seen, Slot, Tree, here, is_compiled
+from aotc.reads.watch import ModuleWatch, Seen, Tree, here, look_inside
 
 _SWAPPED = "set it back, or call compiled.refresh(), which checks the new one"
 
@@ -25,29 +24,12 @@ _SWAPPED = "set it back, or call compiled.refresh(), which checks the new one"
 def changes(seen: Seen, watch: ModuleWatch) -> list[Issue]:
     """Issues for each place that differs from the values that were seen."""
     tree, slots = watch.look()
-    then = {
-        slot.path: seen.held[index] if index in seen.held else _here_in(slot, seen.values[index])
-        for index, slot in enumerate(seen.slots)
-    }
-    now = {slot.path: _here_in(slot, slot.owner.get(slot.key)) for slot in slots}
     return [
         *_tree_changes(seen.tree, tree),
-        *_value_changes(then, now),
+        *_value_changes(seen.inside, look_inside(slots, tree.ids)),
         *_value_changes(seen.outside, watch.look_outside(slots)),
         *(_hook_changes(seen, tree, watch.trains) if watch.hooks else ()),
     ]
-
-
-def _here_in(slot: Slot, value: Any) -> Any:
-    """As `here`, for the value of an attribute; NO_VALUE for the class's own forward, and as if there were none for the
-    compiled code of a method."""
-    if slot.key == "forward":
-        return NO_VALUE if value is None else plain_forward(slot.part, value)
-    if is_compiled(value, slot):
-        return here(None)  # `module.method = aotc.load(…, module)`
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return f"a {type(value).__qualname__}"  # of which the attributes are compared
-    return here(value)
 
 
 def _tree_changes(then: Tree, now: Tree) -> Iterator[Issue]:
@@ -65,6 +47,10 @@ def _tree_changes(then: Tree, now: Tree) -> Iterator[Issue]:
         elif _does_otherwise(type(new), classes[path]):
             built, here = classes[path].__qualname__, type(new).__qualname__
             yield Issue(f"its class was {built} at the load, it is {here} now", path, built, here, _SWAPPED)
+    for part, order in zip(then.ordered, then.orders, strict=True):
+        if [*part._modules] != order and {*part._modules} == {*order}:
+            built, here = ", ".join(order), ", ".join(part._modules)
+            yield Issue(f"the parts were {built} at the load, they are {here} now", "", built, here, _SWAPPED)
     copies = {id(table): copy for table, copy in zip(then.tables, then.copies, strict=True)}
     for path, part in then.parts.items():
         for kind, table in (("parameter", part._parameters), ("buffer", part._buffers), ("module", part._modules)):
@@ -84,14 +70,17 @@ def _does_otherwise(now: type, then: type) -> bool:
     if not issubclass(now, then) or getattr(now, "forward", None) is not getattr(then, "forward", None):
         return True
     added = [cls for cls in now.__mro__ if cls not in then.__mro__ and not is_torchs(cls)]
-    return any(hasattr(then, name) for cls in added for name in vars(cls) if not name.startswith("__"))
+    return any(hasattr(then, name) and name not in _OF_EVERY_CLASS for cls in added for name in vars(cls))
+
+
+_OF_EVERY_CLASS = {*vars(type("Plain", (), {})), "__deepcopy__", "__annotations__", "__qualname__"}
 
 
 _ABSENT: Any = object()
 
 
 def _kind(kind: str, held: Any) -> str:
-    return "absent" if held is _ABSENT else f"no {kind}" if held is None else f"a {kind}"
+    return "absent" if held is _ABSENT else kind_of(kind, held)
 
 
 def _value_changes(then: dict[str, Any], now: dict[str, Any]) -> Iterator[Issue]:
@@ -104,9 +93,9 @@ def _value_changes(then: dict[str, Any], now: dict[str, Any]) -> Iterator[Issue]
 
 def _hook_changes(seen: Seen, tree: Tree, trains: bool) -> Iterator[Issue]:
     for path, part in tree.parts.items():
-        built, here = seen.hooks_of.get(id(part)), forward_hooks(part)
-        if built is not None and here != built:
-            yield _hooks(path or type(part).__qualname__, len(built), len(here))
+        built, now = seen.hooks_of.get(id(part)), [*map(here, forward_hooks(part))]
+        if built is not None and now != built:
+            yield _hooks(path or type(part).__qualname__, len(built), len(now))
         if trains and built is not None and (count := sum(map(len, backward_hooks([part])))):
             yield _hooks(path or type(part).__qualname__, 0, count)
     if count := sum(map(len, hooks_on_all_modules(trains))):

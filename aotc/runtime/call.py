@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import MethodType
@@ -18,12 +17,12 @@ from aotc.errors import BindError, LibraryError
 from aotc.reads.watch import ModuleWatch
 from aotc.records import Artifact, TensorLeaf, bucket_name
 from aotc.runtime.bind import DoesNotBind, StructureMismatch, make_binder
+from aotc.runtime.counters import Counters
 from aotc.runtime.dispatch import Dispatcher, Plan, Shape
 from aotc.runtime.forks import renew_in_child
 from aotc.runtime.guards import Guards, has_tangent, is_followed
 from aotc.runtime.libraries.library import Library
 from aotc.runtime.state.weights import ALIGNMENT, Bound, ModuleState, State
-from aotc.runtime.stats import Counters, Stats
 from aotc.runtime.variant import Attached, direct_launch
 from aotc.tensors.layouts import with_strides
 
@@ -34,8 +33,7 @@ if TYPE_CHECKING:
     from aotc.runtime.cuda.options import GraphOptions
     from aotc.runtime.explain.misses import Explanation
     from aotc.runtime.load import Loaded
-
-log = logging.getLogger("aotc")
+    from aotc.runtime.stats import Stats
 
 OnMiss = Literal["error", "eager"] | Callable[..., Any]
 
@@ -180,7 +178,9 @@ class CompiledCall:
 
             form = error.path, describe_form(error.came)
         except DoesNotBind as error:
-            if not self._module_takes(args, kwargs):
+            from aotc.runtime.explain.misses import module_takes
+
+            if not module_takes(self, args, kwargs):
                 raise
             form = str(error)
         else:
@@ -192,7 +192,9 @@ class CompiledCall:
             return self._miss(args, kwargs, form, leaves)
         ran = leaves
         if not self._guards.hold(leaves, plan.shapes):
-            copies = self._in_compiled_layout(leaves, plan)
+            from aotc.runtime.forms import in_compiled_layout
+
+            copies = in_compiled_layout(self._guards, leaves, plan.shapes)
             if copies is None:
                 return self._miss(args, kwargs, "guards", leaves)
             ran = copies
@@ -230,15 +232,6 @@ class CompiledCall:
         self._counters.count_call(plan)
         return result
 
-    def _has_form(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Whether a call binds, and has the tensors and the constants that were compiled for, but for their sizes."""
-        from aotc.runtime.forms import have_form
-
-        try:
-            return have_form(self._guards, self._bind(args, kwargs))
-        except (DoesNotBind, StructureMismatch):
-            return False
-
     def _keep_for_replays(self, state: State) -> None:
         """A CUDA graph of the caller's reads these tensors for as long as it is replayed, also after a swap."""
         if not any(kept is state or [*map(id, kept)] == [*map(id, state)] for kept in self._in_graphs):
@@ -258,43 +251,12 @@ class CompiledCall:
                 raise
             return None
 
-    def _module_takes(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Whether arguments that were not built for bind to the module's forward, as others of its `**kwargs` do."""
-        if self.module is None:
-            return False
-        try:
-            inspect.signature(own_forward(self.module, self.artifact.method)).bind(*args, **kwargs)
-        except (TypeError, ValueError):
-            return False
-        return True
-
-    def _in_compiled_layout(self, leaves: list[Any], plan: Plan) -> list[Any] | None:
-        from aotc.runtime.forms import in_compiled_layout
-
-        return in_compiled_layout(self._guards, leaves, plan.shapes)
-
     # -- misses -------------------------------------------------------------------------------------------------------
 
     def _miss(self, args: Sequence[Any], kwargs: Mapping[str, Any], form: object, leaves: Sequence[Any]) -> Any:
-        """`form` and that of the leaves tell kinds of misses apart: the cause is only worked out for an error or a log
-        message."""
-        from aotc.runtime.explain.misses import explain_call, kind_of_miss, miss_error, tensors_of_call
-        from aotc.runtime.explain.values import describe_form
-        from aotc.runtime.forms import form_of
+        from aotc.runtime.explain.misses import answer_miss
 
-        def kind() -> str:
-            return kind_of_miss(explain_call(self, args, kwargs, describe_form))
-
-        if text := self._counters.count_miss((form, form_of(self._guards, leaves)), kind):
-            tensors = tensors_of_call(self, args, kwargs)
-            given = f"; in this call {tensors}" if tensors else ""
-            log.warning("%s: a call that no variant may run: %s%s", self.artifact.model, text, given)
-        if self.on_miss == "eager":
-            return self._run_eager(args, kwargs)
-        error = miss_error(self, explain_call(self, args, kwargs))
-        if callable(self.on_miss):
-            return self.on_miss(error, *args, **kwargs)
-        raise error
+        return answer_miss(self, args, kwargs, form, leaves)
 
     def _run_eager(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         run = self._eager or self._run_module
@@ -347,7 +309,9 @@ class CompiledCall:
 
     def stats(self) -> Stats:
         """As `Compiled.stats`."""
-        return self._counters.snapshot()
+        from aotc.runtime.stats import snapshot
+
+        return snapshot(self._counters)
 
     @property
     def dims(self) -> tuple[str, ...]:

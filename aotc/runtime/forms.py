@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from aotc.runtime.bind import DoesNotBind, StructureMismatch
 from aotc.runtime.dispatch import Shape
 from aotc.runtime.guards import PLAIN_TENSORS, Guards, equal_constant, transform
+
+if TYPE_CHECKING:
+    from aotc.runtime.call import CompiledCall
 
 
 def have_sizes(guards: Guards, leaves: Sequence[Any]) -> bool:
@@ -18,6 +22,14 @@ def have_sizes(guards: Guards, leaves: Sequence[Any]) -> bool:
         type(leaves[index]) not in PLAIN_TENSORS or leaves[index].is_nested or leaves[index].dim() != len(leaf.shape)
         for index, leaf, *_ in guards.tensors
     )
+
+
+def has_form(call: CompiledCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call binds, and has the tensors and the constants that were compiled for, but for their sizes."""
+    try:
+        return have_form(call._guards, call._bind(args, kwargs))
+    except (DoesNotBind, StructureMismatch):
+        return False
 
 
 def have_form(guards: Guards, leaves: Sequence[Any]) -> bool:

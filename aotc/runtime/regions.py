@@ -25,6 +25,7 @@ from aotc.runtime.call import CompiledCall, OnMiss, own_forward, streams_on
 from aotc.runtime.compiled import HOOKS, Compiled
 from aotc.runtime.explain.misses import Explanation
 from aotc.runtime.forks import renew_in_child
+from aotc.runtime.forms import has_form
 from aotc.runtime.libraries.library import Library
 from aotc.runtime.state.gate import Gate, set_all
 from aotc.runtime.state.weights import Bound, ModuleState, State, bind_state
@@ -89,7 +90,7 @@ class RegionForward:
         """The code of the form that the call has; of one that is not attached, the instance's own forward. A call of
         no form is a miss of the first."""
         for name, compiled in self.forms.items():
-            if compiled._has_form(args, kwargs):
+            if has_form(compiled, args, kwargs):
                 return compiled if name in self.attached else self.__wrapped__
         return next(iter(self.forms.values()))
 

@@ -1,15 +1,13 @@
-"""Counters of one callable: cheap, monotonic, fit for a metrics exporter."""
+"""The counters of one callable: monotonic, fit for a metrics exporter."""
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import msgspec
 
-from aotc.runtime.dispatch import Plan
-from aotc.runtime.forks import renew_in_child
+from aotc.runtime.counters import Counters
 
 KEPT_MISSES = 1000
 """Distinct kinds of miss that are kept by name; further ones are only counted."""
@@ -63,84 +61,48 @@ class Stats(msgspec.Struct):
         }
 
 
-class Counters:
-    """Counters of a callable. Methods may be called from any thread, and by a signal handler within another method."""
+def snapshot(counters: Counters) -> Stats:
+    with counters.lock:
+        buckets = {name: BucketStats(*row) for name, row in zip(counters.names, counters.rows, strict=True)}
+        return Stats(
+            calls=sum(stats.calls for stats in buckets.values()),
+            buckets=buckets,
+            misses=counters.misses,
+            miss_kinds=dict(counters.miss_kinds),
+            contiguous_copies=counters.copies,
+            errors=dict(counters.errors),
+        )
 
-    def __init__(self, buckets: Sequence[str]) -> None:
-        self._lock = threading.RLock()
-        self._names = list(buckets)
-        self._buckets = [BucketStats() for _ in buckets]
-        self._misses = 0
-        self._miss_kinds: dict[str, int] = {}
-        self._kind_of: dict[int, str] = {}
-        self._minute, self._logged, self._unlogged = -60.0, 0, 0
-        self._copies = 0
-        self._errors: dict[str, int] = {}
-        renew_in_child(self, Counters._renew)
 
-    def _renew(self) -> None:
-        self._lock = threading.RLock()
+def count_miss(counters: Counters, form: object, describe: Callable[[], str]) -> str:
+    """Count a miss of a call of this `form`, which is hashable; `describe` names its kind, and takes its time.
 
-    def count_call(self, plan: Plan) -> None:
-        with self._lock:
-            bucket = self._buckets[plan.variant]
-            bucket.calls += 1
-            bucket.request_elements += plan.request_elements
-            bucket.run_elements += plan.run_elements
-            if plan.pads:
-                bucket.padded_calls += 1
-
-    def count_error(self, error: BaseException) -> None:
-        with self._lock:
-            kind = type(error).__name__
-            self._errors[kind] = self._errors.get(kind, 0) + 1
-
-    def count_copies(self, copies: int) -> None:
-        with self._lock:
-            self._copies += copies
-
-    def count_miss(self, form: object, describe: Callable[[], str]) -> str:
-        """Count a miss of a call of this `form`, which is hashable; `describe` names its kind, and takes its time.
-
-        Returns what to log: the kind, where it is new and LOGGED_A_MINUTE were not exceeded, else "".
-        """
-        key = hash(form)
-        with self._lock:
-            self._misses += 1
-            known = self._kind_of.get(key)
-            if known is not None:
-                self._miss_kinds[known] += 1
-                return ""
-            if len(self._kind_of) >= KEPT_MISSES:
-                return ""
-        kind = describe()
-        with self._lock:
-            self._kind_of[key] = kind
-            new = kind not in self._miss_kinds
-            self._miss_kinds[kind] = self._miss_kinds.get(kind, 0) + 1
-            return self._to_log(kind) if new else ""
-
-    def _to_log(self, kind: str) -> str:
-        now = time.monotonic()
-        if now - self._minute >= 60:
-            self._minute, self._logged = now, 0
-        if self._logged >= LOGGED_A_MINUTE:
-            self._unlogged += 1
+    Returns what to log: the kind, where it is new and LOGGED_A_MINUTE were not exceeded, else "".
+    """
+    key = hash(form)
+    with counters.lock:
+        counters.misses += 1
+        known = counters.kind_of.get(key)
+        if known is not None:
+            counters.miss_kinds[known] += 1
             return ""
-        self._logged += 1
-        more, self._unlogged = self._unlogged, 0
-        return f"{kind} ({more} other kinds were not logged; `stats()` has them)" if more else kind
+        if len(counters.kind_of) >= KEPT_MISSES:
+            return ""
+    kind = describe()
+    with counters.lock:
+        counters.kind_of[key] = kind
+        new = kind not in counters.miss_kinds
+        counters.miss_kinds[kind] = counters.miss_kinds.get(kind, 0) + 1
+        return _to_log(counters, kind) if new else ""
 
-    def snapshot(self) -> Stats:
-        with self._lock:
-            buckets = {
-                name: msgspec.structs.replace(stats) for name, stats in zip(self._names, self._buckets, strict=True)
-            }
-            return Stats(
-                calls=sum(stats.calls for stats in buckets.values()),
-                buckets=buckets,
-                misses=self._misses,
-                miss_kinds=dict(self._miss_kinds),
-                contiguous_copies=self._copies,
-                errors=dict(self._errors),
-            )
+
+def _to_log(counters: Counters, kind: str) -> str:
+    now = time.monotonic()
+    minute, logged, unlogged = counters.log
+    if now - minute >= 60:
+        minute, logged = now, 0
+    if logged >= LOGGED_A_MINUTE:
+        counters.log = minute, logged, unlogged + 1
+        return ""
+    counters.log = minute, logged + 1, 0
+    return f"{kind} ({unlogged} other kinds were not logged; `stats()` has them)" if unlogged else kind

@@ -11,8 +11,9 @@ import pytest
 
 from aotc.advise.trace import Trace, lines_of, read_trace
 from aotc.errors import TraceError
+from aotc.runtime.counters import Counters
 from aotc.runtime.dispatch import Plan
-from aotc.runtime.stats import Counters
+from aotc.runtime.stats import count_miss, snapshot
 
 
 def read(*lines: str, dims: tuple[str, ...] = ()) -> Trace:
@@ -84,8 +85,8 @@ def test_what_stats_writes_is_a_trace(indent: int | None) -> None:
     exact = Plan(0, "exact", (1, 128), (), (), (), (), 128, 128)
     for plan in (exact, exact, exact._replace(variant=1, pads=(Any,)), exact._replace(variant=2)):
         counters.count_call(plan)
-    counters.count_miss("form", lambda: "a miss")
-    text = json.dumps(msgspec.to_builtins(counters.snapshot()), indent=indent)
+    count_miss(counters, "form", lambda: "a miss")
+    text = json.dumps(msgspec.to_builtins(snapshot(counters)), indent=indent)
     trace = read(*text.splitlines())
     assert trace.dims == ("batch", "seq") and trace.counts == {(1, 128): 2, (4, 128): 1}
     assert [note.partition(",")[0] for note in trace.notes[:-1]] == [

@@ -115,7 +115,7 @@ def test_the_names_are_those_that_the_functions_which_ran_read(model: ModuleType
     assert {f"{settings}:LAYERS", f"{settings}:LIMIT", "torch.nn.functional:relu"} <= reads.names
     assert {"$BLOCK_MODE", "$BLOCK_OTHER"} <= reads.names
     assert {"torch.nn.modules.linear:Linear.forward", "torch.nn.functional:linear"} <= reads.names
-    assert "Block._mix" in reads.methods and "Block.width" in reads.methods
+    assert "Block._mix" in reads.attributes and "Block.width" in reads.attributes
 
 
 def test_what_forward_itself_changes_is_told_and_not_compared(model: ModuleType) -> None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import functools
+import operator
+from array import array
+from collections import ChainMap, UserDict
 from collections.abc import Callable
 from types import MethodType, SimpleNamespace
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from hand_built import CPU, FakeLibrary, attach_fakes, make_artifact, tensor
@@ -233,3 +239,101 @@ def test_an_artifact_without_reads_and_a_module_that_was_not_checked_are_served_
     compiled = attach_fakes(make_artifact([tensor("x", 1)]), lambda x: x, module=module)
     module.layer.gain = 3.0
     assert compiled(X) is X
+
+
+class Slotted:
+    __slots__ = ("amount",)
+
+    def __init__(self) -> None:
+        self.amount = 1.0
+
+
+class Doubling:
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def __get__(self, owner: Any, cls: type) -> float:
+        return self.value * 2
+
+
+class Adder:
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+
+class Subtracter(Adder):
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x - 1
+
+
+class Negated(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return -super().__torch_function__(function, types, args, kwargs)
+
+
+def closed_over(factor: float, by: float = 2.0) -> Callable[[float], float]:
+    def scale(x: float, *, by: float = by) -> float:
+        return x * by * factor
+
+    return scale
+
+
+class Holder(nn.Module):
+    doubled = Doubling(0.5)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.function, self.partly = closed_over(2.0), functools.partial(closed_over(3.0), 1.0)
+        self.unregistered, self.nested = [nn.LeakyReLU(0.5)], ({"a": nn.Linear(1, 1)},)
+        self.slotted, self.adder, self.array = Slotted(), Adder(), np.array([1.0, 2.0])
+        self.chain, self.user, self.numbers = ChainMap({"a": 1.0}), UserDict(a=1.0), array("d", [1.0])
+        self.by_default = collections.defaultdict(float, a=1.0)
+        self.none, self.half = None, 0.5
+        self.layers = nn.Sequential(nn.Tanh(), nn.ReLU())
+        self.register_buffer("shift", torch.ones(1))
+        nn.init.constant_(self.nested[0]["a"].weight, 1.0)
+        nn.init.constant_(self.nested[0]["a"].bias, 0.0)
+
+
+def assigned(path: str, value: Any) -> Callable[[Holder], None]:
+    owner, _, name = path.rpartition(".")
+    return lambda module: setattr(operator.attrgetter(owner)(module) if owner else module, name, value)
+
+
+OTHERS: dict[str, Callable[[Holder], object]] = {
+    "a closure": lambda module: setattr(module.function.__closure__[0], "cell_contents", 4.0),
+    "defaults": lambda module: module.function.__kwdefaults__.update(by=3.0),
+    "a partial function's defaults": lambda module: module.partly.func.__kwdefaults__.update(by=3.0),
+    "a module in a list": lambda module: module.unregistered.__setitem__(0, nn.Tanh()),
+    "its attribute": lambda module: setattr(module.unregistered[0], "negative_slope", 0.25),
+    "a weight in a dict in a tuple": lambda module: nn.init.constant_(module.nested[0]["a"].weight, 7.0),
+    "an attribute deleted": lambda module: delattr(module, "unregistered"),
+    "None deleted": lambda module: delattr(module, "none"),
+    "a slot": assigned("slotted.amount", 2.0),
+    "a class of an object": assigned("adder.__class__", Subtracter),
+    "an array": lambda module: module.array.fill(3.0),
+    "a chain of maps": lambda module: module.chain.maps[0].update(a=2.0),
+    "a user's dict": lambda module: module.user.update(a=2.0),
+    "an array of Python's": lambda module: module.numbers.append(2.0),
+    "what a dict gives by default": assigned("by_default.default_factory", int),
+    "an attribute in a method's place": assigned("half", 0.25),
+    "the order of parts": lambda module: module.layers._modules.update({"0": module.layers._modules.pop("0")}),
+    "parts that torch's own methods exchange": lambda module: module.layers.insert(0, module.layers.pop(1)),
+    "a class of tensors": assigned("shift", torch.ones(1).as_subclass(Negated)),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_what_code_reads_is_noticed_by_the_load_and_by_the_call(what: str) -> None:
+    """Each changes what eager computes with it."""
+    module = Holder().eval()
+    names = ["Slotted.amount", *(f"Holder.{name}" for name in (*vars(module), "doubled") if not name.startswith("_"))]
+    watch = ModuleWatch(module, names, (), "model")
+    watch.check()
+    before = canonical_json([module_attributes(module), read_attributes(module, names)])
+    assert before == canonical_json([module_attributes(again := Holder().eval()), read_attributes(again, names)])
+    OTHERS[what](module)
+    with pytest.raises(BindError, match="no longer as it was at the load"):
+        watch.check()
+    assert canonical_json([module_attributes(module), read_attributes(module, names)]) != before

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from aotc.digest import canonical_json
-from aotc.reads.attributes import NO_VALUE, is_anothers, plain_value
+from aotc.reads.attributes import NO_VALUE, is_anothers, plain_value, slots_in
 
 _ABSENT = object()
 _TORCHS_OWN = frozenset(vars(nn.Module()))
@@ -37,8 +37,7 @@ class Change(NamedTuple):
         return self.path.partition("[")[0].rpartition(".")[2]
 
     def is_to_another_value(self) -> bool:
-        before, now = plain_value(self.holder.before.get(self.key, _ABSENT)), plain_value(self.now)
-        return before is NO_VALUE or now is NO_VALUE or canonical_json(before) != canonical_json(now)
+        return not _equal(self.holder.before.get(self.key, _ABSENT), self.now)
 
     def make(self) -> None:
         """Apply the change again."""
@@ -82,6 +81,18 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, _Items) and isinstance(other, _Items):
         return len(one) == len(other) and all(map(_same, one, other))
     return one is other or (type(one) is type(other) and isinstance(one, int | float | str) and one == other)
+
+
+def _equal(one: Any, other: Any, depth: int = 4) -> bool:
+    """Whether these are one object, containers of equal ones, or of one plain value."""
+    if one is other:
+        return True
+    if depth and type(one) is type(other) and isinstance(one, list | tuple | dict) and len(one) == len(other):
+        if isinstance(one, dict):
+            return list(one) == list(other) and _equal([*one.values()], [*other.values()], depth - 1)
+        return all(_equal(*items, depth - 1) for items in zip(one, other, strict=True))
+    before, now = plain_value(one), plain_value(other)
+    return before is not NO_VALUE and now is not NO_VALUE and canonical_json(before) == canonical_json(now)
 
 
 class _Items(tuple[Any, ...]):
@@ -135,7 +146,7 @@ class _Members(_Holder):
         holder = self.holder
         if isinstance(holder, type):
             return {name: value for name, value in vars(holder).items() if _is_data(name, value)}
-        names = [name for cls in type(holder).__mro__ for name in _slots(cls)]
+        names = [name for cls in type(holder).__mro__ for name in slots_in(cls)]
         return {name: getattr(holder, name) for name in names if hasattr(holder, name)}
 
     def write(self, contents: dict[Any, Any]) -> None:
@@ -146,12 +157,6 @@ class _Members(_Holder):
         for name, value in contents.items():
             if now.get(name, _ABSENT) is not value:
                 change.__setattr__(self.holder, name, value)
-
-
-def _slots(cls: type) -> tuple[str, ...]:
-    slots = vars(cls).get("__slots__", ())
-    names = (slots,) if isinstance(slots, str) else tuple(slots)
-    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
 
 
 def _is_data(name: str, value: Any) -> bool:
@@ -193,5 +198,5 @@ def _holders_of(path: str, value: Any) -> Iterator[_Holder]:
     if is_anothers(type(value)) or isinstance(value, SimpleNamespace):
         if isinstance(own, dict):
             yield _Holder(path, own)
-        if any(map(_slots, type(value).__mro__)):
+        if any(map(slots_in, type(value).__mro__)):
             yield _Members(path, value)

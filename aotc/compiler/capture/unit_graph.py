@@ -127,7 +127,7 @@ def export(
     assigned = assigned_attributes(module, signature, captured.mutated_state, kept, leaves, result)
     del result  # copies of outputs and state, whose memory the next runs need
     check_edges(module, signature, job.bucket, captured, subject.leaves_at, sizes_needed)
-    reads.names_read |= outside.methods
+    reads.names_read |= outside.attributes
     origins, names = reads.origins, _read(reads, captured, kept)
     asked = _asked(outside.asked, job.spec.train)
     outputs, padded = captured.outputs, padded_dims(signature, job.bucket)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +16,19 @@ from aotc.errors import BindError, Issue, MissError, visible
 from aotc.reads.tensors import dtype_name
 from aotc.records import Signature, TensorLeaf, bucket_name
 from aotc.runtime.bind import DoesNotBind, StructureMismatch
+from aotc.runtime.call import own_forward
 from aotc.runtime.explain.dispatch import nearest, obstacles, unexplained
 from aotc.runtime.explain.guards import guard_issues, shape_hint, tangent_issues, tensor_expected
-from aotc.runtime.explain.values import describe
+from aotc.runtime.explain.values import describe, describe_form
+from aotc.runtime.forms import form_of, in_compiled_layout
 from aotc.runtime.guards import PLAIN_TENSORS, is_followed, transform
+from aotc.runtime.stats import count_miss
 
 if TYPE_CHECKING:
     from aotc.runtime.call import CompiledCall
     from aotc.runtime.dispatch import Plan
+
+_log = logging.getLogger("aotc")
 
 SHOWN = 3
 """The nearest variants that a miss explains."""
@@ -65,6 +72,38 @@ class Explanation(msgspec.Struct, frozen=True):
         return visible("\n".join(lines))
 
 
+def answer_miss(
+    call: CompiledCall, args: Sequence[Any], kwargs: Mapping[str, Any], form: object, leaves: Sequence[Any]
+) -> Any:
+    """What `on_miss` does, after the miss is counted. `form` and that of the leaves tell kinds of misses apart: the
+    cause is only worked out for an error or a log message."""
+
+    def kind() -> str:
+        return kind_of_miss(explain_call(call, args, kwargs, describe_form))
+
+    if text := count_miss(call._counters, (form, form_of(call._guards, leaves)), kind):
+        tensors = tensors_of_call(call, args, kwargs)
+        given = f"; in this call {tensors}" if tensors else ""
+        _log.warning("%s: a call that no variant may run: %s%s", call.artifact.model, text, given)
+    if call.on_miss == "eager":
+        return call._run_eager(args, kwargs)
+    error = miss_error(call, explain_call(call, args, kwargs))
+    if callable(call.on_miss):
+        return call.on_miss(error, *args, **kwargs)
+    raise error
+
+
+def module_takes(call: CompiledCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether arguments that were not built for bind to the module's forward, as others of its `**kwargs` do."""
+    if call.module is None:
+        return False
+    try:
+        inspect.signature(own_forward(call.module, call.artifact.method)).bind(*args, **kwargs)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
 def explain_call(
     compiled: CompiledCall, args: Sequence[Any], kwargs: Mapping[str, Any], shown: Callable[[Any], str] = describe
 ) -> Explanation:
@@ -85,7 +124,7 @@ def explain_call(
         )
         return Explanation("miss", "", reasons=(reason,))
     except DoesNotBind as error:
-        if not compiled._module_takes(args, kwargs):
+        if not module_takes(compiled, args, kwargs):
             raise
         return Explanation("miss", "", reasons=(Issue(f"{error}: it was not built with that", hint=_OTHER_ARGUMENTS),))
     if is_followed():
@@ -122,7 +161,10 @@ def _explain_leaves(compiled: CompiledCall, leaves: list[Any], shown: Callable[[
             reasons = (Issue(f"no bucket takes {dispatcher.dims.named(sizes)}"),)
         return Explanation("miss", "", reasons=reasons, rejected=rejected)
     bucket = bucket_name(compiled.artifact.variants[plan.variant].bucket)
-    if not compiled._guards.hold(leaves, plan.shapes) and compiled._in_compiled_layout(leaves, plan) is None:
+    if (
+        not compiled._guards.hold(leaves, plan.shapes)
+        and in_compiled_layout(compiled._guards, leaves, plan.shapes) is None
+    ):
         reasons = tuple(guard_issues(compiled._guards, leaves, plan.shapes, shown))
         return Explanation("miss", bucket, reasons=reasons, rejected=rejected)
     if aliases is not None and (shared := aliases.issues(leaves, compiled._take_state())):

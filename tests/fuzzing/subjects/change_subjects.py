@@ -665,7 +665,7 @@ class More(nn.Module):
         super().__init__()
         self.queue, self.counts, self.doubles = deque([1.0, 2.0]), Counter("aab"), array("d", [0.5, 1.5])
         self.chained, self.user = ChainMap({"a": 1.5}, {"b": 2.5}), UserDict(a=0.75)
-        self.proxy, self.defaulted = MappingProxyType({"a": 0.25}), defaultdict(float, a=1.25)
+        self.proxy, self.defaulted = MappingProxyType({"a": 0.25}), defaultdict(float, a=1.25, none=0.0)
         self.text, self.complex, self.fraction = bytearray(b"ab"), 1.5 + 2j, Fraction(1, 4)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -751,7 +751,7 @@ class References(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.power = Power()
+        self.power = self.kept = Power()
         self.weak, self.hidden, self.scale = weakref.ref(self.power), (nn.LeakyReLU(0.25),), 1.5
         self.itself = [self]
 
@@ -839,7 +839,7 @@ class Asked(nn.Module):
 TOGETHER = (
     *(Slots, Activations, Numbers, Containers, Objects, Configured, Globals, Imported, FromFile, Defaults, Closures),
     *(ClassAttributes, Callables, PlainTensors, Buffers, Lists, Chain, Hooked, Methods, Special, Late, References),
-    *(Dispatching, Contextual),
+    *(Dispatching, Contextual, Descriptors, Numpy, More, Norms),
 )
 
 

@@ -18,6 +18,7 @@ from aotc.reads.attributes import (
     is_anothers,
     objects_in,
     parts_of,
+    slots_in,
 )
 
 _MISSING = object()
@@ -57,6 +58,8 @@ def attributes_read(module: nn.Module) -> Iterator[Reads]:
     names: dict[type, set[str]] = {}
     for holder in (*parts, *(found for part in parts for _, found in objects_in(part))):
         names.setdefault(type(holder), set()).update(_names_of(holder))
+    for cls in names:
+        reads.names_read |= {f"{cls.__qualname__}.{name}" for base in cls.__mro__ for name in slots_in(base)}
     reads._all |= {f"{cls.__qualname__}.{name}" for cls, attributes in names.items() for name in attributes}
     configurations = set(map(type, _configurations(module)))
     with ExitStack() as stack:
@@ -78,16 +81,18 @@ def _names_of(holder: Any) -> Iterator[str]:
     cls = type(holder)
     if issubclass(cls, torch.jit.ScriptModule):
         return
-    own = [cls for cls in cls.__mro__ if is_anothers(cls)]
-    shared = [name for cls in own for name, value in vars(cls).items() if not name.startswith("__") and _is_data(value)]
+    shared = {name: value for base in reversed(cls.__mro__) if is_anothers(base) for name, value in vars(base).items()}
     origins = MODULE_ORIGINS if isinstance(holder, nn.Module) and has_origins(holder) else ()
-    for name in dict.fromkeys([*vars(holder), *shared, *origins]):
-        if not (isinstance(holder, nn.Module) and name in TORCHS_OWN) and _is_data(getattr(cls, name, None)):
+    own = getattr(holder, "__dict__", {})
+    for name in dict.fromkeys([*own, *shared, *origins]):
+        if isinstance(holder, nn.Module) and name in TORCHS_OWN:
+            continue
+        of_class = getattr(cls, name, None)
+        if name in own:  # perhaps in the place of a method's, or of what a `cached_property` computes
+            if not hasattr(of_class, "__set__") and not (callable(of_class) and callable(own[name])):
+                yield name
+        elif not name.startswith("__") and not callable(of_class) and not hasattr(of_class, "__get__"):
             yield name
-
-
-def _is_data(value: Any) -> bool:
-    return not callable(value) and not hasattr(value, "__get__")
 
 
 def _configurations(module: nn.Module) -> Iterator[Any]:
@@ -142,15 +147,16 @@ class _Watch:
         self._name, self._default, self.names_reads = name, default, reads
 
     def __get__(self, instance: Any, owner: type) -> Any:
-        if instance is not None and not torch.compiler.is_dynamo_compiling():
-            cls = type(instance)
-            self.names_reads.names_read.add(f"{cls.__qualname__}.{self._name}")
+        if not torch.compiler.is_dynamo_compiling():
+            self.names_reads.names_read.add(f"{owner.__qualname__}.{self._name}")  # also of the class itself
             if self._name in MODULE_ORIGINS and has_origins(instance):
                 self.names_reads.origins.add(self._name)
-        value = vars(instance).get(self._name, self._default) if instance is not None else self._default
-        if value is _MISSING:
+        if instance is not None and self._name in vars(instance):
+            return vars(instance)[self._name]
+        if self._default is _MISSING:
             raise AttributeError(f"{owner.__name__!r} object has no attribute {self._name!r}")
-        return value
+        descriptor = getattr(type(self._default), "__get__", None)
+        return descriptor(self._default, instance, owner) if descriptor is not None else self._default
 
     def __set__(self, instance: Any, value: Any) -> None:
         if not torch.compiler.is_dynamo_compiling():

@@ -17,7 +17,7 @@ import inspect
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,7 +31,7 @@ from torch.utils._device import _device_constructors
 
 from aotc.compiler.explain_failure import is_installed, is_model_code, lines_shown, stack_of
 from aotc.errors import BuildError
-from aotc.reads.attributes import is_anothers, is_torchs, objects_in
+from aotc.reads.attributes import TORCHS_OWN, is_anothers, is_torchs, objects_in, own_attributes
 from aotc.reads.modes import ASKED, OF_INPUT, OF_STATE, default_device
 from aotc.reads.outside import ENVIRONMENT, name_of_class
 from aotc.reads.sources import public_name
@@ -50,7 +50,7 @@ _SEEDS: tuple[Callable[..., Any], ...] = (torch.manual_seed, torch.seed, torch.c
 _SEEDING = {inspect.unwrap(function).__code__ for function in _SEEDS if isinstance(function, FunctionType)}
 _SEED_MODULES = ("torch.random", "torch.cuda.random", "torch._compile", "torch._dynamo.eval_frame")
 _READS_VARIABLE = type(os.environ).__getitem__.__code__
-_TORCH_FORWARDS = tuple(str(Path(nn.__file__).parent / name) for name in ("modules", "functional.py"))
+_TORCH_FORWARDS = tuple(str(Path(nn.__file__).parent / name) for name in ("modules", "utils", "functional.py"))
 _CALLED = ("__call__", "__getattr__", "__getattribute__")
 """What Python looks up in a class at each call and each attribute of a module."""
 _COMPILERS = tuple(
@@ -64,14 +64,15 @@ class OutsideReads:
     """What calls of the model read; complete at the end of the block.
 
     names: as `aotc.reads.outside` names them, without those that the functions that ran change.
-    methods: `Class.method` of each method that ran, which an object of the class may get as its own.
+    attributes: `Class.method` of each method that ran, which an object of the class may get as its own; `Class.name` of
+        each attribute of an object whose `__dict__` was looked into.
     asked: as `Variant.asked`.
     notes: a sentence for each clock, and for each global variable that is left out of `names`.
     """
 
     def __init__(self) -> None:
         self.names: set[str] = set()
-        self.methods: set[str] = set()
+        self.attributes: set[str] = set()
         self.asked: dict[str, Scalar] = {}
         self.notes: list[str] = []
 
@@ -115,7 +116,8 @@ def outside_reads(module: nn.Module) -> Iterator[OutsideReads]:
     ]
     classes = {type(part) for part in module.modules() if is_anothers(type(part))} | {nn.Module}
     reads.names |= {f"{name_of_class(cls)}.{name}" for cls in classes for name in _CALLED if hasattr(cls, name)}
-    firsts = {one.first if isinstance(one.first, type) else type(one.first) for one in ran.values()}
+    firsts = {cls for one in ran.values() for cls in (one.first, type(one.first)) if isinstance(cls, type)}
+    objects: dict[int, str] = {}
     methods = _methods(
         firsts | {type(holder) for part in module.modules() for _, holder in (("", part), *objects_in(part))}
     )
@@ -124,8 +126,11 @@ def outside_reads(module: nn.Module) -> Iterator[OutsideReads]:
             reads.names.add(f"{name_of_class(cls)}.{name}")
             # A forward is compared by itself, and what a property reads is read.
             if is_anothers(cls) and name != "forward" and callable(getattr(cls, name)):
-                reads.methods.add(f"{asked.__qualname__}.{name}")
-        for name, place in _names_in(one.code, one.variables):
+                reads.attributes.add(f"{asked.__qualname__}.{name}")
+        if _looks_into(one.code) and (own := own_attributes(one.first)):
+            reads.attributes |= {f"{type(one.first).__qualname__}.{name}" for name in own if name not in TORCHS_OWN}
+        for name, value, place in _names_in(one.code, one.variables):
+            objects[id(value)] = name
             if _is_changed(name, ran):
                 reads.notes.append(
                     f"the model reads the global variable `{name.partition(':')[2]}` at {place}, which it also "
@@ -134,6 +139,9 @@ def outside_reads(module: nn.Module) -> Iterator[OutsideReads]:
                 )
             else:
                 reads.names.add(name)
+    steps = (step for code in ran for step in dis.get_instructions(code))
+    stored = {step.argval for step in steps if step.opname in ("STORE_ATTR", "DELETE_ATTR")}
+    reads.names.update(name for one in ran.values() for name in _attributes_read(one, objects, stored))
     reads.notes[:] = dict.fromkeys(reads.notes)
 
 
@@ -143,6 +151,28 @@ class _Ran(NamedTuple):
     code: CodeType
     variables: dict[str, Any]
     first: Any
+
+
+def _looks_into(code: CodeType) -> bool:
+    return "__dict__" in code.co_names or "vars" in code.co_names
+
+
+def _attributes_read(one: _Ran, objects: Mapping[int, str], stored: Collection[str]) -> Iterator[str]:
+    """The names of those attributes that a function's code reads of its first argument, where this is a class, or an
+    object that a global variable holds, and no function that ran sets an attribute of that name."""
+    holder, of_class = one.first, isinstance(one.first, type)
+    path = name_of_class(holder) if of_class else objects.get(id(holder), "")
+    if not path or isinstance(holder, nn.Module | Tensor) or not is_anothers(holder if of_class else type(holder)):
+        return
+    if is_installed(one.code.co_filename):
+        return
+    first, before = one.code.co_varnames[0], ""
+    for step in dis.get_instructions(one.code):
+        is_read = step.opname == "LOAD_ATTR" and before == first and step.argval not in stored
+        if is_read and isinstance(_attribute(holder, step.argval), _SCALARS):
+            yield f"{path}.{step.argval}"
+        loaded = step.argval if step.opname.startswith("LOAD_FAST") else ""
+        before = loaded[-1] if isinstance(loaded, tuple) else loaded
 
 
 def _methods(classes: set[type]) -> dict[CodeType, list[tuple[type, type, str]]]:
@@ -158,11 +188,14 @@ def _methods(classes: set[type]) -> dict[CodeType, list[tuple[type, type, str]]]
 
 
 def _codes(held: Any) -> Iterator[CodeType]:
-    """The code of a class's attribute: of a function, bare or within a decorator or a property."""
+    """The code of a class's attribute: of a function, bare or within a decorator or a property, and of a descriptor of
+    the model's own."""
+    if is_anothers(type(held)) and isinstance(get := getattr(type(held), "__get__", None), FunctionType):
+        yield get.__code__
     for _ in range(8):
         if isinstance(code := getattr(held, "__code__", None), CodeType):
             yield code
-        inner = (getattr(held, name, None) for name in ("__func__", "fget", "__wrapped__"))
+        inner = (getattr(held, name, None) for name in ("__func__", "fget", "func", "__wrapped__"))
         if (held := next((each for each in inner if each is not None), None)) is None:
             return
 
@@ -246,9 +279,9 @@ def _clock(function: Any) -> str:
     return ""
 
 
-def _names_in(code: CodeType, variables: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The names that a function's code reads, each with its place: global variables, and what follows them in dots, as
-    far as these are of modules, classes and objects of the model's own."""
+def _names_in(code: CodeType, variables: dict[str, Any]) -> Iterator[tuple[str, Any, str]]:
+    """The names that a function's code reads, each with its value and its place: global variables, and what follows
+    them in dots, as far as these are of modules, classes and objects of the model's own."""
     of_torch, of_library = not is_model_code(code.co_filename), is_installed(code.co_filename)
     line, holder, path = code.co_firstlineno, None, ""
     local: dict[str, ModuleType] = {}
@@ -271,7 +304,7 @@ def _names_in(code: CodeType, variables: dict[str, Any]) -> Iterator[tuple[str, 
         elif step.opname == "IMPORT_NAME":
             imported = _imported(step.argval, variables)
             if imported is not None and not of_torch:
-                yield f"{public_name(imported.__name__)}:", _place(code.co_filename, line)
+                yield f"{public_name(imported.__name__)}:", imported, _place(code.co_filename, line)
             continue
         elif step.opname == "STORE_FAST" and imported is not None:
             local[step.argval], imported = imported, None
@@ -280,7 +313,7 @@ def _names_in(code: CodeType, variables: dict[str, Any]) -> Iterator[tuple[str, 
             continue
         is_told = value is not _MISSING and not _is_own_submodule(name, value)
         if is_told and (callable(value) or not (of_torch or (of_library and not isinstance(value, _SCALARS)))):
-            yield name, _place(code.co_filename, line)
+            yield name, value, _place(code.co_filename, line)
         holder, path = value, name
 
 

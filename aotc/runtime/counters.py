@@ -1,0 +1,48 @@
+"""What one callable counts in its calls; `aotc.runtime.stats` reads it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from aotc.runtime.dispatch import Plan
+from aotc.runtime.forks import renew_in_child
+
+
+class Counters:
+    """Counters of a callable. Any thread may count, and a signal handler within another count of its thread.
+
+    names, rows: of each bucket its calls, its padded calls, and elements of the inputs as they came and as they ran.
+    kind_of: the kind of each miss by the hash of its form. log: when the present minute began, how many kinds of misses
+        were logged in it, and how many were not.
+    """
+
+    def __init__(self, buckets: Sequence[str]) -> None:
+        self.lock = threading.RLock()
+        self.names, self.rows = list(buckets), [[0, 0, 0, 0] for _ in buckets]
+        self.misses, self.copies = 0, 0
+        self.miss_kinds: dict[str, int] = {}
+        self.kind_of: dict[int, str] = {}
+        self.log = (-60.0, 0, 0)
+        self.errors: dict[str, int] = {}
+        renew_in_child(self, Counters._renew)
+
+    def _renew(self) -> None:
+        self.lock = threading.RLock()
+
+    def count_call(self, plan: Plan) -> None:
+        with self.lock:
+            row = self.rows[plan.variant]
+            row[0] += 1
+            row[1] += bool(plan.pads)
+            row[2] += plan.request_elements
+            row[3] += plan.run_elements
+
+    def count_error(self, error: BaseException) -> None:
+        with self.lock:
+            kind = type(error).__name__
+            self.errors[kind] = self.errors.get(kind, 0) + 1
+
+    def count_copies(self, copies: int) -> None:
+        with self.lock:
+            self.copies += copies

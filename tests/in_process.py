@@ -41,12 +41,13 @@ def _read_by_imports() -> dict[str, str]:
 
 with mock.patch.dict(os.environ, environment()):
     _usual = _read_by_imports()
-_kept: list[ForkServers] = []
+_kept: dict[tuple[str, ...], ForkServers] = {}
 
 
 @contextmanager
-def shared_servers() -> Iterator[ForkServers]:
-    """The fork servers of all builds in this process: to import torch's compiler takes 5 s.
+def shared_servers(imports: tuple[str, ...] = ()) -> Iterator[ForkServers]:
+    """The fork servers of all builds in this process: to import torch's compiler takes 5 s. Those of a build of a
+    library's models import its modules `imports`, too.
 
     A test that changes the environment gets servers of its own, since imported modules may have read it.
     """
@@ -54,15 +55,15 @@ def shared_servers() -> Iterator[ForkServers]:
         with closing(ForkServers()) as own:
             yield own
         return
-    if not _kept:
-        _kept.append(ForkServers())
-        atexit.register(lambda: [servers.close() for servers in _kept])
-    servers = _kept[0]
+    if imports not in _kept:
+        _kept[imports] = ForkServers(common=(*forks._COMMON, *imports))
+        atexit.register(_kept[imports].close)
+    servers = _kept[imports]
     try:
         servers.begin(unit_environment())
         yield servers
     except BaseException:
-        _kept.clear()
+        del _kept[imports]
         servers.close()
         raise
     if servers.holder is not None:
@@ -77,15 +78,18 @@ def build_here(manifest: Manifest | Path, store: Path, **more: Any) -> BuildRepo
         return build(BuildRequest(manifest, store, **more), servers)
 
 
-def run_here(*arguments: object, cwd: Path = ROOT, **changes: str) -> CompletedProcess[str]:
-    """The command line, to its end, as `run_aotc` runs it in a process of its own. The models' code is forgotten."""
+def run_here(
+    *arguments: object, cwd: Path = ROOT, imports: tuple[str, ...] = (), **changes: str
+) -> CompletedProcess[str]:
+    """The command line, to its end, as `run_aotc` runs it in a process of its own. The models' code is forgotten.
+    `imports` are of `shared_servers`."""
     words = [str(argument) for argument in arguments]
     folders = [(cwd / word).parent for word in words if word.endswith(".yaml")]
     with ExitStack() as during:
         during.enter_context(mock.patch.dict(os.environ, environment(**changes)))
         during.enter_context(code_forgotten(*([] if cwd == ROOT else [cwd]), *folders))
         during.enter_context(chdir(cwd))
-        servers = during.enter_context(shared_servers())
+        servers = during.enter_context(shared_servers(imports))
         during.enter_context(mock.patch.object(forks, "ForkServers", lambda: servers))
         during.enter_context(mock.patch.object(servers, "close"))
         during.enter_context(_handlers_kept())

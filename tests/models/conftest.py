@@ -8,7 +8,7 @@ from pathlib import Path
 
 import filelock
 import pytest
-from built_models import FOLDER, OPERATORS, Built, build
+from built_models import FOLDER, LIBRARY, OPERATORS, Built, build
 from torch.utils import cpp_extension
 
 
@@ -16,7 +16,7 @@ from torch.utils import cpp_extension
 def library_models(shared_folder: Path) -> Built:
     """The models of tests/models/tiny.yaml."""
     pytest.importorskip("transformers")
-    built = build(shared_folder, FOLDER / "tiny.yaml", {})
+    built = build(shared_folder, FOLDER / "tiny.yaml", {}, LIBRARY)
     assert built.report["bundles"].keys() == {"bert", "bert-by-regions", "llm", "t5"}, built.report
     return built
 

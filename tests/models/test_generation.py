@@ -8,7 +8,7 @@ import runpy
 from pathlib import Path
 
 import pytest
-from built_models import Built, build
+from built_models import LIBRARY, Built, build
 from in_process import code_forgotten
 from processes import ROOT
 
@@ -18,7 +18,7 @@ EXAMPLES = ROOT / "examples" / "generation"
 @pytest.fixture(scope="session")
 def generation(shared_folder: Path) -> Built:
     pytest.importorskip("transformers")
-    built = build(shared_folder, EXAMPLES / "manifest.yaml", {})
+    built = build(shared_folder, EXAMPLES / "manifest.yaml", {}, LIBRARY)
     assert not [unit["error"] for unit in built.report["units"] if unit["error"]]
     return built
 

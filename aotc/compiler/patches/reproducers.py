@@ -23,6 +23,7 @@ from torch import Tensor, fx, nn
 
 from aotc.compiler.patches.apply import patched
 from aotc.compiler.patches.patch import Stage
+from aotc.compiler.toolchain.parallel_compile import compiling_side_by_side
 from aotc.errors import BuildError
 
 Function = Callable[..., Any]
@@ -52,7 +53,7 @@ class Torch:
     def library(self, function: Function, *inputs: Any, shapes: Any = None, **options: Any) -> Function:
         """The function compiled by AOTInductor."""
         module = self.exported(function, inputs, shapes).module()
-        with torch.no_grad(), self.patched("compile", module.graph):
+        with torch.no_grad(), self.patched("compile", module.graph), compiling_side_by_side():
             made: Any = torch._inductor.aot_compile(module, tuple(inputs), options={**_FAST, **options})
         runner = torch._C._aoti.AOTIModelContainerRunnerCpu(made, 1)
         return lambda *given: runner.run([value for value in given if isinstance(value, Tensor)])

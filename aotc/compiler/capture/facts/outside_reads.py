@@ -84,17 +84,19 @@ def outside_reads(module: nn.Module) -> Iterator[OutsideReads]:
     reads, ran = OutsideReads(), dict[CodeType, _Ran]()
     clocks: dict[str, None] = {}
     seeded: list[BuildError] = []
+    # Asked at each call of a function, thousands of times for a few files.
+    counts, is_of_model = functools.cache(_counts), functools.cache(_is_of_model)
 
     def profile(frame: FrameType, event: str, argument: Any) -> None:
         if event == "call":
             code = frame.f_code
-            if code not in ran and _counts(code.co_filename):
+            if code not in ran and counts(code.co_filename):
                 ran[code] = _Ran(code, frame.f_globals, _first_argument(frame))
             elif code is _READS_VARIABLE and _is_models(_outer(frame, ("os", "collections.abc"))):
                 reads.names.add(f"{ENVIRONMENT}{frame.f_locals['key']}")
             elif code in _SEEDING and _is_models(caller := _outer(frame, _SEED_MODULES)):
                 seeded.append(_seeds(caller))
-        elif event == "c_call" and _is_of_model(frame.f_code.co_filename):
+        elif event == "c_call" and is_of_model(frame.f_code.co_filename):
             if name := _clock(argument):
                 clocks[f"`{name}` at {_place(frame.f_code.co_filename, frame.f_lineno)}"] = None
             elif getattr(argument, "__name__", "") == "manual_seed":

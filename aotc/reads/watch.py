@@ -333,15 +333,17 @@ def _marks(tensors: Iterable[Tensor]) -> list[int]:
 
 
 def _is_small_array(value: Any) -> bool:
-    """Whether it is an array of NumPy's, which counts no writes, of so few elements that each call may look at them."""
+    """Whether it is an array of NumPy's or Python's, which counts no writes, so small that each call may look at it."""
+    if isinstance(value, array):
+        return len(value) * value.itemsize <= 4096
     return type(value).__module__ == "numpy" and getattr(value, "ndim", 0) > 0 and value.nbytes <= 4096
 
 
 def _containers(values: Iterable[Any], depth: int = 4) -> Iterator[Any]:
-    """The lists, dicts, sets and arrays among values, and those within them."""
+    """The lists, dicts and sets among values, and those within them."""
     for value in values:
         found = container_of(value)
-        if isinstance(found, list | dict | set | deque | array):
+        if isinstance(found, list | dict | set | deque):
             yield found
         if depth and isinstance(found, list | dict | tuple):
             yield from _containers(_items(found), depth - 1)

@@ -13,16 +13,14 @@ class Counters:
     """Counters of a callable. Any thread may count, and a signal handler within another count of its thread.
 
     names, rows: of each bucket its calls, its padded calls, and elements of the inputs as they came and as they ran.
-    kind_of: the kind of each miss by the hash of its form. log: when the present minute began, how many kinds of misses
-        were logged in it, and how many were not.
+    kind_of: the kind of each miss by the hash of its form. log: when a minute began; kinds logged and not since.
     """
 
     def __init__(self, buckets: Sequence[str]) -> None:
         self.lock = threading.RLock()
         self.names, self.rows = list(buckets), [[0, 0, 0, 0] for _ in buckets]
         self.misses, self.copies = 0, 0
-        self.miss_kinds: dict[str, int] = {}
-        self.kind_of: dict[int, str] = {}
+        self.miss_kinds, self.kind_of = dict[str, int](), dict[int, str]()
         self.log = (-60.0, 0, 0)
         self.errors: dict[str, int] = {}
         renew_in_child(self, Counters._renew)

@@ -316,7 +316,7 @@ OTHERS: dict[str, Callable[[Holder], object]] = {
     "a chain of maps": lambda module: module.chain.maps[0].update(a=2.0),
     "a user's dict": lambda module: module.user.update(a=2.0),
     "an array of Python's": lambda module: module.numbers.append(2.0),
-    "what a dict gives by default": assigned("by_default.default_factory", int),
+    "what a dict gives by default": assigned("by_default", collections.defaultdict(int, a=1.0)),
     "an attribute in a method's place": assigned("half", 0.25),
     "the order of parts": lambda module: module.layers._modules.update({"0": module.layers._modules.pop("0")}),
     "parts that torch's own methods exchange": lambda module: module.layers.insert(0, module.layers.pop(1)),

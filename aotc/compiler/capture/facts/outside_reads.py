@@ -301,7 +301,7 @@ def _names_in(code: CodeType, variables: dict[str, Any]) -> Iterator[tuple[str, 
                 name = f"{public_name(holder.__name__)}:{step.argval}"
             elif path and _is_looked_into(holder):
                 value, name = _attribute(holder, step.argval), f"{path}.{step.argval}"
-            elif not of_torch and hasattr(Tensor, step.argval):  # which the holder may be
+            elif not of_torch and not step.argval.startswith("__") and hasattr(Tensor, step.argval):  # perhaps its
                 value, name = getattr(Tensor, step.argval), f"torch:Tensor.{step.argval}"
         elif step.opname == "IMPORT_NAME":
             imported = _imported(step.argval, variables)

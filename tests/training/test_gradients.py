@@ -99,6 +99,29 @@ def test_gradients_of_a_padded_call_are_those_of_its_real_part(padded: Pair, siz
     assert sum(bucket.padded_calls for bucket in padded[0].stats().buckets.values()) == 1
 
 
+def doubled_in_place(gradient: Tensor) -> None:
+    gradient.mul_(2)
+
+
+@pytest.mark.parametrize("hook", [None, lambda gradient: gradient * 3, doubled_in_place])
+def test_the_gradient_of_a_cropped_result_on_which_the_loss_depends(padded: Pair, hook: Any) -> None:
+    def step(model: nn.Module) -> Any:
+        x, _ = batch(18, requires_grad=True)
+        labels = torch.arange(18) % 4
+        result = model(x, labels)
+        asked = torch.autograd.grad(result["loss"] + result["out"].cos().sum(), result["out"], retain_graph=True)
+        result["out"].retain_grad()
+        if hook is not None:
+            result["out"].register_hook(hook)
+        (result["loss"] + result["out"].square().sum()).backward()
+        return asked, result["out"].grad, x.grad
+
+    compiled, eager = both(padded, step)
+    torch.testing.assert_close(compiled, eager)
+    assert_same_gradients(padded)
+    assert sum(bucket.padded_calls for bucket in padded[0].stats().buckets.values()) == 1
+
+
 def test_results_have_a_grad_fn_where_eagers_have_one(mixed: Pair) -> None:
     result = mixed[0](*batch())
     assert {name: each.requires_grad for name, each in result.items()} == {
@@ -280,10 +303,6 @@ def watched(model: nn.Module, loss: Callable[[dict[str, Tensor]], Tensor], hook:
         result["hidden"].register_hook(hook)
     loss(result).backward()
     return result["hidden"].grad
-
-
-def doubled_in_place(gradient: Tensor) -> None:
-    gradient.mul_(2)
 
 
 @pytest.mark.parametrize("hook", [None, lambda gradient: gradient * 3, doubled_in_place])

@@ -299,7 +299,7 @@ def _digest(leaves: Sequence[Any]) -> str:
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
             own = leaf.detach().to("cpu").contiguous().reshape(-1).resolve_conj().resolve_neg()
-            digest.update(own.view(torch.uint8).numpy())
+            digest.update(own.view(torch.uint8).numpy().tobytes())
         elif isinstance(leaf, str | int | float | None):
             digest.update(repr(leaf).encode())
     return digest.hexdigest()

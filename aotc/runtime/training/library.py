@@ -17,6 +17,7 @@ from aotc.errors import BindError, CorruptError, GradientError, Issue
 from aotc.reads.tensors import dtype_name, named_state
 from aotc.records import Artifact, Saved, Variant, bucket_name
 from aotc.runtime.libraries.library import Library, calls_back, open_library
+from aotc.runtime.padding.tensors import take_crops
 from aotc.runtime.training.results import Pass, Run, separated
 from aotc.store.layout.check_record import backward_issues
 from aotc.tensors.layouts import has_memory
@@ -157,6 +158,7 @@ class TrainingLibrary:
         results = _Step.apply(self, link, own, *arguments)  # type: ignore[no-untyped-call]
         if not results[self._order[0]].requires_grad:
             return list(results)
+        own.crops = take_crops()
         return separated(results, self._order, self._totals, own, _once_only)
 
     def runner(self, step: Any) -> Run:

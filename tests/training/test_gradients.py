@@ -256,6 +256,21 @@ def test_gradient_checkpointing_around_a_call(mixed: Pair) -> None:
     assert_same_gradients(mixed)
 
 
+def test_checkpointing_around_a_call_whose_result_is_hooked(heads: Pair) -> None:
+    """The backward runs once for each of the results, and the checkpoint computes the call again only once."""
+
+    def step(model: nn.Module) -> Tensor:
+        results = checkpoint(lambda *given: tuple(model(*given).values()), *sequences(), use_reentrant=False)
+        left, right, hidden = results
+        hidden.register_hook(lambda gradient: gradient * 2)
+        hidden.retain_grad()
+        (left + right * 2 + hidden.cos().sum()).backward()
+        return hidden.grad
+
+    torch.testing.assert_close(*both(heads, step))
+    assert_same_gradients(heads)
+
+
 def test_a_second_derivative_is_refused_and_a_first_with_create_graph_is_not(mixed: Pair) -> None:
     x, y = batch(requires_grad=True)
     (first,) = torch.autograd.grad(mixed[0](x, y)["loss"], x, create_graph=True)
@@ -473,6 +488,7 @@ def test_random_numbers_follow_torchs_seed_and_agree_in_both_halves(training_sto
     (first, gradient), (again, gradient_again), (other, _) = run(1), run(1), run(2)
     torch.testing.assert_close((first, gradient), (again, gradient_again), rtol=0, atol=0)
     assert not torch.equal(first, other)
+    assert torch.equal(model.sign.grad, torch.zeros(64))
     torch.manual_seed(1)
     step = 1e-3
     with torch.no_grad():

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from aotc.runtime.libraries.files import LibraryFiles
 
 
+_CPU = torch.device("cpu")
 _WITHOUT = "tensors require gradients that the backward was not compiled for"
 _WITHOUT_HINT = (
     "call requires_grad_(False) of them; or let the factory's module have them require gradients, and build again"
@@ -227,8 +228,10 @@ class _Step(Function):
             outputs = _outputs(ctx, gradients, last=True)
         else:
             ctx.maybe_clear_saved_tensors()
+        if ctx.own is not None:
+            ctx.own.unpacked = None
         missing = [index for index in code.differentiable if gradients[index] is None]
-        found = [None if output is None else outputs[output] for output in code.outputs_for(missing)]
+        found = [None if output is None else _on_device(outputs[output]) for output in code.outputs_for(missing)]
         return None, None, None, *(_once_only(ctx, found, gradients) if torch.is_grad_enabled() else found)
 
 
@@ -236,9 +239,7 @@ def _outputs(ctx: Any, gradients: Sequence[Tensor | None], *, last: bool = False
     """Of the backward's library. After the `last` run what was saved goes, unless `retain_graph=True`."""
     code: TrainingLibrary = ctx.code
     with torch.no_grad():
-        kept = ctx.saved_tensors
-        if ctx.kept is not None:
-            kept = tuple(map(_from_hook, kept, ctx.kept))
+        kept = ctx.saved_tensors if ctx.kept is None else _unpacked(ctx)
         given = [
             kept[code.places[each]]
             if each.gradient is None
@@ -253,6 +254,23 @@ def _outputs(ctx: Any, gradients: Sequence[Tensor | None], *, last: bool = False
 
 def _kept(source: Saved, arguments: Sequence[Tensor], outputs: Sequence[Tensor]) -> Tensor:
     return arguments[source.argument] if source.argument is not None else outputs[source.output or 0]
+
+
+def _unpacked(ctx: Any) -> Sequence[Tensor]:
+    """What hooks on saved tensors give back: once in a pass, as a checkpoint computes nothing twice."""
+    if ctx.own is None:
+        return tuple(map(_from_hook, ctx.saved_tensors, ctx.kept))
+    if ctx.own.unpacked is None:
+        ctx.own.unpacked = tuple(map(_from_hook, ctx.saved_tensors, ctx.kept))
+        torch.autograd.Variable._execution_engine.queue_callback(ctx.own.forget_unpacked)
+    kept: Sequence[Tensor] = ctx.own.unpacked
+    return kept
+
+
+def _on_device(gradient: Tensor) -> Tensor:
+    """What an operator makes for compiled code, as the lazy zeros of `torch.sgn`, may be on `cpu:0`. Autograd takes it
+    for another device than `cpu`."""
+    return gradient.cpu() if gradient.device.type == "cpu" and gradient.device != _CPU else gradient
 
 
 def _from_hook(tensor: Tensor, form: _Form) -> Tensor:

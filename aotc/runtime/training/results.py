@@ -48,6 +48,11 @@ class Pass:
         self._only_run: tuple[int, Tensor, list[Tensor]] | None = None
         self.crops: Sequence[Crop] = ()
         """Of the results."""
+        self.unpacked: Sequence[Tensor] | None = None
+        """What hooks on saved tensors have given back in the pass that runs now."""
+
+    def forget_unpacked(self) -> None:
+        self.unpacked = None
 
     def cut(self, result: int, tensor: Tensor) -> Tensor:
         """The real part of a result, or of its gradient: a view; the tensor itself if it is not cropped."""

@@ -178,6 +178,7 @@ def _off_by_an_epsilon(tensor: Tensor) -> Tensor:
         or tensor.is_nested
         or tensor.layout != torch.strided
         or not tensor.is_floating_point()
+        or tensor._is_zerotensor()  # has no memory, which is read here
     ):
         return tensor
     if tensor.element_size() == 1:  # torch computes with no floats of 8 bits

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from aotc.runtime.libraries.files import LibraryFiles
 
 
-_CPU = torch.device("cpu")
 _WITHOUT = "tensors require gradients that the backward was not compiled for"
 _WITHOUT_HINT = (
     "call requires_grad_(False) of them; or let the factory's module have them require gradients, and build again"
@@ -231,7 +230,7 @@ class _Step(Function):
         if ctx.own is not None:
             ctx.own.unpacked = None
         missing = [index for index in code.differentiable if gradients[index] is None]
-        found = [None if output is None else _on_device(outputs[output]) for output in code.outputs_for(missing)]
+        found = [None if output is None else outputs[output] for output in code.outputs_for(missing)]
         return None, None, None, *(_once_only(ctx, found, gradients) if torch.is_grad_enabled() else found)
 
 
@@ -265,12 +264,6 @@ def _unpacked(ctx: Any) -> Sequence[Tensor]:
         torch.autograd.Variable._execution_engine.queue_callback(ctx.own.forget_unpacked)
     kept: Sequence[Tensor] = ctx.own.unpacked
     return kept
-
-
-def _on_device(gradient: Tensor) -> Tensor:
-    """What an operator makes for compiled code, as the lazy zeros of `torch.sgn`, may be on `cpu:0`. Autograd takes it
-    for another device than `cpu`."""
-    return gradient.cpu() if gradient.device.type == "cpu" and gradient.device != _CPU else gradient
 
 
 def _from_hook(tensor: Tensor, form: _Form) -> Tensor:

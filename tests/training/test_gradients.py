@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import json
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 from open_libraries import libraries_of
-from processes import ROOT, finish, start
+from processes import ROOT
+from sharding import assert_sharded_as_whole
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -21,7 +21,6 @@ import aotc
 from aotc.compiler.capture.regions.equal_regions import find_regions
 from aotc.manifest.types import ModelSpec
 from aotc.models.factory import build_module
-from aotc.verify.ranks import variables_of_ranks
 
 HERE = Path(__file__).parent
 
@@ -569,17 +568,7 @@ def test_distributed_data_parallel_around_regions(stack: Pair, tmp_path: Path) -
 
 
 def test_fully_sharded_regions_on_two_ranks(training_store: Path) -> None:
-    """FSDP2 with gloo: forward, backward and a step of SGD are those of the whole model over both ranks' batches."""
-    with variables_of_ranks(2) as ranks:
-        script = HERE / "sharded.py"
-        started = [start(script, training_store, OMP_NUM_THREADS="1", **rank) for rank in ranks]
-        ran = [finish(process) for process in started]
-    assert [each.returncode for each in ran] == [0, 0], ran[0].stderr + ran[1].stderr
-    for said in (json.loads(each.stdout.splitlines()[-1]) for each in ran):
-        assert said["without"] == []
-        assert len(said["gradients"]) == 10
-        assert max(*said["gradients"].values(), *said["steps"].values(), said["after"]) < 1e-6
-        assert said["calls"] == 6
+    assert_sharded_as_whole(training_store, "cpu", 1e-6)
 
 
 def test_gradient_checkpointing_of_a_region(stack: Pair) -> None:

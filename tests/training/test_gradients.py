@@ -305,6 +305,36 @@ def test_what_only_an_unused_result_depends_on_gets_no_gradient(heads: Pair) -> 
     assert_same_gradients(heads)
 
 
+def test_hooks_of_parameters_run_where_a_gradient_comes(heads: Pair) -> None:
+    """Those of an unused head do not, unless a gradient comes from elsewhere; and they can be removed."""
+
+    def step(model: nn.Module) -> list[Any]:
+        seen: list[Any] = []
+        weight, bias = model.right.weight, model.right.bias
+        handles = [
+            weight.register_hook(lambda gradient: seen.append(float(gradient.sum()))),
+            weight.register_post_accumulate_grad_hook(lambda each: seen.append(float(each.grad.sum()))),
+            bias.register_post_accumulate_grad_hook(lambda each: seen.append(float(each.grad.sum()))),
+            torch.autograd.graph.register_multi_grad_hook(
+                [model.left.bias, bias], lambda given: seen.append([each is None for each in given])
+            ),
+        ]
+        model(*sequences())["left"].backward()
+        model(*sequences())["right"].backward()
+        (model(*sequences())["left"] + weight.square().sum()).backward()
+        model(*sequences())["left"].backward()
+        for handle in handles:
+            handle.remove()
+        model(*sequences())["right"].backward()
+        return seen
+
+    compiled, eager = both(heads, step)
+    assert len(eager) == 9
+    for one, other in zip(compiled, eager, strict=True):
+        assert one == (other if isinstance(other, list) else pytest.approx(other, rel=1e-4))
+    assert_same_gradients(heads)
+
+
 def weighted(result: dict[str, Tensor]) -> Tensor:
     return result["left"] * 3 + result["hidden"].square().sum()
 

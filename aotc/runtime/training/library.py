@@ -231,7 +231,19 @@ class _Step(Function):
             ctx.own.unpacked = None
         missing = [index for index in code.differentiable if gradients[index] is None]
         found = [None if output is None else outputs[output] for output in code.outputs_for(missing)]
+        if missing:
+            _quiet_hooks(ctx, found)
         return None, None, None, *(_once_only(ctx, found, gradients) if torch.is_grad_enabled() else found)
+
+
+def _quiet_hooks(ctx: Any, found: Sequence[Tensor | None]) -> None:
+    """Of parameters that get no gradient, in the place of which autograd gives None to hooks."""
+    for (node, _), gradient in zip(ctx.next_functions, found, strict=True):
+        leaf = getattr(node, "variable", None) if gradient is None else None
+        if leaf is not None and (leaf._backward_hooks or leaf._post_accumulate_grad_hooks):
+            from aotc.runtime.training.hooks import only_with_gradients
+
+            only_with_gradients(leaf)
 
 
 def _outputs(ctx: Any, gradients: Sequence[Tensor | None], *, last: bool = False) -> list[Tensor]:

@@ -517,7 +517,6 @@ def test_random_numbers_follow_torchs_seed_and_agree_in_both_halves(training_sto
     (first, gradient), (again, gradient_again), (other, _) = run(1), run(1), run(2)
     torch.testing.assert_close((first, gradient), (again, gradient_again), rtol=0, atol=0)
     assert not torch.equal(first, other)
-    assert torch.equal(model.sign.grad, torch.zeros(64))
     torch.manual_seed(1)
     step = 1e-3
     with torch.no_grad():

@@ -42,7 +42,7 @@ _GRADIENTS = (
 _HINTS: tuple[tuple[str, str], ...] = (
     (
         r"GuardOnDataDependentSymNode|data-dependent|DataDependentOutputException|DynamicOutputShapeException|"
-        r"Could not guard on|Could not extract",
+        r"PendingUnbackedSymbolNotFound|Could not guard on|Could not extract",
         "a branch or a size depends on a tensor's value: use torch.where or torch.cond for the branch, "
         "keep this part out of forward, or compile the parts around it: `aotc build MANIFEST --suggest-regions`",
     ),
@@ -130,7 +130,7 @@ _PLAIN: tuple[tuple[str, str], ...] = (
         r"the sizes of what `\1` returns depend on values, and a capture has none",
     ),
     (
-        r"^GuardOnDataDependentSymNode: Could not guard on data-dependent expression (.+?) \(unhinted: .+?\)",
+        r"^GuardOnDataDependentSymNode: Could not guard on data-dependent expression (.+?) \(unhinted: .+\)",
         r"forward takes a branch by `\1`, which is data-dependent",
     ),
 )

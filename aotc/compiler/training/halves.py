@@ -478,7 +478,12 @@ class _Splitting:
             return Saved(gradient=cast(Any, desc).output.idx)
         value = by_name.get(node.name) or inputs.get(node.name)
         if value is None:
-            raise BuildError(f"the backward takes `{node.name}`, which the forward does not give", stage="export")
+            raise BuildError(
+                f"the backward takes `{node.name}`, which the forward does not give",
+                hint="an operator checks values in its backward, as torch.linalg.eig does, and torch compiles no such "
+                "check there: leave it to eager, and compile the other parts with `regions`",
+                stage="export",
+            )
         value = before.get(value, value)
         if value.op == "placeholder":
             index = self._position(self.sources[value.name])

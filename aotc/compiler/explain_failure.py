@@ -41,7 +41,8 @@ _GRADIENTS = (
 
 _HINTS: tuple[tuple[str, str], ...] = (
     (
-        r"GuardOnDataDependentSymNode|data-dependent|DataDependentOutputException|Could not guard on|Could not extract",
+        r"GuardOnDataDependentSymNode|data-dependent|DataDependentOutputException|DynamicOutputShapeException|"
+        r"PendingUnbackedSymbolNotFound|Could not guard on|Could not extract",
         "a branch or a size depends on a tensor's value: use torch.where or torch.cond for the branch, "
         "keep this part out of forward, or compile the parts around it: `aotc build MANIFEST --suggest-regions`",
     ),
@@ -119,6 +120,22 @@ _HINTS: tuple[tuple[str, str], ...] = (
 )
 
 
+_PLAIN: tuple[tuple[str, str], ...] = (
+    (
+        r"^DataDependentOutputException: (\S+?)(\.default)?$",
+        r"forward takes a number or a bool from what `\1` computes, and a capture has no values",
+    ),
+    (
+        r"^DynamicOutputShapeException: (\S+?)(\.default)?$",
+        r"the sizes of what `\1` returns depend on values, and a capture has none",
+    ),
+    (
+        r"^GuardOnDataDependentSymNode: Could not guard on data-dependent expression (.+?) \(unhinted: .+\)",
+        r"forward takes a branch by `\1`, which is data-dependent",
+    ),
+)
+"""Messages of torch's in words of the model."""
+
 _ONLY_EXPORT = (
     "the model runs in eager and fails under torch.export: change this line, or compile the parts around it: "
     "`aotc build MANIFEST --suggest-regions`"
@@ -149,11 +166,17 @@ def explain_failure(error: BaseException, stage: str) -> BuildError:
         hint += "; transformers: `experts_implementation: batched_mm` in the kwargs of the configuration"
     proposal = _proposed_ranges(text)
     return BuildError(
-        f"{stage}: {type(error).__name__}: {_first_lines(text)}",
+        f"{stage}: {_plain(f'{type(error).__name__}: {_first_lines(text)}')}",
         hint=f"{proposal}; {hint}" if proposal and hint else proposal or hint,
         stage=stage,
         source=source,
     )
+
+
+def _plain(message: str) -> str:
+    for pattern, words in _PLAIN:
+        message = re.sub(pattern, words, message)
+    return message
 
 
 def hint_for(text: str) -> str:

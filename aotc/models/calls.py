@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -126,6 +126,18 @@ def call_model(
         after = plain_state(module)
         found = (*returned, *values, *(after[name] for name in written))
         return [item.detach().clone() if isinstance(item, Tensor) else item for item in found]
+
+
+class Called(NamedTuple):
+    """Calls a module, or its compiled code, with these leaves, and restores the state after each call."""
+
+    module: nn.Module
+    signature: Signature
+    written: Sequence[str]
+    leaves: Sequence[Any]
+
+    def call(self, function: Callable[..., Any], seed: int = 0) -> Result:
+        return call_model(self.module, self.signature, self.written, self.leaves, seed=seed, call=function)
 
 
 def has_drawn(device: torch.device) -> bool:

@@ -22,18 +22,34 @@ def gradients_of(
     seed: int = 0,
     call: Callable[..., Any] | None = None,
     scale: float = 1.0,
+    only: int | None = None,
 ) -> list[Tensor | None]:
     """The gradients of the module's parameters, then of the leaves `with_gradients`; None where it has none.
 
-    They are those of the sum of all results, each weighted by random numbers that depend on its place only, times
-    `scale`. The state called `written` is as before afterwards. `call` is what is called in the place of the module.
+    They are those of the sum of all results, or of the one at the place `only`, each weighted by random numbers that
+    depend on its place only, times `scale`. The state called `written` is as before afterwards. `call` is what is
+    called in the place of the module.
     """
     values, of = _values(module, leaves, with_gradients)
     with state_put_back(module, written):
         results = _results(call or module, signature, values, seed)
-        weights = [_weights(each, place) * scale for place, each in enumerate(results)]
-        found = torch.autograd.grad(results, of, weights, allow_unused=True)
+        chosen = list(enumerate(results)) if only is None else [(only, results[only])]
+        weights = [_weights(each, place) * scale for place, each in chosen]
+        found = torch.autograd.grad([each for _, each in chosen], of, weights, allow_unused=True)
     return list(found)
+
+
+def count_of_results(
+    module: nn.Module,
+    signature: Signature,
+    written: Collection[str],
+    leaves: Sequence[Any],
+    with_gradients: Collection[int],
+) -> int:
+    """How many results of a call have gradients."""
+    values, _ = _values(module, leaves, with_gradients)
+    with state_put_back(module, written):
+        return len(_results(module, signature, values, 0))
 
 
 class Change(NamedTuple):

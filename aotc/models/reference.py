@@ -9,6 +9,7 @@ from there on.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -36,6 +37,12 @@ def in_float64() -> Iterator[None]:
             yield
     finally:
         torch.set_default_dtype(before)
+
+
+def forget_failed_traces() -> None:
+    """Of a loop or a branch that is an operator of torch eager, too, is a trace, and torch goes by one that failed."""
+    if compiler := sys.modules.get("torch._dynamo"):
+        compiler.reset()
 
 
 class _Widening:

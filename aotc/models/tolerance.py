@@ -22,6 +22,7 @@ so. Outputs that are not floating-point numbers must be equal to eager's or to t
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -200,3 +201,50 @@ def _same(a: Tensor, b: Tensor) -> Tensor:
 def failed(detail: str) -> Judgement:
     """The verdict on what no error can be computed of."""
     return Judgement(False, float("inf"), float("nan"), 0.0, detail)
+
+
+# -- gradients --------------------------------------------------------------------------------------------------------
+
+
+def judge_gradients(
+    names: Sequence[str],
+    compiled: Sequence[Tensor | None],
+    eager: Sequence[Tensor | None],
+    exact: Sequence[Tensor | None],
+    least: float = 0.0,
+) -> list[Judgement]:
+    """One judgement for each gradient, or parameter that was trained; `least` is the floor's.
+
+    A gradient that is 0 but for rounding, as that of a bias before a normalisation, is noise in all three. So an error
+    is also allowed that is at most eager's largest in any gradient, or rounding of the largest gradient: of a gradient
+    that is noise in eager, too, and of others up to a quarter of their size.
+    """
+    found = []
+    largest = max((size_of(each) for each in exact), default=0.0)
+    noise = max((size_of(error_of(one, true)) for one, true in zip(eager, exact, strict=True)), default=0.0)
+    for name, given, own, true in zip(names, compiled, eager, exact, strict=False):
+        if given is None or own is None or true is None:
+            missing = "" if given is own is None else "eager has one, compiled code none, or the reverse"
+            found.append(Judgement(not missing, 0.0, 0.0, 0.0, f"{name}: {missing}" if missing else ""))
+            continue
+        rounding = floor_of(own.dtype) * largest
+        judgement = judge(given, own, true, least)
+        error, own_error, size = size_of(error_of(given, true)), size_of(error_of(own, true)), size_of(true)
+        is_noise = own_error > 0.1 * size or size <= floor_of(true.dtype) * largest
+        if error <= max(noise, rounding) and (is_noise or (error <= 0.25 * size and not judgement.ok)):
+            judgement = Judgement(True, 0.0, 0.0, 0.0)
+        found.append(named(name, judgement))
+    return found
+
+
+def error_of(one: Tensor | None, true: Tensor | None) -> Tensor | None:
+    return None if one is None or true is None else one.detach().double() - true.detach().double()
+
+
+def size_of(tensor: Tensor | None) -> float:
+    """The root mean square; 0 of nothing."""
+    return rms(tensor.detach().double()) if tensor is not None and tensor.numel() else 0.0
+
+
+def named(name: str, judgement: Judgement) -> Judgement:
+    return msgspec.structs.replace(judgement, detail=f"{name}: {judgement.detail}") if judgement.detail else judgement

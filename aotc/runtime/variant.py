@@ -45,12 +45,12 @@ class Attached:
                 ran[pad.leaf] = apply_pad(ran[pad.leaf], pad)
         if self._written or self.variant.mutated_leaves:
             self._mark_written(state, given)
+        if plan.crops:
+            from aotc.runtime.padding.tensors import cropped
+
+            launch = cropped(launch or self.launch, plan.crops)
         raw = (launch or self.launch)(ran, state)
         self.has_run = True
-        if plan.crops:
-            from aotc.runtime.padding.tensors import apply_crops
-
-            apply_crops(raw, plan.crops)
         if ran is not given:
             self._write_back(ran, given)
         try:

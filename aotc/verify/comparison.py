@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -20,7 +19,7 @@ from aotc.manifest.types import ModelSpec
 from aotc.models.calls import arguments_of, has_drawn, modes_of, signature_leaves
 from aotc.models.factory import build_module, told
 from aotc.models.input_forms import input_forms
-from aotc.models.reference import in_float64
+from aotc.models.reference import forget_failed_traces, in_float64
 from aotc.models.tolerance import QUANTISED, TF32, Judgement, failed, judge, may_use_tf32
 from aotc.reads.tensors import same_bits
 from aotc.records import Dims, Signature, TensorLeaf
@@ -206,7 +205,7 @@ class Comparison:
                     return self._run(Subject(self.reference, self.reference), wide, autocast=False)
             except Exception:  # its own operators may raise anything
                 del self.widenings[0]
-                _forget_failed_traces()
+                forget_failed_traces()
                 self.reference = self._wide_copy()
         return None
 
@@ -363,12 +362,6 @@ class Comparison:
 
 def _call_of(loaded: Compiled) -> CompiledCall:
     return cast(CompiledCall, loaded.forward)
-
-
-def _forget_failed_traces() -> None:
-    """Of a loop or a branch that is an operator of torch eager, too, is a trace, and torch goes by one that failed."""
-    if compiler := sys.modules.get("torch._dynamo"):
-        compiler.reset()
 
 
 def _wide(leaf: Tensor) -> Tensor:

@@ -1,8 +1,6 @@
 """Gradients, and ten steps of training: compiled, in eager and in float64, by the rule of `aotc.models.tolerance`.
 
-A gradient that is 0 but for rounding, as that of a bias before a normalisation, is noise in all three. So an error is
-also allowed that is at most eager's largest in any gradient, or rounding of the largest gradient: of a gradient that is
-noise in eager, too, and of others up to a quarter of their size.
+What is allowed of a gradient that is 0 but for rounding, `aotc.models.tolerance.judge_gradients` says.
 """
 
 from __future__ import annotations
@@ -11,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -19,13 +16,12 @@ from torch.utils import _pytree as pytree
 from aotc.errors import LibraryError
 from aotc.models.calls import arguments_of, modes_of, signature_leaves
 from aotc.models.gradients import gradients_of, names_of_gradients
-from aotc.models.tolerance import Judgement, floor_of, judge
+from aotc.models.tolerance import Judgement, error_of, judge, judge_gradients, named, size_of
 from aotc.optim import SGD
 from aotc.reads.tensors import plain_state
 from aotc.records import Dims
 from aotc.runtime.compiled import Compiled
 from aotc.runtime.training.step import TrainingStep
-from aotc.tensors.comparison import rms
 
 if TYPE_CHECKING:
     from aotc.verify.comparison import Comparison
@@ -79,37 +75,12 @@ def compare_training(comparison: Comparison, dims: Dims, steps: int = STEPS) -> 
             exact = train(comparison.reference, comparison.reference, wide, autocast=False)
     if drawn and not _are_near(eager.gradients, exact.gradients):  # in float64 it has drawn others
         exact = eager
-    found = judge_all(names, compiled.gradients, eager.gradients, exact.gradients)
+    found = judge_gradients(names, compiled.gradients, eager.gradients, exact.gradients)
     if not steps:
         return found
     after = [f"{name.removeprefix('the gradient of ')} after {steps} steps" for name in names]
-    found.append(_named("the losses of the steps", judge(compiled.losses, eager.losses, exact.losses)))
-    return found + judge_all(after, compiled.parameters, eager.parameters, exact.parameters)
-
-
-def judge_all(
-    names: Sequence[str],
-    compiled: Sequence[Tensor | None],
-    eager: Sequence[Tensor | None],
-    exact: Sequence[Tensor | None],
-) -> list[Judgement]:
-    """One judgement for each tensor, with the allowance of the module's docstring."""
-    found = []
-    largest = max((_size(each) for each in exact), default=0.0)
-    noise = max((_size(_error(one, true)) for one, true in zip(eager, exact, strict=True)), default=0.0)
-    for name, given, own, true in zip(names, compiled, eager, exact, strict=False):
-        if given is None or own is None or true is None:
-            missing = "" if given is own is None else "eager has one, compiled code none, or the reverse"
-            found.append(Judgement(not missing, 0.0, 0.0, 0.0, f"{name}: {missing}" if missing else ""))
-            continue
-        rounding = floor_of(own.dtype) * largest
-        judgement = judge(given, own, true)
-        error, own_error, size = _size(_error(given, true)), _size(_error(own, true)), _size(true)
-        is_noise = own_error > 0.1 * size or size <= floor_of(true.dtype) * largest
-        if error <= max(noise, rounding) and (is_noise or (error <= 0.25 * size and not judgement.ok)):
-            judgement = Judgement(True, 0.0, 0.0, 0.0)
-        found.append(_named(name, judgement))
-    return found
+    found.append(named("the losses of the steps", judge(compiled.losses, eager.losses, exact.losses)))
+    return found + judge_gradients(after, compiled.parameters, eager.parameters, exact.parameters)
 
 
 def _descend(
@@ -161,8 +132,8 @@ def _mean_of(result: Any) -> Tensor:
 
 def _rate_of(module: nn.Module, gradients: Sequence[Tensor | None]) -> float:
     """Steps of about a hundredth of the parameters."""
-    found = max((_size(each) for each in gradients), default=0.0)
-    weights = max((_size(each.detach()) for each in module.parameters() if each.requires_grad), default=0.0)
+    found = max((size_of(each) for each in gradients), default=0.0)
+    weights = max((size_of(each.detach()) for each in module.parameters() if each.requires_grad), default=0.0)
     return 0.01 * weights / found if found else 0.0
 
 
@@ -186,19 +157,7 @@ def _put_back(module: nn.Module) -> Iterator[None]:
             tensor.data.copy_(before[name])
 
 
-def _error(one: Tensor | None, true: Tensor | None) -> Tensor | None:
-    return None if one is None or true is None else one.detach().double() - true.detach().double()
-
-
 def _are_near(gradients: Sequence[Tensor | None], exact: Sequence[Tensor | None]) -> bool:
     """Whether all errors are a hundredth of the largest gradient at most."""
-    errors = (_size(_error(one, true)) for one, true in zip(gradients, exact, strict=True))
-    return max(errors, default=0.0) <= 0.01 * max(map(_size, exact), default=0.0)
-
-
-def _size(tensor: Tensor | None) -> float:
-    return rms(tensor.detach().double()) if tensor is not None and tensor.numel() else 0.0
-
-
-def _named(name: str, judgement: Judgement) -> Judgement:
-    return msgspec.structs.replace(judgement, detail=f"{name}: {judgement.detail}") if judgement.detail else judgement
+    errors = (size_of(error_of(one, true)) for one, true in zip(gradients, exact, strict=True))
+    return max(errors, default=0.0) <= 0.01 * max(map(size_of, exact), default=0.0)

@@ -3,6 +3,7 @@ compiled."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -318,6 +319,31 @@ def test_an_error_that_only_export_meets_has_its_line_and_something_to_do() -> N
     assert told.fields["source"].startswith("test_captured_arguments.py:")
     assert "return x + mask[:, None] if" in told.fields["source"]
     assert "aotc build MANIFEST --suggest-regions" in told.hint
+
+
+@pytest.mark.parametrize(
+    ("compute", "said"),
+    [
+        (lambda x: x if torch.equal(x, x.t()) else -x, "a number or a bool from what `aten.equal` computes"),
+        (lambda x: torch.linalg.lstsq(x, x)[0], "what `aten.linalg_lstsq` returns depend on values"),
+        (
+            lambda x: nn.functional.gaussian_nll_loss(x, x, x.exp()),
+            "forward takes a branch by `Eq(u0, 1)`, which is data-dependent",
+        ),
+    ],
+)
+def test_what_depends_on_values_is_told_in_words_of_the_model(compute: Callable[[Tensor], Tensor], said: str) -> None:
+    class Computes(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return compute(x)
+
+    with pytest.raises(Exception) as raised:
+        capture(Computes(), ROWS, [torch.randn(4, 4)], None, frozen=False)
+    told = explain_failure(raised.value, "export")
+    assert said in told.message and "Exception" not in told.message and "Node" not in told.message
+    assert "dependent)" not in told.message
+    assert "test_captured_arguments.py:" in told.fields["source"]
+    assert "torch.where" in told.hint and "--suggest-regions" in told.hint
 
 
 class Indirect(nn.Module):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from gpu_runs import FOLDER, start_aotc
+from sharding import assert_sharded_as_whole
 from torch import Tensor, nn
 
 import aotc
@@ -190,3 +191,9 @@ def test_what_cannot_be_captured_is_refused_and_leaves_all_as_it_was(store: Path
     compiled.update_weights({"leave.bias": torch.ones(4)})
     with pytest.raises(aotc.BindError, match="were replaced"):
         step(*given)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_fully_sharded_regions_on_two_gpus(store: Path) -> None:
+    """Each rank loads the code for the GPU of its number."""
+    assert_sharded_as_whole(store, "cuda", 1e-5, NCCL_NVLS_ENABLE="0")  # multicast needs rights

@@ -82,20 +82,27 @@ def hooks_on_inputs(run: Run) -> None:
 
 
 def hooks_on_results(run: Run) -> None:
-    def hooked(value: Any) -> Any:
+    def hooked(place: int, value: Any) -> None:
         if not isinstance(value, Tensor) or not value.requires_grad:
-            return value
-        name = f"gradient of a result of {tuple(value.shape)}"
+            return
 
         def seen(gradient: Tensor) -> None:
             if not torch._C._functorch.is_legacy_batchedtensor(gradient):
-                run.note(name, gradient)
+                run.note(f"gradient of result {place} of {tuple(value.shape)}", gradient)
 
         value.register_hook(lambda gradient: gradient * 2)
         value.register_hook(seen)
-        return value
 
-    run.around.append(lambda call: lambda **batch: pytree.tree_map(hooked, call(**batch)))
+    def wrap(call: Any) -> Any:
+        def called(**batch: Any) -> Any:
+            result = call(**batch)
+            for place, value in enumerate(pytree.tree_leaves(result)):
+                hooked(place, value)
+            return result
+
+        return called
+
+    run.around.append(wrap)
 
 
 def hooks_on_parameters(run: Run) -> None:

@@ -90,6 +90,42 @@ def autograd_grad(run: Run) -> None:
     run.note("gradients", torch.autograd.grad(run.loss(results), of, allow_unused=True))
 
 
+def backward_of_some(run: Run) -> None:
+    """Gradients of some leaves alone are added."""
+    results = run.forward()
+    of = [each for each in run.some([*run.parameters(), *run.inputs]) if each.is_leaf and each.requires_grad]
+    run.loss(results).backward(inputs=of or None)
+
+
+def hook_on_many(run: Run) -> None:
+    """One hook on several parameters, that has all their gradients or the first."""
+    of = [each for each in run.parameters() if each.requires_grad]
+    first = run.random.random() < 0.3
+
+    def seen(found: Any) -> None:
+        run.note("gradients of parameters", "one" if first else [*found])
+
+    results = run.forward()
+    if of:
+        torch.autograd.graph.register_multi_grad_hook(of, seen, mode="any" if first else "all")
+    run.loss(results).backward()
+
+
+def optimizer_in_backward(run: Run) -> None:
+    """Each parameter has an optimizer of its own, whose step is a hook after its gradient is there."""
+    for each in run.parameters():
+        if each.requires_grad:
+            optimizer = torch.optim.SGD([each], lr=0.01, momentum=0.9)
+
+            def step(parameter: Tensor, own: torch.optim.Optimizer = optimizer) -> None:
+                own.step()
+                own.zero_grad()
+
+            each.register_post_accumulate_grad_hook(step)
+    for _ in range(2):
+        run.loss(run.forward()).backward()
+
+
 def create_graph(run: Run) -> None:
     """A penalty on gradients, by a step whose first gradients may or may not be needed as well."""
     loss = run.loss(run.forward())
@@ -370,6 +406,7 @@ def _other_rank(run: Run, world: int, folder: Path) -> Iterator[int]:
 
 STEPS: tuple[Callable[[Run], None], ...] = (
     *(subset_of_results, cotangents, retain_grad, gradient_of_a_result, autograd_grad, create_graph, second_backward),
+    *(backward_of_some, hook_on_many, optimizer_in_backward),
     *(retain_graph, calls_in_any_order, backward_in_a_thread, optimizer_steps, grad_scaler, training_step),
     *(write_before_backward, write_to_a_result, functional_derivatives, torch_func, batched_gradients),
     *(no_grad_island, data_parallel),

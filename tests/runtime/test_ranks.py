@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch.distributed import destroy_process_group  # before aotc is imported
 
@@ -159,15 +160,18 @@ class Two:
             for rank in (0, 1)
         ]
 
-    def call(self, *forms: str) -> list[str]:
-        """What each rank's call with arguments of its form ends with."""
-        with ThreadPoolExecutor(2) as pool:
-            return list(pool.map(self._call, self.watches, forms))
+        self.pools = [[ThreadPoolExecutor(1, f"thread {name}") for name in "AB"] for _ in (0, 1)]
 
-    def _call(self, watch: Watch, form: str) -> str:
+    def call(self, *forms: str, threads: tuple[int, int] = (0, 0), values: tuple[Any, Any] = ((), ())) -> list[str]:
+        """What each rank's call with arguments of its form ends with, in one of its two threads."""
+        pools = [pools[thread] for pools, thread in zip(self.pools, threads, strict=True)]
+        calls = [pool.submit(self._call, *of) for pool, *of in zip(pools, self.watches, forms, values, strict=True)]
+        return [call.result() for call in calls]
+
+    def _call(self, watch: Watch, form: str, values: Any) -> str:
         try:
             with watch:
-                watch.agree(form)
+                watch.agree(form, values)
                 while form == "waits" and watch.failure is None:  # as a collective does
                     time.sleep(0.01)
         except GroupError as error:
@@ -192,3 +196,22 @@ def test_a_rank_that_runs_a_call_of_the_form_before_ends_with_those_that_wait_fo
     assert running == "rank 1 calls the model with other arguments: (b), rank 0 with (waits)"
     assert waiting.startswith("rank 0 takes no part in a call that rank 1 waits in") and running in waiting
     assert all(ranks.call("waits", "waits"))
+
+
+def test_threads_of_two_ranks_that_take_turns_in_one_order_may_call() -> None:
+    """Also where other values come in calls of one thread of each rank, or in those of a rank that one thread calls."""
+    ranks, one, two = Two(), (torch.ones(2), 3), (torch.zeros(2), 3)
+    assert ranks.call("a", "a", values=(one, two)) == ["", ""]
+    assert ranks.call("a", "a", values=(one, two), threads=(1, 0)) == ["", ""]
+    assert ranks.call("a", "a", values=(one, one), threads=(0, 1)) == ["", ""]
+    assert ranks.call("b", "b", values=(two, two), threads=(1, 1)) == ["", ""]
+
+
+@pytest.mark.parametrize("other", [torch.zeros(2), torch.ones(2, dtype=torch.bfloat16).t(), 4])
+def test_threads_of_two_ranks_that_take_turns_in_other_orders_are_an_error_before_collectives(other: Any) -> None:
+    ranks, one, two = Two(), (torch.ones(2), 3), (torch.ones(2), 3, other)
+    assert ranks.call("a", "a", values=(one, one), threads=(0, 1)) == ["", ""]
+    said = ranks.call("waits", "waits", values=(two, one), threads=(1, 0))
+    assert all(said) and any("several threads call the model" in each for each in said)
+    assert any("thread A" in each and "thread B" in each for each in said)
+    assert all(ranks.call("a", "a", values=(one, one)))

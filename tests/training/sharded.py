@@ -1,4 +1,5 @@
-"""One rank of FSDP2 around a model of which regions are compiled: `sharded.py STORE`, with the variables of torchrun.
+"""One rank of FSDP2 around a model of which regions are compiled: `sharded.py STORE DEVICE`, with the variables of
+torchrun.
 
 Prints a JSON line: by each parameter how far gradients and one step of SGD are from those of the whole model in eager,
 over the batches of all ranks.
@@ -21,16 +22,22 @@ import aotc
 sys.path.insert(0, str(Path(__file__).parent))
 from trained_models import stack
 
+DEVICE = torch.device(sys.argv[2], int(os.environ["RANK"]) if sys.argv[2] == "cuda" else None)
+
 
 def ids(rank: int) -> torch.Tensor:
-    return torch.randint(0, 10, (4, 8), generator=torch.Generator().manual_seed(rank))
+    return torch.randint(0, 10, (4, 8), generator=torch.Generator().manual_seed(rank)).to(DEVICE)
 
 
 def main() -> None:
-    dist.init_process_group("gloo")
+    if DEVICE.type == "cuda":
+        torch.cuda.set_device(DEVICE)
+        dist.init_process_group("nccl", device_id=DEVICE)
+    else:
+        dist.init_process_group("gloo")
     rank, count = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
-    module = stack().train()
+    module = stack().train().to(DEVICE)
     eager = copy.deepcopy(module)
     compiled = aotc.load(f"{sys.argv[1]}#stack", module)
     for block in module.blocks:

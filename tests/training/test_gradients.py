@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import json
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 from open_libraries import libraries_of
-from processes import ROOT, finish, start
+from processes import ROOT
+from sharding import assert_sharded_as_whole
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -21,7 +21,6 @@ import aotc
 from aotc.compiler.capture.regions.equal_regions import find_regions
 from aotc.manifest.types import ModelSpec
 from aotc.models.factory import build_module
-from aotc.verify.ranks import variables_of_ranks
 
 HERE = Path(__file__).parent
 
@@ -92,6 +91,29 @@ def test_gradients_of_a_padded_call_are_those_of_its_real_part(padded: Pair, siz
         result = model(x, labels)
         (result["loss"] + result["out"].square().sum()).backward()
         return result["out"].detach(), x.grad
+
+    compiled, eager = both(padded, step)
+    torch.testing.assert_close(compiled, eager)
+    assert_same_gradients(padded)
+    assert sum(bucket.padded_calls for bucket in padded[0].stats().buckets.values()) == 1
+
+
+def doubled_in_place(gradient: Tensor) -> None:
+    gradient.mul_(2)
+
+
+@pytest.mark.parametrize("hook", [None, lambda gradient: gradient * 3, doubled_in_place])
+def test_the_gradient_of_a_cropped_result_on_which_the_loss_depends(padded: Pair, hook: Any) -> None:
+    def step(model: nn.Module) -> Any:
+        x, _ = batch(18, requires_grad=True)
+        labels = torch.arange(18) % 4
+        result = model(x, labels)
+        asked = torch.autograd.grad(result["loss"] + result["out"].cos().sum(), result["out"], retain_graph=True)
+        result["out"].retain_grad()
+        if hook is not None:
+            result["out"].register_hook(hook)
+        (result["loss"] + result["out"].square().sum()).backward()
+        return asked, result["out"].grad, x.grad
 
     compiled, eager = both(padded, step)
     torch.testing.assert_close(compiled, eager)
@@ -233,6 +255,21 @@ def test_gradient_checkpointing_around_a_call(mixed: Pair) -> None:
     assert_same_gradients(mixed)
 
 
+def test_checkpointing_around_a_call_whose_result_is_hooked(heads: Pair) -> None:
+    """The backward runs once for each of the results, and the checkpoint computes the call again only once."""
+
+    def step(model: nn.Module) -> Tensor:
+        results = checkpoint(lambda *given: tuple(model(*given).values()), *sequences(), use_reentrant=False)
+        left, right, hidden = results
+        hidden.register_hook(lambda gradient: gradient * 2)
+        hidden.retain_grad()
+        (left + right * 2 + hidden.cos().sum()).backward()
+        return hidden.grad
+
+    torch.testing.assert_close(*both(heads, step))
+    assert_same_gradients(heads)
+
+
 def test_a_second_derivative_is_refused_and_a_first_with_create_graph_is_not(mixed: Pair) -> None:
     x, y = batch(requires_grad=True)
     (first,) = torch.autograd.grad(mixed[0](x, y)["loss"], x, create_graph=True)
@@ -268,6 +305,36 @@ def test_what_only_an_unused_result_depends_on_gets_no_gradient(heads: Pair) -> 
     assert_same_gradients(heads)
 
 
+def test_hooks_of_parameters_run_where_a_gradient_comes(heads: Pair) -> None:
+    """Those of an unused head do not, unless a gradient comes from elsewhere; and they can be removed."""
+
+    def step(model: nn.Module) -> Any:
+        weight, bias = model.right.weight, model.right.bias
+        seen: tuple[list[Any], ...] = ([], [], [], [])
+        handles = [
+            weight.register_hook(lambda gradient: seen[0].append(gradient.clone())),
+            weight.register_post_accumulate_grad_hook(lambda each: seen[1].append(each.grad.clone())),
+            bias.register_post_accumulate_grad_hook(lambda each: seen[2].append(each.grad.clone())),
+            torch.autograd.graph.register_multi_grad_hook(
+                [model.left.bias, bias], lambda given: seen[3].append([each is None for each in given])
+            ),
+        ]
+        model(*sequences())["left"].backward()
+        model(*sequences())["right"].backward()
+        (model(*sequences())["left"] + weight.square().sum()).backward()
+        model(*sequences())["left"].backward()
+        for handle in handles:
+            handle.remove()
+        model(*sequences())["right"].backward()
+        return seen
+
+    compiled, eager = both(heads, step)
+    assert [len(each) for each in eager] == [2, 2, 1, 4]
+    torch.testing.assert_close(compiled[:3], eager[:3])
+    assert compiled[3] == eager[3]
+    assert_same_gradients(heads)
+
+
 def weighted(result: dict[str, Tensor]) -> Tensor:
     return result["left"] * 3 + result["hidden"].square().sum()
 
@@ -280,10 +347,6 @@ def watched(model: nn.Module, loss: Callable[[dict[str, Tensor]], Tensor], hook:
         result["hidden"].register_hook(hook)
     loss(result).backward()
     return result["hidden"].grad
-
-
-def doubled_in_place(gradient: Tensor) -> None:
-    gradient.mul_(2)
 
 
 @pytest.mark.parametrize("hook", [None, lambda gradient: gradient * 3, doubled_in_place])
@@ -534,17 +597,7 @@ def test_distributed_data_parallel_around_regions(stack: Pair, tmp_path: Path) -
 
 
 def test_fully_sharded_regions_on_two_ranks(training_store: Path) -> None:
-    """FSDP2 with gloo: forward, backward and a step of SGD are those of the whole model over both ranks' batches."""
-    with variables_of_ranks(2) as ranks:
-        script = HERE / "sharded.py"
-        started = [start(script, training_store, OMP_NUM_THREADS="1", **rank) for rank in ranks]
-        ran = [finish(process) for process in started]
-    assert [each.returncode for each in ran] == [0, 0], ran[0].stderr + ran[1].stderr
-    for said in (json.loads(each.stdout.splitlines()[-1]) for each in ran):
-        assert said["without"] == []
-        assert len(said["gradients"]) == 10
-        assert max(*said["gradients"].values(), *said["steps"].values(), said["after"]) < 1e-6
-        assert said["calls"] == 6
+    assert_sharded_as_whole(training_store, "cpu", 1e-6)
 
 
 def test_gradient_checkpointing_of_a_region(stack: Pair) -> None:

@@ -115,6 +115,15 @@ def test_a_write_to_a_result_is_noticed_where_a_view_of_it_is_saved() -> None:
     assert 0 in kept
 
 
+def test_lazy_zeros_of_a_gradient_are_real_ones() -> None:
+    """Which compiled code would read, and which autograd refuses on `cpu:0`."""
+    module = Net(lambda net, x: net.enter(x) * torch.sgn(net.leave.bias).sum())
+    split, x = halves(module), torch.randn(3, 4)
+    _, gradients = run(module, split, x, [torch.ones(3, 8)])
+    assert not gradients["leave.bias"]._is_zerotensor()
+    assert torch.equal(gradients["leave.bias"], torch.zeros_like(module.leave.bias))
+
+
 def test_a_small_budget_saves_less() -> None:
     def saved(memory: float) -> int:
         split = halves(Net(deep), memory, rows=64)

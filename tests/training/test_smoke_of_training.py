@@ -15,21 +15,24 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import aotc
-from aotc.compiler.smoke.smoke_run import _Called, _compare_at_extremes, _compare_gradients, _compare_with_eager
+from aotc.compiler.smoke.gradients import compare_at_extremes, compare_gradients
+from aotc.compiler.smoke.smoke_run import _compare_with_eager
 from aotc.errors import LibraryError
+from aotc.models.calls import Called
 from aotc.records import Parameter, Signature, TensorLeaf, Variant
 from aotc.runtime.training.library import TrainingLibrary
+from aotc.tensors.comparison import _RoundedOtherwise
 
 HERE = ROOT / "tests" / "training"
 Tamper = Callable[[list[Tensor]], None]
 
 
-def loaded(store: Path, module: torch.nn.Module, name: str, leaves: list[Tensor]) -> tuple[Any, _Called, Any]:
+def loaded(store: Path, module: torch.nn.Module, name: str, leaves: list[Tensor]) -> tuple[Any, Called, Any]:
     """The compiled call, what calls it as the smoke run does, and its library."""
     call = aotc.load(f"{store}#{name}", module).forward
     (variant,) = call.artifact.variants
     (library,) = libraries_of(call)
-    return call, _Called(module, call.artifact.signature, variant.mutated_state, leaves), library
+    return call, Called(module, call.artifact.signature, variant.mutated_state, leaves), library
 
 
 def backward_tampered(library: TrainingLibrary, *, inputs: Tamper | None = None, outputs: Tamper | None = None) -> None:
@@ -46,9 +49,9 @@ def backward_tampered(library: TrainingLibrary, *, inputs: Tamper | None = None,
     library.backward = tampered
 
 
-def check(call: Any, called: _Called) -> None:
+def check(call: Any, called: Called) -> None:
     with torch.no_grad():
-        _compare_gradients(called, call.artifact.variants[0], call, torch.device("cpu"))
+        compare_gradients(called, call.artifact.variants[0], call, torch.device("cpu"))
 
 
 def test_a_wrong_gradient_of_a_parameter_or_of_an_input_is_found(training_store: Path, models: Any) -> None:
@@ -100,11 +103,11 @@ def test_a_backward_that_is_wrong_at_large_values_only_is_found(other: dict[str,
     module, wrong = Saturating(), Saturating(**other)
     wrong.linear = module.linear
     signature = Signature((Parameter("x", 0),), (TensorLeaf("x", "float32", (16, 8)),))
-    called, variant = _Called(module, signature, (), [torch.randn(16, 8)]), Variant({}, "", (), (), (), 0)
-    _compare_gradients(called, variant, wrong, torch.device("cpu"))
-    _compare_at_extremes(called, variant, module, torch.device("cpu"), [0])
+    called, variant = Called(module, signature, (), [torch.randn(16, 8)]), Variant({}, "", (), (), (), 0)
+    compare_gradients(called, variant, wrong, torch.device("cpu"))
+    compare_at_extremes(called, variant, module, torch.device("cpu"), [0])
     with pytest.raises(LibraryError, match=r"the gradient of `linear\.weight` differs"):
-        _compare_at_extremes(called, variant, wrong, torch.device("cpu"), [0])
+        compare_at_extremes(called, variant, wrong, torch.device("cpu"), [0])
 
 
 def test_a_buffer_that_is_written_wrongly_is_found(training_store: Path, models: Any) -> None:
@@ -170,7 +173,7 @@ def test_a_gradient_that_is_0_but_for_rounding_is_no_wrong_one(seed: int, dtype:
     torch.manual_seed(seed)
     module = Vanishing().train()
     signature = Signature((Parameter("x", 0),), (TensorLeaf("x", "float32", (4, 8, 16)),))
-    called = _Called(module, signature, ("norm.running_mean", "norm.running_var"), [torch.randn(4, 8, 16)])
+    called = Called(module, signature, ("norm.running_mean", "norm.running_var"), [torch.randn(4, 8, 16)])
 
     def other(x: Tensor) -> Tensor:
         torch.rand(7)
@@ -178,13 +181,77 @@ def test_a_gradient_that_is_0_but_for_rounding_is_no_wrong_one(seed: int, dtype:
 
     variant = Variant({}, "", (), (), (), 0)
     with torch.no_grad(), torch.autocast("cpu", dtype=dtype, enabled=dtype is not torch.float32):
-        _compare_gradients(called, variant, other, torch.device("cpu"))
+        compare_gradients(called, variant, other, torch.device("cpu"))
+
+
+class Slightly(torch.autograd.Function):
+    """The identity, whose gradient is a multiple."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, times: float) -> Tensor:
+        ctx.times = times
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient * ctx.times, None
+
+
+class Bends(nn.Module):
+    """Many values near the bends of `relu`, and a loss that is little beside the logits. The path through `slight` is
+    one of two."""
+
+    def __init__(self, hidden: float = 1.0, loss: float = 1.0) -> None:
+        super().__init__()
+        self.enter, self.middle, self.leave = nn.Linear(8, 256), nn.Linear(256, 256), nn.Linear(256, 100)
+        self.hidden, self.loss = hidden, loss
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = torch.relu(self.enter(x))
+        hidden = torch.relu(self.middle(Slightly.apply(hidden, self.hidden))) + hidden.sin()
+        logits = self.leave(hidden)
+        target = torch.arange(len(x), device=x.device) % 100
+        return logits, F.cross_entropy(Slightly.apply(logits, self.loss), target)
+
+
+def bends_compared(dtype: torch.dtype, compiled: Callable[[nn.Module], Any], seed: int = 0) -> None:
+    torch.manual_seed(seed)
+    module = Bends().to(dtype)
+    signature = Signature((Parameter("x", 0),), (TensorLeaf("x", "float32", (64, 8)),))
+    called = Called(module, signature, (), [torch.randn(64, 8, dtype=dtype)])
+    compare_gradients(called, Variant({}, "", (), (), (), 0), compiled(module), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("seed", range(3))
+def test_rounding_that_decides_at_a_bend_is_no_wrong_gradient(dtype: torch.dtype, seed: int) -> None:
+    def rounded(module: nn.Module) -> Any:
+        def call(x: Tensor) -> Any:
+            with _RoundedOtherwise():
+                return module(x)
+
+        return call
+
+    bends_compared(dtype, rounded, seed)
+
+
+@pytest.mark.parametrize("wrong", [{"hidden": 1.01}, {"loss": 1.002}])
+def test_an_error_of_one_percent_in_one_path_is_found(wrong: dict[str, float]) -> None:
+    """Of two, or of the loss beside logits whose gradients are a hundred times as large."""
+
+    def other(module: nn.Module) -> nn.Module:
+        made = Bends(**wrong)
+        made.enter, made.middle, made.leave = module.enter, module.middle, module.leave
+        return made
+
+    with pytest.raises(LibraryError, match=r"the gradient of `\w+\.weight` differs from float64: rms error"):
+        bends_compared(torch.float32, other)
 
 
 def test_a_build_names_the_operator_whose_backward_is_wrong_and_its_line(tmp_path: Path) -> None:
     (outcome,) = build_here(HERE / "miscompiled.yaml", tmp_path / "store").outcomes
     assert outcome.error is not None
     said = str(outcome.error)
-    assert "the gradient of `enter.weight` differs by" in said
+    assert "the gradient of `enter.weight` differs from float64" in said
     assert "torch's compiler makes wrong code of aten.silu.default of float32[4, 8] (the gradient of tanh)" in said
     assert "hidden = F.silu(hidden) + hidden.sin()" in outcome.error.fields["source"]

@@ -15,13 +15,14 @@ from aotc.doctor.bundle import check_bundle
 from aotc.machine.native import resolve_target
 from aotc.manifest import read_manifest
 from aotc.models.calls import signature_leaves
+from aotc.models.tolerance import judge_gradients
 from aotc.records import PadRule
 from aotc.runtime.training.step import TrainingStep
 from aotc.store.reference import parse_reference
 from aotc.verify.cases import Step
 from aotc.verify.comparison import Comparison, VerifyJob
 from aotc.verify.launch import measured_launches
-from aotc.verify.training import _descend, compare_training, judge_all
+from aotc.verify.training import _descend, compare_training
 from aotc.verify.worker import _RANDOM, _verify_weights
 
 HERE = ROOT / "tests" / "training"
@@ -108,9 +109,9 @@ def test_noise_in_place_of_a_gradient_of_0_is_right_and_a_missing_gradient_is_no
     noise: list[Tensor | None] = [torch.ones(4), torch.full((4,), 9e-8)]
     wrong: list[Tensor | None] = [torch.ones(4), torch.full((4,), 1e-3)]
     names = ["a", "b"]
-    assert [each.ok for each in judge_all(names, noise, eager, true)] == [True, True]
-    assert [each.ok for each in judge_all(names, wrong, eager, true)] == [True, False]
-    assert [each.ok for each in judge_all(names, [eager[0], None], eager, true)] == [True, False]
+    assert [each.ok for each in judge_gradients(names, noise, eager, true)] == [True, True]
+    assert [each.ok for each in judge_gradients(names, wrong, eager, true)] == [True, False]
+    assert [each.ok for each in judge_gradients(names, [eager[0], None], eager, true)] == [True, False]
 
 
 def test_a_gradient_of_half_the_size_is_found(training_store: Path, models: Any) -> None:
@@ -163,8 +164,8 @@ def test_a_small_gradient_that_is_wrong_is_no_rounding_of_a_large_one() -> None:
     ]
     eager: list[Tensor | None] = [torch.full((4,), 1e3 + 2e-2), torch.full((4,), 1e-2)]
     near, wrong = torch.full((4,), 1.1e-2), torch.full((4,), 2e-2)
-    assert [each.ok for each in judge_all(["a", "b"], [eager[0], near], eager, true)] == [True, True]
-    assert [each.ok for each in judge_all(["a", "b"], [eager[0], wrong], eager, true)] == [True, False]
+    assert [each.ok for each in judge_gradients(["a", "b"], [eager[0], near], eager, true)] == [True, True]
+    assert [each.ok for each in judge_gradients(["a", "b"], [eager[0], wrong], eager, true)] == [True, False]
 
 
 def test_doctor_opens_the_libraries_of_both_halves(training_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from aotc.compiler.patches.bugs.arithmetic.grouped_products import grouped_produ
 from aotc.compiler.patches.bugs.arithmetic.int8_products import operands_are_aligned
 from aotc.compiler.patches.bugs.arithmetic.powers import powers_of_ints_are_ints
 from aotc.compiler.patches.bugs.arithmetic.quotients import quotients_from_remainders
+from aotc.compiler.patches.bugs.arithmetic.soft_margins import gradients_keep_their_digits
 from aotc.compiler.patches.bugs.assigned_numbers import numbers_are_assigned
 from aotc.compiler.patches.bugs.batched_products import batches_are_indexed
 from aotc.compiler.patches.bugs.checked_values import conditions_are_compared
@@ -382,6 +383,12 @@ PATCHES: tuple[Patch, ...] = (
             "aten.remainder.Scalar_Tensor(self, other)",
         ),
         apply=quotients_from_remainders,
+    ),
+    Patch(
+        name="soft_margin_gradients",
+        targets=("aten.soft_margin_loss_backward.default(grad_output, self, target, reduction)",),
+        apply=gradients_keep_their_digits,
+        operators=("aten.soft_margin_loss",),
     ),
     Patch(
         name="complex_numbers",

@@ -463,6 +463,14 @@ def rounded_quotients(patches: Torch) -> None:
     _same(patches.compiled, function, torch.tensor([1.0, 7.5, 5.0]), torch.tensor([0.1, 0.3, math.inf]))
 
 
+def soft_margin_gradients(patches: Torch) -> None:
+    def gradient(x: Tensor, target: Tensor) -> Any:
+        return torch.ops.aten.soft_margin_loss_backward(x.new_ones(()), x, target, 1)
+
+    x, target = torch.linspace(-40, 40, 16), torch.ones(16)
+    torch.testing.assert_close(patches.compiled(gradient, x, target)(x, target), gradient(x, target), rtol=1e-5, atol=0)
+
+
 def complex_numbers(patches: Torch) -> None:
     z = torch.complex(torch.randn(3), torch.randn(3))
     _same(patches.library, lambda z: [z / 2, z != 1j, z - z.conj().resolve_conj()], z)

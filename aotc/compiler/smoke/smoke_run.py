@@ -7,17 +7,17 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import torch
-from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from aotc.compiler.smoke.call_times import TimedCall, call_times
+from aotc.compiler.smoke.gradients import compare_at_extremes, compare_gradients, inputs_of_any_value
 from aotc.compiler.smoke.launch import pick_launch
 from aotc.compiler.smoke.region_cost import region_cost
 from aotc.compiler.workers.messages import Job, Message, Span, UnitFailed, UnitRan, wait_here
@@ -25,25 +25,21 @@ from aotc.errors import AotcError, Issue, LibraryError
 from aotc.machine.processes import die_with_parent, message_stream
 from aotc.machine.targets import parse_target
 from aotc.machine.waits import listening
-from aotc.manifest.inputs import TensorInput, parse_inputs
-from aotc.manifest.types import ModelSpec
 from aotc.models.calls import (
+    Called,
     arguments_of,
-    call_model,
-    has_drawn,
     modes_of,
     names_of,
     signature_leaves,
     state_put_back,
 )
 from aotc.models.factory import build_module
-from aotc.models.gradients import change_along, gradients_of, names_of_gradients
 from aotc.models.ranks import make_meshes_on
 from aotc.models.regions import example_of
 from aotc.picks import pinned_launch
 from aotc.provenance import FORMS, BuiltArtifact, CallTimes, Smoked
 from aotc.reads.tensors import dtype_name
-from aotc.records import Artifact, LaunchPick, Signature, SizeRange, Variant, decode, tuned_dims
+from aotc.records import Artifact, LaunchPick, SizeRange, Variant, decode, tuned_dims
 from aotc.runtime.call import CompiledCall
 from aotc.runtime.cuda.options import GraphOptions
 from aotc.runtime.libraries.folder import FilesInFolder
@@ -88,7 +84,7 @@ def smoke(job: Job) -> Smoked:
     compiled = bound()
     if isinstance(compiled, CompiledRegions):
         return _run_region(job, artifact, compiled, driver_cache)
-    called, timed = _Called(module, artifact.signature, variant.mutated_state, leaves), TimedCall(compiled)
+    called, timed = Called(module, artifact.signature, variant.mutated_state, leaves), TimedCall(compiled)
     with modes_of(job.spec, device.type):
         given = called.call(timed)
         driver_compiled = driver_cache.size() - before
@@ -101,9 +97,9 @@ def smoke(job: Job) -> Smoked:
     with modes_of(job.spec, device.type):
         times = _compare_and_time(called, given, timed, device, _sizes_in_ranges(variant, dims))
         if variant.backward is not None:
-            _compare_gradients(called, variant, compiled, device)
-            wide = _without_values_of_their_own(job.spec, artifact.signature)
-            _compare_at_extremes(called, variant, compiled, device, {*wide, *variant.with_gradients})
+            compare_gradients(called, variant, compiled, device)
+            wide = inputs_of_any_value(job.spec, artifact.signature)
+            compare_at_extremes(called, variant, compiled, device, {*wide, *variant.with_gradients})
     return msgspec.structs.replace(smoked, times=times)
 
 
@@ -132,14 +128,14 @@ def _run_region(
             cost = region_cost(compiled, variant.region, library, args, kwargs)
         compiled.detach()
     instance = module.get_submodule(region.instances[0])
-    called = _Called(instance, region.signature, variant.mutated_state, example.leaves)
+    called = Called(instance, region.signature, variant.mutated_state, example.leaves)
     code = TimedCall(compiled.regions[region.name])
     with modes_of(job.spec, device.type):
         sizes = _sizes_in_ranges(variant, dims)
         times = _compare_and_time(called, called.call(code), code, device, sizes)
         if variant.backward is not None:
-            _compare_gradients(called, variant, compiled.regions[region.name], device)
-            _compare_at_extremes(called, variant, compiled.regions[region.name], device, variant.with_gradients)
+            compare_gradients(called, variant, compiled.regions[region.name], device)
+            compare_at_extremes(called, variant, compiled.regions[region.name], device, variant.with_gradients)
     if device.type != "cuda" or variant.backward is not None:
         return Smoked(None, cost, driver_compiled, times)
     part = artifact.of_region(region)
@@ -169,25 +165,13 @@ def _pick_launch(
     return pick_launch(job.spec, variant.bucket, device, call_with, pinned_launch(job.pins))
 
 
-class _Called(NamedTuple):
-    """Calls a module, or its compiled code, with these leaves, and restores the state after each call."""
-
-    module: torch.nn.Module
-    signature: Signature
-    written: Sequence[str]
-    leaves: Sequence[Any]
-
-    def call(self, function: Callable[..., Any], seed: int = 0) -> Result:
-        return call_model(self.module, self.signature, self.written, self.leaves, seed=seed, call=function)
-
-
 def _sizes_in_ranges(variant: Variant, dims: Mapping[str, int]) -> dict[str, int]:
     """The sizes that the bucket's name does not tell."""
     return {dim: dims[dim] for dim, size in variant.bucket.items() if isinstance(size, SizeRange)}
 
 
 def _compare_and_time(
-    called: _Called, given: Result, compiled: TimedCall, device: torch.device, sizes: dict[str, int]
+    called: Called, given: Result, compiled: TimedCall, device: torch.device, sizes: dict[str, int]
 ) -> CallTimes:
     """Compare both results, then measure the times of a call. Raises LibraryError."""
     eager = TimedCall(called.module)
@@ -195,103 +179,7 @@ def _compare_and_time(
     return call_times(compiled, eager, called.call, device, sizes)
 
 
-WIDER, STEEPER = 8.0, 100.0
-"""Inputs and gradients of results are so many times as large where code that saturates or clips shows."""
-
-
-def _without_values_of_their_own(spec: ModelSpec, signature: Signature) -> list[int]:
-    """The inputs of random numbers for which the manifest says no `init`: the model takes any."""
-    _, inputs = parse_inputs(spec.inputs)
-    free = {each.path for each in inputs if isinstance(each, TensorInput) and each.init is None}
-    return [index for index, leaf in enumerate(signature.leaves) if leaf.path in free]
-
-
-def _compare_at_extremes(
-    called: _Called, variant: Variant, compiled: Callable[..., Any], device: torch.device, wide: Collection[int]
-) -> None:
-    """As `_compare_gradients`, with larger gradients of results, and on a CPU with larger values of the inputs `wide`:
-    on a GPU an index that is computed from one and beyond its tensor would end the process. A model that fails there in
-    eager is not compared."""
-
-    def widened(index: int, leaf: Any) -> Any:
-        is_wide = index in wide and device.type == "cpu" and isinstance(leaf, Tensor) and leaf.is_floating_point()
-        return leaf * WIDER if is_wide else leaf
-
-    called = called._replace(leaves=[widened(index, leaf) for index, leaf in enumerate(called.leaves)])
-    try:
-        gradients_of(*called, variant.with_gradients, scale=STEEPER)
-    except Exception:
-        traceback.print_exc()
-        return
-    _compare_gradients(called, variant, compiled, device, STEEPER)
-
-
-def _compare_gradients(
-    called: _Called, variant: Variant, compiled: Callable[..., Any], device: torch.device, scale: float = 1.0
-) -> None:
-    """Raises LibraryError where the backward's gradients differ from the module's by more than rounding."""
-    wanted = variant.with_gradients
-
-    def run(seed: int, function: Callable[..., Any] | None = None) -> Result:
-        return gradients_of(*called, wanted, seed, function, scale)
-
-    eager = run(0)
-    draws = has_drawn(device)
-    given = run(0, compiled)
-    position = first_difference(eager, given, run)
-    if position is not None:
-        said = f"differs by {difference(eager[position], given[position]):.3g} × the tolerance for rounding"
-    elif not draws or scale != 1:
-        return
-    else:
-        position = _wrong_slope(called, wanted, eager, given, compiled)
-        said = "is not the slope of its results, with the same random numbers"
-    if position is None:
-        return
-    name = names_of_gradients(called.module, called.signature, wanted)[position]
-    raise LibraryError(
-        f"the compiled code does not compute the gradients that the model has: {name} {said}",
-        hint="torch's compiler miscompiles the backward of this model: find the operator by removing parts, and "
-        "replace it by others, or train only regions of the model",
-        miscompiled=True,
-    )
-
-
-MOST_SLOPES = 8
-"""So many gradients are measured at most, each by two calls of eager and two of the compiled code. A wrong mask is seen
-in many."""
-
-
-def _wrong_slope(
-    called: _Called,
-    wanted: Collection[int],
-    eager: Sequence[Tensor | None],
-    given: Sequence[Tensor | None],
-    compiled: Callable[..., Any],
-) -> int | None:
-    """The position of a gradient of a model that draws random numbers which is not the slope of the compiled code's own
-    results, as that of a dropout whose backward has another mask.
-
-    Steps of two sizes measure it. How exactly, is told by the largest error in the same of eager: a gradient that is 0
-    but for rounding, as that of a bias before a normalisation, is less than that.
-    """
-    some = range(0, len(given), -(-len(given) // MOST_SLOPES))
-    suspected = list(some)
-    for step in (1e-2, 2e-3):
-        measured = [change_along(*called, wanted, eager, each, step, called.module) for each in some]
-        noise = max((each.error for each in measured if each is not None), default=0.0)
-        found = [(each, change_along(*called, wanted, given, each, step, compiled)) for each in suspected]
-        suspected = [
-            position
-            for position, each in found
-            if each is not None and each.error > 5 * noise + 0.03 * abs(each.expected)
-        ]
-        if not suspected:
-            return None
-    return suspected[0]
-
-
-def _compare_with_eager(called: _Called, given: Result, compiled: TimedCall, eager: TimedCall) -> None:
+def _compare_with_eager(called: Called, given: Result, compiled: TimedCall, eager: TimedCall) -> None:
     """Raises LibraryError where the library's results or writes differ from the module's by more than rounding.
 
     A module that fails here succeeded at capture (a lack of memory, say): nothing is compared. Differences that vanish

@@ -100,6 +100,11 @@ def _marked(value: Tensor, mark: Tensor) -> Tensor:
     return cast(Tensor, _Mark.apply(value, mark))  # type: ignore[no-untyped-call]
 
 
+def _zeros(size: Sequence[Any], **options: Any) -> Tensor:
+    """In the place of lazy zeros, which have no memory, and which compiled code would read."""
+    return torch.zeros(size, **options)
+
+
 class _Dependence(NamedTuple):
     """The results that depend on each argument, and on each other result."""
 
@@ -177,7 +182,8 @@ class _Splitting:
         symbols = symbols_of(inputs)
         with torch.enable_grad():
             joint = aot_export_joint_with_descriptors(
-                stack, _Whole(self.captured.graph), tuple(self._fakes()), decompositions=select_decomp_table()
+                *(stack, _Whole(self.captured.graph), tuple(self._fakes())),
+                decompositions={**select_decomp_table(), torch.ops.aten._efficientzerotensor.default: _zeros},
             )
         if symbols - symbols_of(inputs):
             raise BuildError(
@@ -472,7 +478,12 @@ class _Splitting:
             return Saved(gradient=cast(Any, desc).output.idx)
         value = by_name.get(node.name) or inputs.get(node.name)
         if value is None:
-            raise BuildError(f"the backward takes `{node.name}`, which the forward does not give", stage="export")
+            raise BuildError(
+                f"the backward takes `{node.name}`, which the forward does not give",
+                hint="an operator checks values in its backward, as torch.linalg.eig does, and torch compiles no such "
+                "check there: leave it to eager, and compile the other parts with `regions`",
+                stage="export",
+            )
         value = before.get(value, value)
         if value.op == "placeholder":
             index = self._position(self.sources[value.name])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,19 +55,56 @@ def apply_pad(tensor: Tensor, pad: Pad) -> Tensor:
     return laid_out(torch.cat([tensor, filling], dim=pad.axis), pad.layout)
 
 
+class _OfThread(threading.local):
+    crops: Sequence[Crop] = ()
+    """Of the launch that runs."""
+
+
+_own = _OfThread()
+
+
+def cropped(launch: Callable[..., list[Tensor]], crops: Sequence[Crop]) -> Callable[..., list[Tensor]]:
+    """The launch, whose outputs are cropped; by the launch itself, if it takes the crops."""
+
+    def run(*arguments: Any) -> list[Tensor]:
+        _own.crops = crops
+        try:
+            outputs = launch(*arguments)
+            apply_crops(outputs, _own.crops)
+        finally:
+            _own.crops = ()
+        return outputs
+
+    return run
+
+
+def take_crops() -> Sequence[Crop]:
+    """Of the launch that runs: it has to crop its outputs itself."""
+    crops, _own.crops = _own.crops, ()
+    return crops
+
+
 def apply_crops(outputs: list[Tensor], crops: Sequence[Crop]) -> None:
     """Cut off what was padded, in place: outputs without gaps, with memory of their own, as eager gives them. Raises
     CorruptError for an output or an axis that is not there."""
+    for index in dict.fromkeys(crop.output for crop in crops):
+        of_it = [crop for crop in crops if crop.output == index]
+        if not 0 <= index < len(outputs):
+            raise CorruptError(f"the record's {of_it[0]} does not fit the library's {len(outputs)} outputs")
+        outputs[index] = without_gaps(cut(outputs[index], of_it))
+
+
+def cut(output: Tensor, crops: Sequence[Crop]) -> Tensor:
+    """A view of an output without its pads. Raises CorruptError for an axis that is not there."""
     for crop in crops:
         try:
-            outputs[crop.output] = outputs[crop.output].narrow(crop.axis, 0, crop.size)
+            output = output.narrow(crop.axis, 0, crop.size)
         except (IndexError, RuntimeError, TypeError, ValueError) as error:  # the last two: no 64 bits hold the size
             raise CorruptError(f"the record's {crop} does not fit the library's output: {error}") from error
-    for index in dict.fromkeys(crop.output for crop in crops):
-        outputs[index] = _without_gaps(outputs[index])
+    return output
 
 
-def _without_gaps(tensor: Tensor) -> Tensor:
+def without_gaps(tensor: Tensor) -> Tensor:
     """A copy in which the axes follow one another as in `tensor`."""
     order = sorted(range(tensor.ndim), key=tensor.stride, reverse=True)
     back = [order.index(axis) for axis in range(tensor.ndim)]

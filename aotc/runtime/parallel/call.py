@@ -108,7 +108,7 @@ class ParallelCall(_InRanks):
     def _plan(self, leaves: list[Any]) -> Plan | None:
         plan = super()._plan(leaves)
         if plan is not None:  # else a miss, which the other ranks are told of
-            self._waiting.agree(_form(leaves))
+            self._waiting.agree(_form(leaves), leaves)
         return plan
 
 
@@ -125,7 +125,8 @@ class ParallelRegions(_InRanks, CompiledRegions):
             vars(self.module)["forward"] = WatchedForward(self.module, self)
 
     def _to_its_end(self, run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        self._waiting.agree(_form(pytree.tree_leaves((args, kwargs))))
+        leaves = pytree.tree_leaves((args, kwargs))
+        self._waiting.agree(_form(leaves), leaves)
         return super()._to_its_end(run, args, kwargs)
 
     def detach(self, names: Collection[str] | None = None) -> None:

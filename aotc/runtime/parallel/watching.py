@@ -10,20 +10,25 @@ one. So it first waits until that call has failed on every rank, as where all of
 Collectives of other sizes than another rank's end its process, or give numbers of nothing. So ranks tell each other the
 form of a call's arguments where it is not that of the call before, and wait until all have told the same.
 
-Two threads' calls at a time would meet in another order on another rank, half of one request with half of the other.
+Two threads' calls at a time would meet in another order on another rank, half of one request with half of the other. So
+would those of threads that take turns, where each rank has an order of its own: ranks that several threads call compare
+the values of the arguments in each call.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
 import threading
 import time
 import weakref
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from aotc.errors import GroupError
@@ -43,6 +48,7 @@ _LONGEST_FORM = 300
 class _OfThread(threading.local):
     is_inside = False
     """Whether this thread is in a call."""
+    has_called = False
 
 
 class Watch:
@@ -52,8 +58,9 @@ class Watch:
         self._ranks = ranks
         self._calls = 0
         self._inside = 0
-        self._caller = 0
-        """The thread of the last call."""
+        """The thread that is in a call."""
+        self._callers = 0
+        """How many threads have called."""
         self._process = os.getpid()
         self.of_thread = _OfThread()
         self._began = 0.0
@@ -76,16 +83,26 @@ class Watch:
                 "this process was forked from a rank, whose connections to the others are not its own",
                 hint="call aotc.load in the processes that torchrun starts, and make all calls there",
             )
-        if self._inside and self._caller != threading.get_ident():
+        with self._lock:
+            own = threading.get_ident()
+            is_another = self._inside not in (0, own)  # its own: Ctrl-C has ended the last call
+            if not is_another:
+                self._inside = own
+        if is_another:
             self._refuse_another_thread()
-        if self._failed:
-            self._wait_for_failures()
-        if self.failure is not None:
-            raise self.failure
+        try:
+            if self._failed:
+                self._wait_for_failures()
+            if self.failure is not None:
+                raise self.failure
+        except BaseException:
+            self._inside = 0
+            raise
         with self._lock:
             self._calls += 1
-            self._inside += 1
-            self._caller = threading.get_ident()
+            if not self.of_thread.has_called:
+                self.of_thread.has_called = True
+                self._callers += 1
             self.of_thread.is_inside = True
             self._began = time.monotonic()
             if self._thread is None:
@@ -99,10 +116,9 @@ class Watch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self._lock:
-            self._inside -= 1
+            self._inside = 0
             self.of_thread.is_inside = False
-            if not self._inside:
-                self._wake.clear()
+            self._wake.clear()
         if error is not None and error is self.failure:
             return
         if self.failure is not None:
@@ -111,10 +127,15 @@ class Watch:
             self._failed = self._calls
             self._tell(self._calls, f"{type(error).__name__}: {error}")
 
-    def agree(self, form: str) -> None:
-        """Return when every rank makes this call with arguments of this form. Raises GroupError where one does not."""
-        if form == self._form:
-            return
+    def agree(self, form: str, leaves: Sequence[Any] = ()) -> None:
+        """Return when every rank makes this call with arguments of this form, and, where several threads call, of these
+        values. Raises GroupError where one does not."""
+        if form != self._form:
+            self._agree_on_form(form)
+        if self._callers > 1:
+            self._compare_values(leaves)
+
+    def _agree_on_form(self, form: str) -> None:
         self._form, self._changes = "", self._changes + 1
         store, keys = self._ranks.store, [self._key_of_form(self._changes, rank) for rank in range(self._ranks.size)]
         try:
@@ -148,6 +169,34 @@ class Watch:
             actual=of_theirs,
             ranks=(rank,),
         )
+
+    def _compare_values(self, leaves: Sequence[Any]) -> None:
+        """With each other rank that several threads call: it has a key, and of two the later one sees the other's."""
+        ranks, digest, name = self._ranks, _digest(leaves), threading.current_thread().name
+        try:
+            ranks.store.set(f"turn/{ranks.rank}", json.dumps([self._calls, digest, name]))
+            for rank in self._others:
+                if not ranks.store.check([key := f"turn/{rank}"]):
+                    continue
+                while (said := json.loads(ranks.store.get(key)))[0] < self._calls and self.failure is None:
+                    time.sleep(_BEFORE_COLLECTIVES)
+                if said[0] == self._calls and said[1] != digest:
+                    self._refuse_other_values(rank, said[2], name)
+        except (RuntimeError, dist.DistError) as error:
+            self.failure = self.failure or _out_of_reach(error)
+        if self.failure is not None:
+            raise self.failure
+
+    def _refuse_other_values(self, rank: int, there: str, here: str) -> None:
+        failure = GroupError(
+            f"several threads call the model, and rank {rank} calls it with other values: in call {self._calls} of its "
+            f"thread {there}, rank {self._ranks.rank} in that of {here}",
+            hint="make all calls in one thread of each rank, or let the threads of all ranks take turns in one order; "
+            "the group is aborted, so start the processes again",
+            ranks=(rank,),
+        )
+        self._abort(self._calls, failure)
+        raise failure
 
     def _refuse_another_thread(self) -> None:
         failure = GroupError(
@@ -202,7 +251,7 @@ class Watch:
         """Abort the group where a call waits in vain."""
         with self._lock:
             call, waited = self._calls, time.monotonic() - self._began
-            waits = self._inside > 0 and waited >= TICK and self.failure is None
+            waits = bool(self._inside) and waited >= TICK and self.failure is None
         if waits and (failure := self._reason(call, waited)) is not None:
             self._abort(call, failure)
 
@@ -242,6 +291,18 @@ class Watch:
             self._ranks.group.abort()  # of NCCL's, it returns when graphs that hold collectives are gone
         except Exception:
             _log.exception("the process group cannot be aborted")
+
+
+def _digest(leaves: Sequence[Any]) -> str:
+    """Of the values of a call's arguments."""
+    digest = hashlib.sha256()
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            own = leaf.detach().to("cpu").contiguous().reshape(-1).resolve_conj().resolve_neg()
+            digest.update(own.view(torch.uint8).numpy().tobytes())
+        elif isinstance(leaf, str | int | float | None):
+            digest.update(repr(leaf).encode())
+    return digest.hexdigest()
 
 
 def _out_of_reach(error: Exception) -> GroupError:

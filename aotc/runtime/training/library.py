@@ -17,6 +17,7 @@ from aotc.errors import BindError, CorruptError, GradientError, Issue
 from aotc.reads.tensors import dtype_name, named_state
 from aotc.records import Artifact, Saved, Variant, bucket_name
 from aotc.runtime.libraries.library import Library, calls_back, open_library
+from aotc.runtime.padding.tensors import take_crops
 from aotc.runtime.training.results import Pass, Run, separated
 from aotc.store.layout.check_record import backward_issues
 from aotc.tensors.layouts import has_memory
@@ -157,6 +158,7 @@ class TrainingLibrary:
         results = _Step.apply(self, link, own, *arguments)  # type: ignore[no-untyped-call]
         if not results[self._order[0]].requires_grad:
             return list(results)
+        own.crops = take_crops()
         return separated(results, self._order, self._totals, own, _once_only)
 
     def runner(self, step: Any) -> Run:
@@ -225,18 +227,30 @@ class _Step(Function):
             outputs = _outputs(ctx, gradients, last=True)
         else:
             ctx.maybe_clear_saved_tensors()
+        if ctx.own is not None:
+            ctx.own.unpacked = None
         missing = [index for index in code.differentiable if gradients[index] is None]
         found = [None if output is None else outputs[output] for output in code.outputs_for(missing)]
+        if missing:
+            _quiet_hooks(ctx, found)
         return None, None, None, *(_once_only(ctx, found, gradients) if torch.is_grad_enabled() else found)
+
+
+def _quiet_hooks(ctx: Any, found: Sequence[Tensor | None]) -> None:
+    """Of parameters that get no gradient, in the place of which autograd gives None to hooks."""
+    for (node, _), gradient in zip(ctx.next_functions, found, strict=True):
+        leaf = getattr(node, "variable", None) if gradient is None else None
+        if leaf is not None and (leaf._backward_hooks or leaf._post_accumulate_grad_hooks):
+            from aotc.runtime.training.hooks import only_with_gradients
+
+            only_with_gradients(leaf)
 
 
 def _outputs(ctx: Any, gradients: Sequence[Tensor | None], *, last: bool = False) -> list[Tensor]:
     """Of the backward's library. After the `last` run what was saved goes, unless `retain_graph=True`."""
     code: TrainingLibrary = ctx.code
     with torch.no_grad():
-        kept = ctx.saved_tensors
-        if ctx.kept is not None:
-            kept = tuple(map(_from_hook, kept, ctx.kept))
+        kept = ctx.saved_tensors if ctx.kept is None else _unpacked(ctx)
         given = [
             kept[code.places[each]]
             if each.gradient is None
@@ -251,6 +265,17 @@ def _outputs(ctx: Any, gradients: Sequence[Tensor | None], *, last: bool = False
 
 def _kept(source: Saved, arguments: Sequence[Tensor], outputs: Sequence[Tensor]) -> Tensor:
     return arguments[source.argument] if source.argument is not None else outputs[source.output or 0]
+
+
+def _unpacked(ctx: Any) -> Sequence[Tensor]:
+    """What hooks on saved tensors give back: once in a pass, as a checkpoint computes nothing twice."""
+    if ctx.own is None:
+        return tuple(map(_from_hook, ctx.saved_tensors, ctx.kept))
+    if ctx.own.unpacked is None:
+        ctx.own.unpacked = tuple(map(_from_hook, ctx.saved_tensors, ctx.kept))
+        torch.autograd.Variable._execution_engine.queue_callback(ctx.own.forget_unpacked)
+    kept: Sequence[Tensor] = ctx.own.unpacked
+    return kept
 
 
 def _from_hook(tensor: Tensor, form: _Form) -> Tensor:

@@ -6,6 +6,9 @@ asked for, as Grad-CAM does of hidden states: by `retain_grad()`, a hook, or `to
 One run of the backward takes the gradients of all results, and most passes have one run. Where gradients of results are
 asked for, each node runs it with its own gradient alone, and passes on what comes of that for the results before it. To
 such a result comes the sum, perhaps changed by a hook; what of it the runs before have not seen is run next.
+
+A result that is cropped is cropped within its node: what comes to it is the gradient of its real part. That of its pad
+is 0.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from torch.autograd.function import Function
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from aotc.records import Total
+from aotc.runtime.padding.tensors import Crop, apply_crops, cut, without_gaps
 
 _current_pass: Callable[[], int] = torch._C._current_graph_task_id
 _is_asked_for: Callable[[Any], bool] = torch._C._will_engine_execute_node
@@ -42,6 +46,25 @@ class Pass:
         self._passed_on: dict[int, tuple[Tensor, Tensor, int]] = {}
         """By result the sum that was passed on, the last part of it as autograd has it, and that part's version."""
         self._only_run: tuple[int, Tensor, list[Tensor]] | None = None
+        self.crops: Sequence[Crop] = ()
+        """Of the results."""
+        self.unpacked: Sequence[Tensor] | None = None
+        """What hooks on saved tensors have given back in the pass that runs now."""
+
+    def forget_unpacked(self) -> None:
+        self.unpacked = None
+
+    def cut(self, result: int, tensor: Tensor) -> Tensor:
+        """The real part of a result, or of its gradient: a view; the tensor itself if it is not cropped."""
+        return cut(tensor, [crop for crop in self.crops if crop.output == result])
+
+    def padded(self, result: int, gradient: Tensor, size: torch.Size) -> Tensor:
+        """The gradient of all of a result."""
+        if gradient.shape == size:
+            return gradient
+        full = gradient.new_zeros(size)
+        self.cut(result, full).copy_(gradient)
+        return full
 
     def watch(self, result: Tensor) -> None:
         hook: Any = result.register_hook(lambda gradient: None)  # type: ignore[no-untyped-call]
@@ -71,7 +94,7 @@ class Pass:
         """What comes of a result's gradient for the results `to`. `is_needed`: the gradients of arguments are, too."""
         with torch.no_grad():
             outputs = run([gradient if index == result else None for index in range(self._count)])
-            found = [outputs[self._totals[each].output] for each in to]
+            found = [self.cut(each, outputs[self._totals[each].output]) for each in to]
             given = [part.clone() for part in found]  # which a hook may write to
             for each, part, copy in zip(to, found, given, strict=True):
                 whole = self._passed_on[each][0] + part if each in self._passed_on else part
@@ -96,6 +119,7 @@ def separated(
 ) -> list[Tensor]:
     """The results, of which those in `order` are differentiable; each is there after those that it depends on."""
     found = list(results)
+    apply_crops(found, [crop for crop in own.crops if crop.output not in order])
     with _unsafe_preserve_version_counter(tuple(found[index] for index in order)):
         for index in order:
             before = [each for each in totals if index in totals[each].of]
@@ -116,6 +140,9 @@ class _Result(Function):
     ) -> Tensor:
         ctx.own, ctx.index, ctx.before, ctx.once_only = own, index, before, once_only
         ctx.set_materialize_grads(False)
+        ctx.size = result.shape
+        if any(crop.output == index for crop in own.crops):
+            return without_gaps(own.cut(index, result))
         ctx.mark_dirty(result)
         return result
 
@@ -125,7 +152,9 @@ class _Result(Function):
         parts: Sequence[Tensor | None] = [None] * len(ctx.before)
         if gradient is not None and ctx.own.is_step_by_step(probe):
             gradient = ctx.own.not_seen(ctx.index, gradient)
-            if gradient is not None and ctx.before:
+        if gradient is not None:
+            gradient = ctx.own.padded(ctx.index, gradient, ctx.size)
+            if ctx.before and ctx.own.is_step_by_step(probe):
                 needed = _is_asked_for(step)
                 parts = ctx.own.pass_on(ctx.index, gradient, ctx.before, step.code.runner(step), is_needed=needed)
                 if torch.is_grad_enabled():

@@ -1,1 +1,1 @@
-"""Bugs of Inductor with numbers: powers, quotients, complex numbers, and matrix products of particular dtypes."""
+"""Bugs of Inductor with numbers: powers, quotients, complex numbers, a loss, matrix products of particular dtypes."""

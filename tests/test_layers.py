@@ -291,7 +291,20 @@ def test_every_error_is_one_of_aotc_s() -> None:
 
 
 ROOMS = (
-    *(".", "autotune", "codegen", "patches", "publish", "smoke", "toolchain", "training", "workers", "wrong_code"),
+    *(
+        ".",
+        "autotune",
+        "codegen",
+        "patches",
+        "patches/machinery",
+        "patches/shared",
+        "publish",
+        "smoke",
+        "toolchain",
+        "training",
+        "workers",
+        "wrong_code",
+    ),
     *("capture", "capture/checks", "capture/facts", "capture/lifting", "capture/ranges", "capture/regions"),
 )
 

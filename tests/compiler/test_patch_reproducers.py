@@ -1,7 +1,8 @@
 """On this torch a patch is needed within its bounds, and beyond them torch is right without it.
 
 The whole suite runs the reproducers that need no library; other tests cover the patches of those that do.
-`pytest -m every_torch` runs them all; `python -m aotc.compiler.patches.check` runs them with their patches, too.
+`pytest -m every_torch` runs them all; `python -m aotc.compiler.patches.machinery.check` runs them with their patches,
+too.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import sys
 import pytest
 from processes import ROOT, environment
 
-from aotc.compiler.patches.check import README, TABLE, reproducible, table
-from aotc.compiler.patches.registry import PATCHES
+from aotc.compiler.patches.machinery.check import README, TABLE, reproducible, table
+from aotc.compiler.patches.machinery.registry import PATCHES
 
 WITH_A_LIBRARY = {
     "adaptive_pools_of_a_range",
@@ -39,7 +40,7 @@ NAMES = reproducible()
 def verdicts(request: pytest.FixtureRequest) -> dict[str, str]:
     """Of those that this run asks for."""
     asked = [item.callspec.params["name"] for item in request.session.items if "verdicts" in _fixtures_of(item)]
-    command = [sys.executable, "-m", "aotc.compiler.patches.check", "--without-only", *asked]
+    command = [sys.executable, "-m", "aotc.compiler.patches.machinery.check", "--without-only", *asked]
     ran = subprocess.run(command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True, check=True)
     (found,) = json.loads(ran.stdout).values()
     return dict(found)

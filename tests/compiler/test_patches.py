@@ -17,10 +17,10 @@ import torch
 from processes import ROOT
 
 import aotc
-from aotc.compiler.patches import apply
-from aotc.compiler.patches.apply import left_out, operators_of, patched, untested, usable
-from aotc.compiler.patches.patch import Patch, Stage, chosen, entry_of, flaw_of, operator, parts_of, within
-from aotc.compiler.patches.registry import HOOKS, PATCHES
+from aotc.compiler.patches.machinery import apply
+from aotc.compiler.patches.machinery.apply import left_out, operators_of, patched, untested, usable
+from aotc.compiler.patches.machinery.patch import Patch, Stage, chosen, entry_of, flaw_of, operator, parts_of, within
+from aotc.compiler.patches.machinery.registry import HOOKS, PATCHES
 
 COMPILER = ROOT / "aotc" / "compiler"
 

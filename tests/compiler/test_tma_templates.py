@@ -18,7 +18,8 @@ from torch._inductor.sizevars import SizeVarAllocator
 from torch._inductor.virtualized import V
 
 from aotc.compiler.codegen.inductor_options import inductor_options
-from aotc.compiler.patches.apply import patched
+from aotc.compiler.patches.machinery.apply import patched
+from aotc.compiler.patches.machinery.registry import TMA_TEMPLATES
 from aotc.compiler.patches.performance import tma_templates
 from aotc.compiler.patches.performance.tma_templates import (
     TF32_TILES,
@@ -26,7 +27,6 @@ from aotc.compiler.patches.performance.tma_templates import (
     tma_templates_on_tensor_cores_only,
     valid_tensor_maps_only,
 )
-from aotc.compiler.patches.registry import TMA_TEMPLATES
 from aotc.machine.targets import parse_target
 from aotc.manifest import ModelSpec
 

@@ -21,7 +21,7 @@ from processes import ROOT, run_python
 from aotc import syntax
 from aotc.compiler import key as key_module
 from aotc.compiler.key import Factors, explain
-from aotc.compiler.patches.registry import PATCHES
+from aotc.compiler.patches.machinery.registry import PATCHES
 from aotc.compiler.plan import plan_units
 from aotc.compiler.sources import imported_files, source_closure
 from aotc.compiler.unit import compile_unit
@@ -423,7 +423,7 @@ NOT_IN_ROOMS = tuple(f"{name}." for name in ("aotc.store", "aotc.runtime", "aotc
 KEY = """
 import sys
 from pathlib import Path
-from aotc.compiler.patches.registry import PATCHES
+from aotc.compiler.patches.machinery.registry import PATCHES
 from aotc.compiler.plan import plan_units
 from aotc.compiler.sources import imported_files, source_closure
 from aotc.manifest import read_manifest

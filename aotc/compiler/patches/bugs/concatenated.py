@@ -21,7 +21,7 @@ from torch import Tensor, fx
 from torch._prims_common import suggest_memory_format
 
 from aotc.compiler.capture.lifting.mutations import written_values
-from aotc.compiler.patches.decompositions import decomposed
+from aotc.compiler.patches.shared.decompositions import decomposed
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from aotc.compiler.patches.rewriting import check_count
+from aotc.compiler.patches.shared.rewriting import check_count
 
 _BEGINS_AS = "aoti_torch_assign_tensors_out("
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from aotc.compiler.patches.rewriting import rewritten
+from aotc.compiler.patches.shared.rewriting import rewritten
 
 _OF_ONE_PROGRAM = re.compile(r"(scratch_\d+_size\[\] = \{)(\d+)(\};)")
 _OF_ALL = r"\1static_cast<int64_t>(\2) * grid_0 * grid_1 * grid_2\3"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
-from aotc.compiler.patches.inductor import inductor
+from aotc.compiler.patches.shared.inductor import inductor
 
 NAME = "depthwise_conv2d"
 SOURCE = Path(__file__).with_name("depthwise_conv2d.jinja")

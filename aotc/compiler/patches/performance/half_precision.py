@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aotc.compiler.patches.decompositions import decomposed
+from aotc.compiler.patches.shared.decompositions import decomposed
 
 _HALF_PI = (201 / 2**7, 253 / 2**19, 1.2675907950567e-6)
 """π/2 in parts; the first two have so few bits that their multiples are exact."""

@@ -23,7 +23,7 @@ from unittest import mock
 
 import torch
 
-from aotc.compiler.patches.inductor import inductor
+from aotc.compiler.patches.shared.inductor import inductor
 
 HOPPER = 9
 """The major compute capability."""

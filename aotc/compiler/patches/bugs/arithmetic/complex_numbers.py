@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aotc.compiler.patches.decompositions import decomposed
+from aotc.compiler.patches.shared.decompositions import decomposed
 
 
 def complex_numbers_are_tensors() -> AbstractContextManager[None]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aotc.compiler.patches.decompositions import decomposed
+from aotc.compiler.patches.shared.decompositions import decomposed
 
 
 def quotients_from_remainders() -> AbstractContextManager[None]:

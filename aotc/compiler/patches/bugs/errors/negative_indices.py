@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aotc.compiler.patches.decompositions import decomposed
+from aotc.compiler.patches.shared.decompositions import decomposed
 
 
 def negative_indices_are_refused() -> AbstractContextManager[None]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aotc.compiler.patches.decompositions import decomposed
+from aotc.compiler.patches.shared.decompositions import decomposed
 
 
 def counts_of_rows_are_checked() -> AbstractContextManager[None]:

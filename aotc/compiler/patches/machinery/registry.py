@@ -1,6 +1,6 @@
-"""The patches of torch: one list, in the order in which `aotc.compiler.patches.apply` applies them.
+"""The patches of torch: one list, in the order in which `aotc.compiler.patches.machinery.apply` applies them.
 
-The README beside this file lists, for each patch, the torch versions in which its reproducer fails without it.
+The README in the folder above lists, for each patch, the torch versions in which its reproducer fails without it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from aotc.compiler.patches.determinism.repeatable_code import (
     cubins_are_linked_by_name,
     repeatable_code,
 )
-from aotc.compiler.patches.patch import Patch
+from aotc.compiler.patches.machinery.patch import Patch
 from aotc.compiler.patches.performance.depthwise import depthwise_template_raced
 from aotc.compiler.patches.performance.half_precision import shorter_functions
 from aotc.compiler.patches.performance.small_loops import small_loops_are_serial

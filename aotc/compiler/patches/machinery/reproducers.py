@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from aotc.compiler.patches.apply import patched
-from aotc.compiler.patches.patch import Stage
+from aotc.compiler.patches.machinery.apply import patched
+from aotc.compiler.patches.machinery.patch import Stage
 from aotc.errors import BuildError
 
 Function = Callable[..., Any]

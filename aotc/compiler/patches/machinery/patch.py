@@ -19,7 +19,7 @@ Stage = Literal["export", "export again", "compile"]
 """When a patch is applied: while torch.export runs, while it runs again after a refusal, or while Inductor runs."""
 
 NEWEST_TESTED = (2, 15)
-"""The newest torch, major and minor, on which the reproducers were run: see the README beside this file."""
+"""The newest torch, major and minor, on which the reproducers were run: see the README in the folder above."""
 
 
 @dataclass(frozen=True, kw_only=True)

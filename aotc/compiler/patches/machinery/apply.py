@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from aotc.compiler.patches.patch import NEWEST_TESTED, Patch, Stage, chosen, flaw_of, release
-from aotc.compiler.patches.registry import HOOKS, PATCHES
+from aotc.compiler.patches.machinery.patch import NEWEST_TESTED, Patch, Stage, chosen, flaw_of, release
+from aotc.compiler.patches.machinery.registry import HOOKS, PATCHES
 from aotc.errors import BuildError, Issue
 
 

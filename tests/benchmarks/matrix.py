@@ -144,7 +144,7 @@ def unfit_patches() -> list[str]:
         flaws = patch.flaws()
         if not flaws:
             try:
-                with patch.apply(Graph()) if patch.of_graph else patch.apply():
+                with patch.apply(Graph()):
                     pass
             except Exception as error:
                 flaws = [f"{type(error).__name__}: {error}"]

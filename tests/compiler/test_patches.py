@@ -70,7 +70,7 @@ def test_all_that_a_patch_replaces_is_on_the_list(
     before = held(everything)
     for patch in patches:
         listed = {place for target in patch.targets for place in replaced_at(target)}
-        with patch.apply(graph) if patch.of_graph else patch.apply():
+        with patch.apply(graph):
             patched_torch = held(everything)
         changed = {place for place, value in patched_torch.items() if before.get(place) is not value}
         assert changed <= listed, (patch.name, [name for _, name in changed - listed])
@@ -157,19 +157,15 @@ def test_an_operator_is_looked_at_by_its_schema() -> None:
     assert flaw_of("aten.gone.default(self)")
 
 
-def patch(name: str, **fields: Any) -> Patch:
-    return Patch(name=name, apply=lambda: pytest.fail("applied"), **fields)
-
-
 def test_a_torch_without_what_is_replaced_is_one_error_that_names_every_patch_and_hook(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lacking = [
-        patch("renamed", targets=("torch:gone",), upstream="pytorch#12345"),
-        patch("changed", targets=("torch._inductor.lowering:view(y)",)),
-        patch("faster", targets=("torch:gone",), kind="performance"),
+        Patch("renamed", targets=("torch:gone",), upstream="pytorch#12345"),
+        Patch("changed", targets=("torch._inductor.lowering:view(y)",)),
+        Patch("faster", targets=("torch:gone",), kind="performance"),
     ]
-    whole = patch("whole", targets=("torch:Tensor",))
+    whole = Patch("whole", targets=("torch:Tensor",))
     monkeypatch.setattr(apply, "HOOKS", {"toolchain/some.py": ("torch._inductor.cpp_builder:CppBuilder.gone",)})
     with pytest.raises(
         aotc.BuildError, match=f"torch {re.escape(torch.__version__)} is not as aotc's patches"
@@ -189,7 +185,7 @@ def test_a_torch_without_what_is_replaced_is_one_error_that_names_every_patch_an
 def test_a_torch_without_what_is_replaced_builds_graphs_that_have_none_of_the_operators(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    loop = patch("loop", targets=("torch:gone",), operators=("higher_order.",))
+    loop = Patch("loop", targets=("torch:gone",), operators=("higher_order.",))
     monkeypatch.setattr(apply, "PATCHES", [loop])
 
     class Branching(torch.nn.Module):
@@ -214,10 +210,10 @@ def test_a_torch_newer_than_what_was_tested_is_told(monkeypatch: pytest.MonkeyPa
 
 def test_a_patch_is_chosen_by_bounds_device_options_and_name() -> None:
     patches = [
-        patch("any", targets=()),
-        patch("old", targets=(), torch=">=2.11,<2.13"),
-        patch("gpu", targets=(), device="cuda"),
-        patch("option", targets=(), wanted=lambda options: "own" not in options),
+        Patch("any", targets=()),
+        Patch("old", targets=(), torch=">=2.11,<2.13"),
+        Patch("gpu", targets=(), device="cuda"),
+        Patch("option", targets=(), wanted=lambda options: "own" not in options),
     ]
 
     def names(*args: Any, version: str = "2.13.0") -> list[str]:

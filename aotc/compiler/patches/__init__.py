@@ -1,5 +1,8 @@
-"""The changes that aotc makes to torch's compiler while a unit compiles; README.md has the table of them.
+"""The changes that aotc makes to torch's compiler while a unit compiles: one file for each patch.
 
-- `bugs`, `performance`, `determinism`: the patches themselves. `shared`: what several of them have in common.
-- `machinery`: how patches are described, applied and checked.
+A file has the issue as its docstring, `PATCH`, which says where the patch is applied, the fix, `apply()`, and
+`reproduce()`, which fails where torch has the bug. README.md has the table of all.
+
+- `machinery`: how patches are found, applied, checked and described.
+- `shared`: what several patches, or a patch and another room of the compiler, have in common.
 """

@@ -38,7 +38,7 @@ def patched(
     with ExitStack() as stack:
         for patch in patches:
             if patch.stage == stage:
-                stack.enter_context(patch.apply(graph) if patch.of_graph else patch.apply())
+                stack.enter_context(patch.apply(graph))
         yield Applied(tuple(patch.name for patch in patches), tuple(left_out(wanted)))
 
 

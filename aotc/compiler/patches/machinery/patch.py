@@ -6,12 +6,14 @@ import functools
 import importlib
 import inspect
 import re
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
+from torch import fx
 
 Kind = Literal["bug", "performance", "determinism"]
 Device = Literal["cpu", "cuda", "any"]
@@ -22,23 +24,26 @@ NEWEST_TESTED = (2, 15)
 """The newest torch, major and minor, on which the reproducers were run: see the README in the folder above."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Patch:
     """A change to torch, applied if the version is in `torch`, the device is `device`, and `wanted` accepts the unit's
     Inductor options.
 
+    `module` is the patch's file, whose name is the patch's. The file has the fix, `apply()`, and for most bugs
+    `reproduce(patches)`, which raises or ends the process where torch has the bug.
+
     `targets` are all attributes that `apply` replaces, in the notation of `flaw_of`. `upstream` is the issue or pull
-    request, or `UPSTREAM.md` if the text of one is written there and not filed. With `of_graph`, `apply` is called with
-    the captured graph.
+    request, or `UPSTREAM.md` if the docstring of the module is the text of one that is not filed. With `of_graph`,
+    `apply` takes the captured graph.
 
     `operators`: the only operators that the patch mends, as the beginnings of their names, like `aten.conv` and
     `higher_order.`. Where torch lacks a target, units without any of them are built all the same. Leave it empty unless
     no other operator can become one of them on the way through Inductor: every unit then needs the patch.
     """
 
-    name: str
+    module: str
+    _: KW_ONLY
     kind: Kind = "bug"
-    apply: Callable[..., AbstractContextManager[Any]]
     targets: tuple[str, ...]
     upstream: str = "UPSTREAM.md"
     torch: str = ">=2.11"
@@ -47,6 +52,20 @@ class Patch:
     wanted: Callable[[Mapping[str, Any]], bool] = lambda options: True
     of_graph: bool = False
     operators: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.module.rpartition(".")[2]
+
+    @property
+    def text(self) -> str:
+        """What is wrong with torch: a line, then more of it."""
+        return inspect.getdoc(sys.modules[self.module]) or ""
+
+    def apply(self, graph: fx.Graph | None = None) -> AbstractContextManager[Any]:
+        fix = sys.modules[self.module].apply
+        made: AbstractContextManager[Any] = fix(graph) if self.of_graph else fix()
+        return made
 
     @property
     def link(self) -> str:

@@ -1,0 +1,32 @@
+"""[inductor] A frozen constant without axes cannot be assigned to an element.
+
+Expected: the element is set. Seen: `'Constant' object has no attribute 'data'`, as the assigned value is reshaped to
+its destination. Mended in torch 2.15.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+from aotc.compiler.patches.machinery.patch import Patch
+
+PATCH = Patch(__name__, torch=">=2.11,<2.14", targets=("torch._inductor.lowering:view(x, sizes)",))
+
+
+@contextmanager
+def apply() -> Iterator[None]:
+    """While active, a constant without axes can be reshaped."""
+    from torch._inductor import ir, lowering
+
+    view: Any = lowering.view
+
+    def view_of(value: Any, sizes: Any) -> Any:
+        if isinstance(value, ir.Constant):
+            value = lowering.full([], value.value, dtype=value.dtype, device=value.device)
+        return view(value, sizes)
+
+    with mock.patch.object(lowering, "view", view_of):
+        yield

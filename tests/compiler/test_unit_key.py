@@ -369,6 +369,7 @@ NOT_IN_KEYS = {
     "aotc.errors": "messages",
     "aotc.compiler.explain_failure": "messages",
     "aotc.compiler.workers.inductor_progress": "messages",
+    "aotc.compiler.patches.machinery.reproducing": "finds out which patches a torch needs; no build runs it",
     "aotc.compiler.wrong_code": "says which operator is wrong, of a unit that has failed",
     "aotc.models.tolerance": "the same",
     "aotc.models.reference": "the same",

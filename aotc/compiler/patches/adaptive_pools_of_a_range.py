@@ -11,9 +11,11 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.reproducing import Torch
 
 PATCH = Patch(
     __name__,
@@ -74,3 +76,13 @@ def _largest_of_all(image: Tensor, output_size: Sequence[int]) -> Any:
         return NotImplemented
     values = image.amax([*range(-len(output_size), 0)], keepdim=True)
     return values, image.flatten(-len(output_size)).argmax(-1).view_as(values)
+
+
+def reproduce(patches: Torch) -> None:
+    def function(x: Tensor) -> Tensor:
+        return F.adaptive_avg_pool2d(x, 3)
+
+    shapes = [{2: torch.export.Dim("height", min=4, max=32)}]
+    compiled = patches.library(function, torch.randn(1, 1, 9, 8), shapes=shapes)
+    x = torch.randn(1, 1, 31, 8)
+    torch.testing.assert_close(compiled(x)[0], function(x))

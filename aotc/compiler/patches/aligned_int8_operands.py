@@ -15,7 +15,12 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.reproducing import Torch
 
 PATCH = Patch(__name__, device="cpu", targets=("torch._inductor.quantized_lowerings:mm_args(mat1, mat2, ...)",))
 
@@ -40,3 +45,14 @@ def apply() -> Iterator[None]:
 
     with mock.patch.object(quantized_lowerings, "mm_args", aligning(quantized_lowerings.mm_args)):
         yield
+
+
+def reproduce(patches: Torch) -> None:
+    def function(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+        return F.linear(x, weight.to(x.dtype)) * scale
+
+    memory = torch.ones(1 + 4 * 64, dtype=torch.bfloat16)
+    x, scale = memory[1:].view(1, 4, 64), torch.ones(64, dtype=torch.bfloat16)
+    weight = torch.ones(64, 64, dtype=torch.int8)
+    result = patches.compiled(function, x, weight, scale)(x, weight, scale)
+    assert result.eq(64).all()

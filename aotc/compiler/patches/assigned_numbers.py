@@ -11,7 +11,11 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+import torch
+from torch import Tensor, nn
+
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.reproducing import Torch
 
 PATCH = Patch(__name__, torch=">=2.11,<2.14", targets=("torch._inductor.lowering:view(x, sizes)",))
 
@@ -30,3 +34,18 @@ def apply() -> Iterator[None]:
 
     with mock.patch.object(lowering, "view", view_of):
         yield
+
+
+def reproduce(patches: Torch) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = nn.Buffer(torch.tensor(1.0))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = x * 2
+            y[0, 0] = self.one
+            return y
+
+    model, x = Model(), torch.randn(3, 3)
+    torch.testing.assert_close(patches.library(model, x, freezing=True)(x)[0], model(x))

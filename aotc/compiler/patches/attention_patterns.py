@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.reproducing import Torch
 from aotc.compiler.patches.shared.patterns import Check, both, patterns_narrowed
 
 PATCH = Patch(
@@ -149,3 +150,18 @@ def _axes(value: Any, rank: int) -> Any:
     if isinstance(value, list | tuple):
         return [axis % rank for axis in value]
     return value % rank if type(value) is int else value
+
+
+def reproduce(patches: Torch) -> None:
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (q @ k.transpose(-2, -1) / 2.0).softmax(1) @ v  # over another axis than attention's
+
+    inputs = [torch.randn(4, 4, 4, 4) for _ in range(3)]
+    graph = make_fx(function, decomposition_table=select_decomp_table(), tracing_mode="fake")(*inputs)
+    with torch.no_grad(), patches.patched("compile"):
+        joint_graph_passes(graph, torch.device("cpu"))
+    torch.testing.assert_close(graph(*inputs), function(*inputs))

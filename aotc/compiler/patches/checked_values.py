@@ -12,8 +12,10 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch import Tensor
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
 
 PATCH = Patch(__name__, torch=">=2.13,<2.15", targets=("torch._inductor.fx_utils:_is_fake_tensor_same(new, old, ...)",))
 
@@ -32,3 +34,15 @@ def apply() -> Iterator[None]:
 
     with mock.patch.object(fx_utils, "_is_fake_tensor_same", same):
         yield
+
+
+def reproduce(patches: Torch) -> None:
+    check: Any = torch._check
+
+    def function(x: Tensor) -> Tensor:
+        y = torch.zeros_like(x)
+        y[0] = x[1]
+        check((y >= 0).all().item())
+        return y + 1
+
+    assert_same(patches.library, function, torch.rand(2, 8))

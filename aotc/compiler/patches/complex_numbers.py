@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
 from aotc.compiler.patches.shared.decompositions import decomposed
 
 PATCH = Patch(
@@ -73,3 +74,8 @@ def _difference(x: Any, y: Any, *, alpha: Any = 1) -> Any:
 
 def _is_complex(value: Any) -> bool:
     return value.is_complex() if isinstance(value, Tensor) else isinstance(value, complex)
+
+
+def reproduce(patches: Torch) -> None:
+    z = torch.complex(torch.randn(3), torch.randn(3))
+    assert_same(patches.library, lambda z: [z / 2, z != 1j, z - z.conj().resolve_conj()], z)

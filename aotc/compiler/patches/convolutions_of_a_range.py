@@ -14,6 +14,7 @@ from unittest import mock
 import torch
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.reproducing import Torch
 
 PATCH = Patch(
     __name__,
@@ -44,3 +45,19 @@ def apply() -> Iterator[None]:
 
     with mock.patch.object(torch._C, "_select_conv_backend", selected):
         yield
+
+
+def reproduce(patches: Torch) -> None:
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+    environment = ShapeEnv()
+    mode = FakeTensorMode(shape_env=environment)
+    make_context: Any = StatelessSymbolicContext
+    context = make_context([DimDynamic.DYNAMIC, *[DimDynamic.STATIC] * 3])
+    images = mode.from_tensor(torch.randn(16, 4, 8, 8), symbolic_context=context)
+    weight = mode.from_tensor(torch.randn(4, 4, 3, 3))
+    select: Any = torch._C
+    with patches.patched("compile"), mode:
+        select._select_conv_backend(images, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [0])
+    assert not environment.guards, "the range of the batch is narrower than it was"

@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from unittest import mock
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
 
 PATCH = Patch(
     __name__,
@@ -42,3 +43,12 @@ def apply() -> Iterator[None]:
 
     with mock.patch.object(post_grad, "same_meta", interchangeable):
         yield
+
+
+def reproduce(patches: Torch) -> None:
+    def function(current: Tensor, previous: Tensor, x: Tensor) -> Tensor:
+        previous.copy_(current)
+        current.copy_(x)
+        return x * 2
+
+    assert_same(patches.compiled, function, *torch.randn(3, 4))

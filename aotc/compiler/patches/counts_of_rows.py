@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.reproducing import Torch, assert_raises
 from aotc.compiler.patches.shared.decompositions import decomposed
 
 PATCH = Patch(__name__, operators=("aten.repeat_interleave",), targets=("aten.repeat_interleave.Tensor(repeats)",))
@@ -31,3 +32,9 @@ def _indices(counts: Tensor, output_size: Any = None) -> Any:
     positions = torch.arange(output_size)
     found = torch.searchsorted(ends, positions, out_int32=counts.dtype == torch.int32, right=True)
     return torch.where(right, found, torch.full_like(found, torch.iinfo(found.dtype).max))
+
+
+def reproduce(patches: Torch) -> None:
+    x, counts = torch.randn(3, 2), torch.tensor([1, 2, 3])
+    compiled = patches.compiled(lambda x, counts: x.repeat_interleave(counts, 0, output_size=6) * 2, x, counts)
+    assert_raises(lambda: compiled(x, torch.tensor([1, 2, 2])))

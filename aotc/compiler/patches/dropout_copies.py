@@ -11,9 +11,11 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
 
 PATCH = Patch(__name__, torch=">=2.11,<2.14", stage="export", targets=("torch:_VF.dropout",))
 
@@ -26,3 +28,11 @@ def apply() -> AbstractContextManager[Any]:
         return dropout(x, p, train) if train and p > 0 else x
 
     return mock.patch.object(torch._VF, "dropout", dropped)
+
+
+def reproduce(patches: Torch) -> None:
+    def function(x: Tensor) -> Tensor:
+        F.dropout(x, 0.5, False).add_(1)
+        return x * 2
+
+    assert_same(patches.compiled, function, torch.ones(4))

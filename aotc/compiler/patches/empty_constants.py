@@ -12,9 +12,10 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.reproducing import Torch
 
 PATCH = Patch(__name__, targets=("torch._inductor.graph:GraphLowering.allocate_non_dup_const_name(name, data)",))
 
@@ -33,3 +34,19 @@ def apply() -> Iterator[None]:
 
     with mock.patch.object(GraphLowering, "allocate_non_dup_const_name", name_own):
         yield
+
+
+def reproduce(patches: Torch) -> None:
+    weights = torch.arange(5.0).view(5, 1) + 1
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights = nn.Buffer(weights)
+
+        def forward(self, x: Tensor) -> Any:
+            return x * 2, self.weights.sum() * 2, self.weights[:, 1:]
+
+    model = Model()
+    compiled = patches.library(model, torch.ones(8), freezing=True)
+    torch.testing.assert_close(compiled(torch.ones(8))[1], weights.sum() * 2)

@@ -10,7 +10,11 @@ from contextlib import AbstractContextManager, suppress
 from typing import Any
 from unittest import mock
 
+import torch
+from torch import Tensor
+
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.reproducing import Torch, assert_raises
 
 PATCH = Patch(
     __name__,
@@ -31,3 +35,11 @@ def apply() -> AbstractContextManager[Any]:
         return ""
 
     return mock.patch.object(DimConstraints, "prettify_results", advice)
+
+
+def reproduce(patches: Torch) -> None:
+    def function(x: Tensor) -> Tensor:
+        return x[:1] if x.numel() >= 50 else x
+
+    shapes = [{0: torch.export.Dim("rows", min=2, max=100)}]
+    assert_raises(lambda: patches.exported(function, [torch.zeros(8, 24)], shapes), torch._dynamo.exc.UserError)

@@ -13,6 +13,7 @@ from unittest import mock
 import torch
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.reproducing import Torch
 from aotc.errors import BuildError
 
 PATCH = Patch(
@@ -46,3 +47,12 @@ def apply() -> Iterator[None]:
         mock.patch.object(torch.SymFloat, "__floordiv__", divided),
     ):
         yield
+
+
+def reproduce(patches: Torch) -> None:
+    shapes = [{0: torch.export.Dim("rows", min=2, max=100)}]
+    try:
+        exported = patches.exported(lambda x: x[:1] + x.shape[0] // 0.1, [torch.zeros(17)], shapes)
+    except BuildError:
+        return  # refused, which is not a wrong result
+    assert exported.module()(torch.zeros(3)).item() == 3 // 0.1

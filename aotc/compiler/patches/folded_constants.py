@@ -11,9 +11,10 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.reproducing import Torch
 from aotc.compiler.patches.shared.patterns import Check, both, patterns_narrowed
 
 PATCH = Patch(__name__, targets=("torch._inductor.pattern_matcher:PatternMatcherPass.apply(gm)",))
@@ -49,3 +50,18 @@ def _folds_channels(match: Any) -> bool:
     shape = other.meta["val"].shape
     before = len(result) - len(shape)
     return before >= 0 and all(size == 1 or before + at == channels for at, size in enumerate(shape))
+
+
+def reproduce(patches: Torch) -> None:
+    from torch._inductor import freezing
+    from torch._inductor.decomposition import select_decomp_table
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    layer = nn.ConvTranspose2d(4, 4, 3).eval().requires_grad_(False)
+    factor, x = nn.Parameter(torch.rand(4, 1, 1), requires_grad=False), torch.randn(2, 4, 4, 4)
+    graph = make_fx(lambda x: layer(x) * factor, decomposition_table=select_decomp_table(), tracing_mode="real")(x)
+    with torch.no_grad(), patches.patched("compile"):
+        expected = layer(x) * factor
+        passes: Any = freezing
+        passes.freezing_passes(graph, [x])
+        torch.testing.assert_close(graph(x), expected)

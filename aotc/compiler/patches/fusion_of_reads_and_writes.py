@@ -13,7 +13,11 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+import torch
+from torch import Tensor
+
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
 
 PATCH = Patch(
     __name__,
@@ -53,3 +57,13 @@ def apply() -> Iterator[None]:
 
     with mock.patch.object(Scheduler, "fusable_weak_dep", fusable_in_memory):
         yield
+
+
+def reproduce(patches: Torch) -> None:
+    def function(last: Tensor, x: Tensor) -> Tensor:
+        last.diagonal().fill_(3)
+        last[1:] = last[:-1].clone()
+        last[0] = -2
+        return x * 2
+
+    assert_same(patches.compiled, function, torch.arange(64.0).view(4, 16), torch.randn(2))

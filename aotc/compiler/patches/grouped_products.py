@@ -10,7 +10,10 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+import torch
+
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
 
 PATCH = Patch(
     __name__,
@@ -31,3 +34,9 @@ def apply() -> Iterator[None]:
     choice: Any = mm_grouped.aten__grouped_mm
     with mock.patch.object(choice, "use_fallback_kernel", True):
         yield
+
+
+def reproduce(patches: Torch) -> None:
+    tokens, weights = torch.randn(12, 16).bfloat16(), torch.randn(3, 16, 8).bfloat16()
+    ends = torch.tensor([2, 8, 12], dtype=torch.int32)
+    assert_same(patches.library, lambda t, w, e: torch._grouped_mm(t * 2, w, offs=e) + 1, tokens, weights, ends)

@@ -15,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 from aotc.compiler.patches.machinery.patch import Patch
-from aotc.compiler.patches.shared.kernel_errors import NOTED, any_of_mask, count_of, mask_of
+from aotc.compiler.patches.shared.kernel_errors import NOTED, any_of_mask, count_of, mask_of, reproduce_index_error
 
 PATCH = Patch(
     __name__,
@@ -196,3 +196,6 @@ def _checks(node: Any) -> bool:
     from torch._inductor.scheduler import SchedulerNode
 
     return isinstance(node, SchedulerNode) and any(node._body.has_op(name) for name in _CHECKING)
+
+
+reproduce = reproduce_index_error

@@ -9,10 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from unittest import mock
 
+import torch
+from torch import Tensor
+
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
 
 PATCH = Patch(
     __name__,
@@ -37,3 +42,12 @@ def apply() -> Iterator[None]:
 
     with mock.patch.object(CppBmmTemplate, "get_options", with_batch):
         yield
+
+
+def reproduce(patches: Torch) -> None:
+    def function(x: Tensor) -> list[Tensor]:
+        y = x @ x.mT
+        return [y, y.sin()]
+
+    library = partial(patches.library, max_autotune=True, max_autotune_gemm_backends="CPP")
+    assert_same(library, function, torch.rand(2, 12, 16))

@@ -12,7 +12,10 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+import torch
+
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.reproducing import Torch, assert_raises
 from aotc.compiler.patches.shared.kernel_errors import NOTED, any_of_mask, count_of, mask_of
 
 PATCH = Patch(
@@ -66,3 +69,10 @@ def _needs_check(divisor: Any) -> bool:
     bounds = divisor.bounds
     constant = bounds.lower == bounds.upper and bounds.lower not in (0, -1)
     return not constant and not hasattr(divisor, "aotc_divides")
+
+
+def reproduce(patches: Torch) -> None:
+    x, y = torch.arange(100_000), torch.ones(100_000, dtype=torch.int64)
+    compiled = patches.compiled(lambda x, y: torch.div(x, y, rounding_mode="trunc") * 2, x, y)
+    y[77_777] = 0
+    assert_raises(lambda: compiled(x, y))

@@ -11,7 +11,11 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+import torch
+from torch import Tensor
+
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.reproducing import Torch
 
 PATCH = Patch(
     __name__,
@@ -38,3 +42,13 @@ def apply() -> Iterator[None]:
 
     with mock.patch.object(analysis, "eq", staticmethod(eq)):
         yield
+
+
+def reproduce(patches: Torch) -> None:
+    def function(x: Tensor) -> Tensor:
+        ones = ~torch.zeros(x.shape[0], 3).to(torch.bool)
+        return torch.where(ones == True, x, -x)  # noqa: E712
+
+    shapes = [{0: torch.export.Dim("rows", min=2, max=8)}]
+    x = torch.randn(4, 3)
+    torch.testing.assert_close(patches.library(function, x, shapes=shapes)(x)[0], function(x))

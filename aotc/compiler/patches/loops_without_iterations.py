@@ -11,7 +11,11 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+import torch
+from torch import Tensor
+
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.reproducing import Torch
 from aotc.compiler.patches.shared.rewriting import check_count
 
 PATCH = Patch(
@@ -57,3 +61,16 @@ def apply() -> Iterator[None]:
 
     with mock.patch.object(CppWrapperCpu, "codegen_while_loop", copying):
         yield
+
+
+def reproduce(patches: Torch) -> None:
+    from torch._higher_order_ops import while_loop
+
+    def function(x: Tensor) -> Any:
+        loop: Any = while_loop
+        return loop(lambda a: a.sum() > 100, lambda a: (a / 2,), (x,))
+
+    x = torch.ones(4)
+    (result,) = patches.library(function, x)(x)
+    result.add_(100)
+    assert x.sum() == 4, "what the caller writes to a result is in the input"

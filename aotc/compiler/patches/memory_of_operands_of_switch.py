@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 
 from aotc.compiler.patches.machinery.patch import Patch
-from aotc.compiler.patches.shared.conditions import operands_keep_their_memory
+from aotc.compiler.patches.shared.conditions import operands_keep_their_memory, reproduce_memory_of_operands
 
 PATCH = Patch(
     __name__,
@@ -23,3 +23,6 @@ PATCH = Patch(
 
 def apply() -> AbstractContextManager[None]:
     return operands_keep_their_memory("Switch")
+
+
+reproduce = reproduce_memory_of_operands

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.reproducing import Torch, assert_raises
 from aotc.compiler.patches.shared.decompositions import decomposed
 
 PATCH = Patch(
@@ -62,3 +63,9 @@ def _beyond(index: Tensor, size: Any) -> Tensor:
 
 def _from_the_end(index: Tensor, size: Any) -> Tensor:
     return torch.add(index, size)
+
+
+def reproduce(patches: Torch) -> None:
+    x, index = torch.randn(4, 3), torch.tensor([0, 1])
+    compiled = patches.compiled(lambda x, index: x.index_select(0, index) * 2, x, index)
+    assert_raises(lambda: compiled(x, torch.tensor([0, -1])))

@@ -11,7 +11,7 @@ from typing import Any
 from unittest import mock
 
 from aotc.compiler.patches.machinery.patch import Patch
-from aotc.compiler.patches.shared.kernel_errors import NOTED
+from aotc.compiler.patches.shared.kernel_errors import NOTED, reproduce_index_error
 
 PATCH = Patch(
     __name__,
@@ -144,3 +144,6 @@ def _throwing(code: str) -> str:
         f"{code[:function]}{_HELPERS}{code[function:begin]}\n    aotc::Error {NOTED};"
         f"{code[begin:end]}    {NOTED}.raise();\n{code[end:]}"
     )
+
+
+reproduce = reproduce_index_error

@@ -11,7 +11,11 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest import mock
 
+import torch
+from torch import Tensor
+
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
 from aotc.compiler.patches.shared.serialised_calls import serialised_within
 
 PATCH = Patch(
@@ -37,3 +41,11 @@ def apply() -> Iterator[None]:
 
     with serialised_within(with_defaults):
         yield
+
+
+def reproduce(patches: Torch) -> None:
+    def function(x: Tensor, rows: Tensor, more: Tensor) -> Tensor:
+        return x.index_add(0, rows, more)
+
+    inputs = torch.zeros(4, 3).bfloat16(), torch.tensor([1, 2]), torch.ones(2, 3).bfloat16()
+    assert_same(patches.library, function, *inputs)

@@ -14,6 +14,7 @@ from unittest import mock
 import torch
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
 from aotc.compiler.patches.shared.serialised_calls import serialised_within
 
 PATCH = Patch(
@@ -81,3 +82,12 @@ def apply() -> Iterator[None]:
 
     with serialised_within(numbered):
         yield
+
+
+def reproduce(patches: Torch) -> None:
+    make_library: Any = torch.library.Library
+    library = make_library("aotc_enums", "DEF")
+    library.define("which(Tensor x, ScalarType dtype) -> Tensor")
+    library.impl("which", lambda x, dtype: x + (dtype == torch.float32), "CPU")
+    library.impl("which", lambda x, dtype: torch.empty_like(x), "Meta")
+    assert_same(patches.library, lambda x: torch.ops.aotc_enums.which(x, torch.float32), torch.zeros(2))

@@ -13,7 +13,10 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+import torch
+
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.reproducing import Torch, assert_raises
 
 PATCH = Patch(
     __name__,
@@ -90,3 +93,10 @@ def _end_of_call(source: str, inside: int) -> int:
         if depth == 0:
             return token.end()
     return len(source)
+
+
+def reproduce(patches: Torch) -> None:
+    x, index = torch.randn(8, 8), torch.zeros(8, 8, dtype=torch.int64)
+    compiled = patches.library(lambda x, index: torch.zeros(8, 8).scatter_add(0, index, x), x, index)
+    index[7, 7] = 8
+    assert_raises(lambda: compiled(x, index))

@@ -11,7 +11,11 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+import torch
+from torch import Tensor
+
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
 
 PATCH = Patch(
     __name__,
@@ -36,3 +40,13 @@ def apply() -> Iterator[None]:
 
     with mock.patch.object(SchedulerNode, "recompute_size_and_body", recompute_in_order):
         yield
+
+
+def reproduce(patches: Torch) -> None:
+    def function(last: Tensor, x: Tensor) -> Tensor:
+        before = last * 1
+        last[0] = x
+        before[:, 2:] *= 2
+        return before
+
+    assert_same(patches.compiled, function, torch.arange(100.0).view(5, 4, 5), torch.randn(4, 5))

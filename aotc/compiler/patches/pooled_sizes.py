@@ -13,8 +13,10 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.nn.functional as F
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.reproducing import Torch
 
 PATCH = Patch(__name__, torch=">=2.11,<2.13", stage="export", targets=("torch._meta_registrations:div_rtn(x, y)",))
 
@@ -22,3 +24,11 @@ PATCH = Patch(__name__, torch=">=2.11,<2.13", stage="export", targets=("torch._m
 def apply() -> AbstractContextManager[Any]:
     """While active, the pooled size of a range is one expression for the whole range: the floored quotient."""
     return mock.patch.object(torch._meta_registrations, "div_rtn", operator.floordiv)
+
+
+def reproduce(patches: Torch) -> None:
+    shapes = [{2: torch.export.Dim("height", min=8, max=64)}]
+    exported = patches.exported(lambda x: F.max_pool2d(x, 3, 2), [torch.randn(1, 1, 9, 8)], shapes)
+    for height in (8, 63, 64):
+        x = torch.randn(1, 1, height, 8)
+        assert torch.equal(exported.module()(x), F.max_pool2d(x, 3, 2))

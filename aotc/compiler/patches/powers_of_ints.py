@@ -10,7 +10,10 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+import torch
+
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
 
 PATCH = Patch(__name__, torch=">=2.11,<2.15", targets=("torch._inductor.lowering:fallback_pow_scalar",))
 
@@ -26,3 +29,7 @@ def apply() -> Iterator[None]:
 
     with mock.patch.object(lowering, "fallback_pow_scalar", power):
         yield
+
+
+def reproduce(patches: Torch) -> None:
+    assert_same(patches.library, lambda x: 2**x, torch.tensor([0, 1, 5, 62]))

@@ -17,10 +17,11 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
 
 PATCH = Patch(
     __name__,
@@ -87,3 +88,14 @@ def _written_over(value: Any, writing: Container[Any]) -> Iterator[fx.Node]:
     while isinstance(value, fx.Node):
         yield value
         value = value.args[0] if value.target in writing else None
+
+
+def reproduce(patches: Torch) -> None:
+    def function(total: Tensor, x: Tensor, index: Tensor) -> list[Tensor]:
+        first, second = x.cos(), x.relu()
+        first[index[:3]] = first[1:].clone()
+        changed = total.select_scatter(x[0], 0, 1)
+        total.copy_(x * 2)
+        return [first, second.index_copy(0, index[:3], second[1:]), changed]
+
+    assert_same(patches.compiled, function, torch.zeros(4, 6), torch.randn(4, 6), torch.tensor([3, 1, 0, 2]))

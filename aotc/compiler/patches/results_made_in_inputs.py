@@ -13,9 +13,10 @@ from typing import Any, cast
 from unittest import mock
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.reproducing import Torch, leaves
 
 PATCH = Patch(
     __name__,
@@ -89,3 +90,16 @@ def _return_copies(graph: fx.Graph) -> None:
         for value in user.all_input_nodes:
             if root_of(value).target in made_in_place and (user not in writes or not may_lie_in(value, user.args[0])):
                 user.replace_input_with(value, copy_of(value))
+
+
+def reproduce(patches: Torch) -> None:
+    def function(memory: Tensor, x: Tensor) -> Tensor:
+        changed = memory.slice_scatter(x, 0, 1, 2)
+        memory.copy_(changed)
+        return changed
+
+    compiled, memory = patches.compiled(function, torch.zeros(4, 3), torch.ones(1, 3)), torch.zeros(4, 3)
+    with torch.no_grad():
+        result = leaves(compiled(memory, torch.ones(1, 3)))[0]
+    result.add_(100)
+    assert memory.sum() == 3, "what the caller writes to a result is in the input"

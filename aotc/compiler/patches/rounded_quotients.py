@@ -8,6 +8,7 @@ numbers can be below one.
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
 from aotc.compiler.patches.shared.decompositions import decomposed
 
 PATCH = Patch(
@@ -80,3 +82,10 @@ def _operands(*values: Any) -> list[Tensor]:
 def _other_side(rest: Tensor, y: Tensor) -> Tensor:
     """A mask of the remainders, except zeros, whose sign is not the divisor's."""
     return (rest != 0) & ((rest < 0) != (y < 0))
+
+
+def reproduce(patches: Torch) -> None:
+    def function(x: Tensor, y: Tensor) -> list[Tensor]:
+        return [torch.div(x, y, rounding_mode="floor"), torch.remainder(x, y)]
+
+    assert_same(patches.compiled, function, torch.tensor([1.0, 7.5, 5.0]), torch.tensor([0.1, 0.3, math.inf]))

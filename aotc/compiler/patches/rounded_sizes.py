@@ -12,6 +12,7 @@ from unittest import mock
 import torch
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.reproducing import Torch
 
 PATCH = Patch(__name__, stage="export", targets=("torch:SymInt.__round__(ndigits)",))
 
@@ -30,3 +31,9 @@ def _to_multiple(number: Any, of: int) -> Any:
     nearest = (2 * number + of) // (2 * of)  # ties go up
     from_odd = (2 * number + 3 * of) % (4 * of)  # 0 for a tie that went up to an odd multiple
     return (nearest - 1 + (from_odd + 4 * of - 1) // (4 * of)) * of
+
+
+def reproduce(patches: Torch) -> None:
+    shapes = [{0: torch.export.Dim("rows", min=2, max=100)}]
+    exported = patches.exported(lambda x: x[:1] + round(x.shape[0], -1), [torch.zeros(17)], shapes)
+    assert exported.module()(torch.zeros(34)).item() == round(34, -1)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.reproducing import Torch
 
 PATCH = Patch(__name__, torch=">=2.11,<2.14", stage="export", targets=("torch:Tensor.__setitem__(key, value)",))
 
@@ -30,3 +31,13 @@ def apply() -> AbstractContextManager[Any]:
         assign(x, index, value)
 
     return mock.patch.object(Tensor, "__setitem__", assigned)
+
+
+def reproduce(patches: Torch) -> None:
+    def function(x: Tensor, at: Tensor, row: Tensor) -> Tensor:
+        x = x.clone()
+        x[at] = row
+        return x
+
+    inputs = torch.zeros(4, 3), torch.tensor(2), torch.ones(3)
+    assert torch.equal(patches.exported(function, inputs).module()(*inputs), function(*inputs))

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
 from aotc.compiler.patches.shared.decompositions import decomposed
 
 PATCH = Patch(__name__, targets=("aten.cat.default(tensors)",))
@@ -42,3 +43,11 @@ def _is_known_as_empty(part: Tensor, dim: int) -> bool:
 
     axis = 0 if part.dim() == 1 else dim
     return part.dim() > 0 and guard_or_false(part.shape[axis] == 0)
+
+
+def reproduce(patches: Torch) -> None:
+    def function(x: Tensor) -> Tensor:
+        y = x.transpose(1, 2)
+        return torch.cat([y, y[..., :0]], -1).view(-1, 5, 8) + 1
+
+    assert_same(patches.compiled, function, torch.randn(2, 5, 4, 8))

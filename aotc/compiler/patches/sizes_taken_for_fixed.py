@@ -17,6 +17,7 @@ from torch import Tensor, fx
 
 from aotc.compiler.capture.ranges.range_solver import answers_of
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.reproducing import Torch
 from aotc.errors import BuildError
 
 PATCH = Patch(
@@ -121,3 +122,13 @@ def _holds(relation: Any, ranges: Mapping[Any, Any]) -> bool:
 
 def _are_bounded(symbols: Iterable[Any], ranges: Mapping[Any, Any]) -> bool:
     return all(symbol in ranges and ranges[symbol].upper.is_Integer for symbol in symbols)
+
+
+def reproduce(patches: Torch) -> None:
+    def function(x: Tensor) -> Tensor:
+        return x.diagonal() * 2
+
+    shapes = [{0: torch.export.Dim("rows", min=3, max=12)}]
+    compiled = patches.library(function, torch.randn(4, 6), shapes=shapes)
+    x = torch.randn(9, 6)
+    torch.testing.assert_close(compiled(x)[0], function(x))

@@ -12,8 +12,12 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+import torch
+from torch import Tensor
+
 from aotc.compiler.capture.ranges.range_solver import settled
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.reproducing import Torch
 
 PATCH = Patch(
     __name__,
@@ -41,3 +45,12 @@ def apply() -> Iterator[None]:
 
     with mock.patch.object(ShapeEnv, "_maybe_evaluate_static", evaluate_or_try):
         yield
+
+
+def reproduce(patches: Torch) -> None:
+    def function(x: Tensor) -> Tensor:
+        size = x.shape[0]
+        return x + 1 if size * (8 + size - size % 8) > 1 else x - 1
+
+    shapes = [{0: torch.export.Dim("rows", min=2, max=100)}]
+    patches.exported(function, [torch.zeros(17)], shapes, again=True)

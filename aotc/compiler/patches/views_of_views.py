@@ -13,6 +13,7 @@ from unittest import mock
 import torch
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
 
 PATCH = Patch(
     __name__,
@@ -39,3 +40,7 @@ def apply() -> Iterator[None]:
 
     with mock.patch.dict(table, {operator: as_strided}):
         yield
+
+
+def reproduce(patches: Torch) -> None:
+    assert_same(patches.compiled, lambda x: x[1:].as_strided((3, 2), (5, 1)) + 1, torch.randn(8, 5))

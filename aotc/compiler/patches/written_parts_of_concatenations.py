@@ -13,10 +13,11 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from aotc.compiler.capture.lifting.mutations import written_values
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
 
 PATCH = Patch(__name__, torch=">=2.11,<2.15", targets=("torch._inductor.ir:ConcatKernel.create(inputs, dim)",))
 
@@ -49,3 +50,13 @@ def _written(node: fx.Node) -> list[fx.Node]:
     if node.target is torch.ops.higher_order.triton_kernel_wrapper_mutation:
         return node.all_input_nodes
     return written_values(node)
+
+
+def reproduce(patches: Torch) -> None:
+    def function(x: Tensor, index: Tensor) -> list[Tensor]:
+        first = x * 2
+        rows = torch.cat([first, x])
+        first[index] = 7
+        return [rows, first]
+
+    assert_same(patches.compiled, function, torch.randn(4, 5), torch.tensor([3, 0, 3]))

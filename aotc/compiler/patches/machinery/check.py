@@ -36,7 +36,6 @@ class Run(NamedTuple):
 def outcomes(runs: Sequence[Run], side_by_side: int = 2) -> dict[Run, bool]:
     """Whether each run passes. Runs are forked, since they may kill their process, after the compiler is imported."""
 
-    import aotc.compiler.patches.machinery.reproducers  # noqa: F401
     from aotc.compiler.patches.machinery.apply import usable
     from aotc.compiler.patches.machinery.registry import PATCHES
     from aotc.compiler.workers.pattern_warmup import make_patterns
@@ -80,11 +79,13 @@ def _compile_something() -> None:
 
 def _end_with(run: Run) -> None:
     """Do a run in this process, and exit."""
-    from aotc.compiler.patches.machinery.reproducers import reproduce
+    from aotc.compiler.patches.machinery.registry import PATCHES
+    from aotc.compiler.patches.machinery.reproducing import Torch
 
     status = 1
     try:
-        reproduce(run.name, {run.name} if run.off else ())
+        (reproduce,) = (patch.reproduce for patch in PATCHES if patch.name == run.name)
+        reproduce(Torch({run.name} if run.off else ()))
         status = 0
     except BaseException:
         traceback.print_exc()
@@ -115,9 +116,8 @@ def _verdict(passes_without: bool, applied: bool, passes_with: bool) -> str:
 
 def reproducible() -> list[str]:
     from aotc.compiler.patches.machinery.registry import PATCHES
-    from aotc.compiler.patches.machinery.reproducers import can_be_reproduced
 
-    return [patch.name for patch in PATCHES if can_be_reproduced(patch.name)]
+    return [patch.name for patch in PATCHES if patch.reproduce]
 
 
 def table(found: Mapping[str, Mapping[str, str]]) -> str:

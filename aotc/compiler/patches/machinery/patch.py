@@ -68,6 +68,11 @@ class Patch:
         return made
 
     @property
+    def reproduce(self) -> Any:
+        """The function that fails where torch has the bug; None if there is none, as of patches for GPUs."""
+        return getattr(sys.modules[self.module], "reproduce", None)
+
+    @property
     def link(self) -> str:
         number = self.upstream.removeprefix("pytorch#")
         found = number != self.upstream

@@ -10,6 +10,8 @@ from unittest import mock
 import torch
 from torch import Tensor, fx
 
+from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
+
 
 @contextmanager
 def operands_keep_their_memory(condition: str) -> Iterator[None]:
@@ -64,3 +66,13 @@ def operands_lie_as_exported(condition: str) -> Iterator[None]:
     choice = getattr(torch.ops.higher_order, condition)
     with mock.patch.dict(table, {choice: with_layouts(table[choice])}):
         yield
+
+
+def reproduce_memory_of_operands(patches: Torch) -> None:
+    def function(x: Tensor) -> list[Tensor]:
+        first = x @ x.mT
+        chosen = torch.cond(x.sum() > 0, lambda a: a + 1, lambda a: a * 2, (first,))
+        first[first > 0] = 0.5
+        return [chosen, first]
+
+    assert_same(patches.compiled, function, torch.rand(4, 4))

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
+from aotc.compiler.patches.machinery.reproducing import Torch, assert_raises, leaves
+
 NOTED = "aotc_error"
 """The local variable in which a kernel's loops record an error."""
 
@@ -25,3 +29,11 @@ def count_of(kernel: Any) -> str:
 
     expression: Any = cpp_utils.cexpr_index
     return str(expression(kernel.num_elems))
+
+
+def reproduce_index_error(patches: Torch) -> None:
+    table, index = torch.randn(100), torch.arange(100_000) % 100
+    compiled = patches.compiled(lambda table, index: table[index] * 2, table, index)
+    torch.testing.assert_close(leaves(compiled(table, index))[0], table[index] * 2)
+    index[77_777] = 100
+    assert_raises(lambda: compiled(table, index))

@@ -19,6 +19,7 @@ from processes import ROOT
 import aotc
 from aotc.compiler.patches.machinery import apply
 from aotc.compiler.patches.machinery.apply import left_out, operators_of, patched, untested, usable
+from aotc.compiler.patches.machinery.pages import pages
 from aotc.compiler.patches.machinery.patch import Patch, Stage, chosen, entry_of, flaw_of, operator, parts_of, within
 from aotc.compiler.patches.machinery.registry import HOOKS, PATCHES
 
@@ -97,15 +98,17 @@ def test_torch_is_replaced_by_patches_and_listed_hooks_alone() -> None:
     assert {name for name in using if not name.startswith("patches/")} == hooks | others
 
 
-def test_a_bug_without_an_issue_upstream_has_the_text_of_one() -> None:
-    text = (COMPILER / "patches" / "UPSTREAM.md").read_text()
-    unknown = [patch.name for patch in PATCHES if patch.kind == "bug" and patch.upstream == "UPSTREAM.md"]
-    assert {line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")} == {*unknown}
+def test_the_pages_are_written_from_the_patches() -> None:
+    """`python -m aotc.compiler.patches.machinery.pages` makes them so."""
+    for path, text in pages().items():
+        assert path.read_text() == text, path
 
 
-def test_each_patch_has_a_name_of_its_own() -> None:
-    names = [patch.name for patch in PATCHES]
-    assert len(set(names)) == len(names)
+def test_the_text_of_a_patch_has_a_title() -> None:
+    """A bug's title names the part of torch, as those of torch's issues do."""
+    titles = {patch.name: patch.title for patch in PATCHES}
+    assert {name for name, title in titles.items() if not title.endswith(".") or "|" in title} == set()
+    assert {patch.name for patch in PATCHES if patch.title.startswith("[") != (patch.kind == "bug")} == set()
 
 
 @pytest.mark.parametrize(

@@ -59,8 +59,13 @@ class Patch:
 
     @property
     def text(self) -> str:
-        """What is wrong with torch: a line, then more of it."""
+        """The docstring of its file: what is wrong with torch, or what the patch is for."""
         return inspect.getdoc(sys.modules[self.module]) or ""
+
+    @property
+    def title(self) -> str:
+        """The first line of `text`."""
+        return self.text.partition("\n")[0]
 
     def apply(self, graph: fx.Graph | None = None) -> AbstractContextManager[Any]:
         fix = sys.modules[self.module].apply

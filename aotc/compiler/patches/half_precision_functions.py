@@ -1,13 +1,12 @@
-"""Sine, cosine, hyperbolic tangent and sigmoid of half-precision values on GPUs, without the work that only other
-values need.
+"""Shorter functions for half-precision values on GPUs: sine, cosine, hyperbolic tangent and sigmoid.
 
-CUDA's functions accept any float32. Sine and cosine each reduce their argument separately, and multiply long integers
-if it is above 105,615; but no float16 is above 65,504, for which three steps in float32 are enough, and sine and cosine
-of one value can share them. The hyperbolic tangent has two branches, and a warp with values for both runs both; its
-exponential is exact to the last bits of a float32, and its division, like the sigmoid's, is for divisors of any size. A
-kernel with many of these is bound by their instructions, so it is as slow in half precision as in float32. Here the
-pair takes about 21 instructions instead of 50 and more, the tangent 12 instead of 23, without a branch, and the sigmoid
-5 instead of 12.
+CUDA's functions accept any float32, and do work that only other values need. Sine and cosine each reduce their argument
+separately, and multiply long integers if it is above 105,615; but no float16 is above 65,504, for which three steps in
+float32 are enough, and sine and cosine of one value can share them. The hyperbolic tangent has two branches, and a warp
+with values for both runs both; its exponential is exact to the last bits of a float32, and its division, like the
+sigmoid's, is for divisors of any size. A kernel with many of these is bound by their instructions, so it is as slow in
+half precision as in float32. Here the pair takes about 21 instructions instead of 50 and more, the tangent 12 instead
+of 23, without a branch, and the sigmoid 5 instead of 12.
 
 Sine and cosine have the absolute error of CUDA's; the relative error of tangent and sigmoid is below 2⁻¹⁷, that of a
 float16 is 2⁻¹². As everywhere in a fused kernel, intermediate results are float32: for a value above 65,504, which is

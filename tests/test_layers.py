@@ -165,6 +165,15 @@ def test_the_modules_of_the_store_import_one_another_in_one_direction() -> None:
     graphlib.TopologicalSorter({name: {*imports(path)} & {*within} for name, path in within.items()}).prepare()
 
 
+def test_a_patch_is_imported_by_nothing_but_the_registry() -> None:
+    """So that a patch is dropped by removing its file. What else needs a part of it takes that from `shared`."""
+    room = "aotc.compiler.patches"
+    patches = {name for name, path in MODULES.items() if path.parent == PACKAGE / "compiler" / "patches"}
+    assert len(patches) > 50
+    found = wrong(MODULES, lambda path: [name for name in imports(path) if name in patches])
+    assert found == {f"{room}.machinery.registry": [room]}
+
+
 def test_what_the_loader_stands_on_imports_no_compiler() -> None:
     below = [name for name in MODULES if part_of(name) in MAY_IMPORT["aotc.runtime"]]
     assert not [other for name in below for other in imports(MODULES[name]) if other.startswith(COMPILERS)]
@@ -291,7 +300,8 @@ def test_every_error_is_one_of_aotc_s() -> None:
 
 
 ROOMS = (
-    *(".", "autotune", "codegen", "patches", "publish", "smoke", "toolchain", "training", "workers", "wrong_code"),
+    *(".", "autotune", "codegen", "patches/machinery", "patches/shared", "publish", "smoke", "toolchain", "training"),
+    *("workers", "wrong_code"),
     *("capture", "capture/checks", "capture/facts", "capture/lifting", "capture/ranges", "capture/regions"),
 )
 

@@ -134,8 +134,8 @@ def unfit_patches() -> list[str]:
     """Apply each patch of this torch version, on its own; what is wrong with those that do not fit."""
     from torch.fx import Graph
 
-    from aotc.compiler.patches.patch import flaw_of
-    from aotc.compiler.patches.registry import HOOKS, PATCHES
+    from aotc.compiler.patches.machinery.patch import flaw_of
+    from aotc.compiler.patches.machinery.registry import HOOKS, PATCHES
 
     found = [f"{place}: {flaw}" for place, targets in HOOKS.items() for flaw in map(flaw_of, targets) if flaw]
     for patch in PATCHES:
@@ -144,7 +144,7 @@ def unfit_patches() -> list[str]:
         flaws = patch.flaws()
         if not flaws:
             try:
-                with patch.apply(Graph()) if patch.of_graph else patch.apply():
+                with patch.apply(Graph()):
                     pass
             except Exception as error:
                 flaws = [f"{type(error).__name__}: {error}"]

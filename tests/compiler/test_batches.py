@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from aotc.compiler.patches.bugs.ranges.conv_batch_range import batches_stay_open
+from aotc.compiler.patches import convolutions_of_a_range
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["by position", "by name"])
@@ -30,7 +30,7 @@ def test_a_question_about_a_batch_of_16_sets_no_guard(named: bool) -> None:
         "groups": 1,
         "bias_sizes": None,
     }
-    with mode, batches_stay_open():
+    with mode, convolutions_of_a_range.apply():
         if named:
             torch._C._select_conv_backend(**given, **rest)
         else:

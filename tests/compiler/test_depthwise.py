@@ -17,11 +17,12 @@ from torch._inductor.kernel import conv
 from torch._inductor.virtualized import V
 
 from aotc.compiler.autotune import algorithm_selection
-from aotc.compiler.patches.performance import depthwise
-from aotc.compiler.patches.performance.depthwise import BLOCKS, depthwise_template_raced, is_depthwise
+from aotc.compiler.patches import depthwise_template
+from aotc.compiler.patches.depthwise_template import BLOCKS
+from aotc.compiler.patches.shared.convolutions import is_depthwise
 from aotc.picks import Candidate, Pick
 
-WINDOW = dict.fromkeys(depthwise._WINDOW, 3)
+WINDOW = dict.fromkeys(depthwise_template._WINDOW, 3)
 
 
 @pytest.fixture(autouse=True)
@@ -82,12 +83,12 @@ def test_the_template_takes_inductor_s_place_in_the_race(
     monkeypatch: pytest.MonkeyPatch, groups: int, weight: Sequence[int], width: int, runs: set[int]
 ) -> None:
     own, inductors = Offered("triton_depthwise_conv2d_7"), Offered("triton_convolution2d_1")
-    monkeypatch.setattr(depthwise, "_template", lambda: own)
+    monkeypatch.setattr(depthwise_template, "_template", lambda: own)
     monkeypatch.setattr(conv.conv2d_template, "maybe_append_choice", inductors.maybe_append_choice)
     choices: list[Any] = []
     inputs = [node("image", IMAGE), node("weight", weight)]
     window = WINDOW | {"KERNEL_W": width}
-    with depthwise_template_raced():
+    with depthwise_template.apply():
         for warps in (1, 2, 4):
             conv.conv2d_template.maybe_append_choice(
                 choices, input_nodes=inputs, layout=None, GROUPS=groups, UNROLL=False, num_warps=warps, **window
@@ -195,9 +196,9 @@ def test_the_template_gives_each_result_once(
     memory = torch.cat([x.permute(0, 2, 3, 1).flatten(), w.flatten()])
     sizes = {"X": image, None: tuple(expected.shape)}
     strides = {"X": (height * width * c, 1, width * c, c), "W": w.stride()}
-    window = dict(zip(depthwise._WINDOW, (*kernel, *stride, *padding), strict=True))
+    window = dict(zip(depthwise_template._WINDOW, (*kernel, *stride, *padding), strict=True))
     options = {**window, **dict(zip(("RUN", "BLOCK_R", "BLOCK_C"), block, strict=True))}
-    code = jinja2.Environment(undefined=jinja2.StrictUndefined).from_string(depthwise.SOURCE.read_text())
+    code = jinja2.Environment(undefined=jinja2.StrictUndefined).from_string(depthwise_template.SOURCE.read_text())
     text = code.render(
         def_kernel=lambda *names: f"def kernel({', '.join(names)}):",
         size=lambda name, dim: sizes[name][dim],

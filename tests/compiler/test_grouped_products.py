@@ -16,9 +16,9 @@ import torch
 
 if getattr(__main__.__spec__, "name", "") == "aotc.compiler.workers.worker":  # make it a torch 2.11, with its patch
     from torchgen.aoti.fallback_ops import inductor_fallback_ops
-    from aotc.compiler.patches.bugs.arithmetic.grouped_products import grouped_products_are_called
+    from aotc.compiler.patches import grouped_products
     inductor_fallback_ops.pop("aten._grouped_mm.default", None)
-    applied = grouped_products_are_called()
+    applied = grouped_products.apply()
     applied.__enter__()
 
 class Model(torch.nn.Module):

@@ -8,10 +8,10 @@ from torch import Tensor
 from torch._inductor import decomposition
 from torch._subclasses import FakeTensorMode
 
-from aotc.compiler.patches.performance.half_precision import (
+from aotc.compiler.patches import half_precision_functions
+from aotc.compiler.patches.half_precision_functions import (
     cosine,
     hyperbolic_tangent,
-    shorter_functions,
     sigmoid,
     sine,
 )
@@ -93,7 +93,7 @@ def test_only_half_precision_values_on_a_gpu_are_computed_so(
     expected |= {aten.tanh.default: exponentials, aten.sigmoid.default: exponentials}
     tables = [decomposition.decompositions, decomposition.fast_random_decomps()]  # that Inductor may choose from
     assert not any(function in table for table in tables for function in expected)
-    with shorter_functions(), FakeTensorMode():
+    with half_precision_functions.apply(), FakeTensorMode():
         x = torch.empty(3, device=device, dtype=dtype)
         for table in tables:
             results = {function: table[function](x) for function in expected}

@@ -13,7 +13,7 @@ import yaml
 from in_process import run_here
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from aotc.compiler.patches.bugs.ranges.kept_ranges import _holds
+from aotc.compiler.patches.sizes_taken_for_fixed import _holds
 
 ROWS, COLUMNS = sympy.symbols("rows columns", integer=True, positive=True)
 

@@ -14,7 +14,8 @@ from torch._higher_order_ops.effects import _EffectType, _get_effect
 from torch._inductor.codecache import AotCodeCompiler
 from torch._library.simple_registry import singleton
 
-from aotc.compiler.patches.bugs.errors.operator_errors import operator_errors_are_raised, with_error_checks
+from aotc.compiler.patches import operator_errors
+from aotc.compiler.patches.operator_errors import with_error_checks
 
 CALL = "aoti_torch_proxy_executor_call_function(proxy_executor, 0, 0, {}, 2, tensors)"
 INCLUDE = Path(torch.__file__).parent / "include/torch/csrc/inductor/aoti_torch"
@@ -97,7 +98,7 @@ def test_a_generated_wrapper_drops_no_error_code() -> None:
     with (
         torch.no_grad(),
         mock.patch.object(AotCodeCompiler, "compile", lambda graph, wrapper, *a, **k: found.append(wrapper) or []),
-        operator_errors_are_raised(),
+        operator_errors.apply(),
     ):
         options = {"aot_inductor.package": True}
         torch._inductor.aot_compile(captured.module(), captured.example_inputs[0], options=options)
@@ -119,6 +120,6 @@ def test_checks_of_linalg_are_no_dead_code(monkeypatch: pytest.MonkeyPatch) -> N
     check = "aten::_linalg_check_errors"
     monkeypatch.setattr(singleton.find(check).effect, "_effect", None)
     assert _get_effect(check) is None
-    with operator_errors_are_raised():
+    with operator_errors.apply():
         assert _get_effect(check) is _EffectType.ORDERED
     assert _get_effect(check) is None

@@ -10,7 +10,7 @@ import torch
 from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 from torch._inductor.virtualized import V
 
-from aotc.compiler.patches.bugs.own_device import tensors_made_on_own_gpu
+from aotc.compiler.patches import device_of_the_build
 
 
 @pytest.mark.parametrize(
@@ -27,5 +27,5 @@ def test_a_device_in_generated_code(device: str, aot_mode: bool, written: str) -
     wrapper = CppWrapperCpu.__new__(CppWrapperCpu)
     wrapper.used_cached_devices = set()
     graph: Any = SimpleNamespace(aot_mode=aot_mode, device_idxs=[1, 2])
-    with tensors_made_on_own_gpu(), V.set_graph_handler(graph):
+    with device_of_the_build.apply(), V.set_graph_handler(graph):
         assert wrapper.codegen_device(torch.device(device)) == written

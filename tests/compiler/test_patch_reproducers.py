@@ -1,7 +1,8 @@
 """On this torch a patch is needed within its bounds, and beyond them torch is right without it.
 
 The whole suite runs the reproducers that need no library; other tests cover the patches of those that do.
-`pytest -m every_torch` runs them all; `python -m aotc.compiler.patches.check` runs them with their patches, too.
+`pytest -m every_torch` runs them all; `python -m aotc.compiler.patches.machinery.check` runs them with their patches,
+too.
 """
 
 from __future__ import annotations
@@ -13,33 +14,18 @@ import sys
 import pytest
 from processes import ROOT, environment
 
-from aotc.compiler.patches.check import README, TABLE, reproducible, table
-from aotc.compiler.patches.registry import PATCHES
+from aotc.compiler.patches.machinery.check import reproducible
+from aotc.compiler.patches.machinery.registry import PATCHES
 
-WITH_A_LIBRARY = {
-    "adaptive_pools_of_a_range",
-    "assigned_numbers",
-    "checked_values",
-    "complex_numbers",
-    "empty_constants",
-    "grouped_products",
-    "indices_of_batches",
-    "known_bools",
-    "loops_without_iterations",
-    "operator_defaults",
-    "operator_enums",
-    "operator_errors",
-    "powers_of_ints",
-    "sizes_taken_for_fixed",
-}
 NAMES = reproducible()
+WITH_A_LIBRARY = {patch.name for patch in PATCHES if patch.reproduce and "library" in patch.reproduce.__code__.co_names}
 
 
 @pytest.fixture(scope="module")
 def verdicts(request: pytest.FixtureRequest) -> dict[str, str]:
     """Of those that this run asks for."""
     asked = [item.callspec.params["name"] for item in request.session.items if "verdicts" in _fixtures_of(item)]
-    command = [sys.executable, "-m", "aotc.compiler.patches.check", "--without-only", *asked]
+    command = [sys.executable, "-m", "aotc.compiler.patches.machinery.check", "--without-only", *asked]
     # As aotc's own builds; what is compiled with line tables, the session's compiler does not keep.
     settings = environment(AOT_INDUCTOR_ENABLE_LINE_TABLES="0")
     ran = subprocess.run(command, cwd=ROOT, env=settings, stdout=subprocess.PIPE, text=True, check=True)
@@ -61,11 +47,5 @@ def test_a_patch_is_applied_where_torch_is_wrong_without_it(verdicts: dict[str, 
 
 
 def test_every_patch_of_a_bug_has_a_reproducer_but_those_of_gpus() -> None:
-    lacking = {patch.name for patch in PATCHES if patch.kind == "bug" and patch.device != "cuda"} - {*reproducible()}
+    lacking = {patch.name for patch in PATCHES if patch.kind == "bug" and patch.device != "cuda"} - {*NAMES}
     assert not lacking
-
-
-def test_the_table_of_the_readme_has_the_patches_of_the_list() -> None:
-    rows = README.read_text().partition(TABLE)[2].strip().splitlines()
-    shown = [[cell.strip() for cell in row.split("|")[1:6]] for row in rows[2:]]
-    assert shown == [[cell.strip() for cell in row.split("|")[1:6]] for row in table({}).splitlines()[2:]]

@@ -17,10 +17,11 @@ import torch
 from processes import ROOT
 
 import aotc
-from aotc.compiler.patches import apply
-from aotc.compiler.patches.apply import left_out, operators_of, patched, untested, usable
-from aotc.compiler.patches.patch import Patch, Stage, chosen, entry_of, flaw_of, operator, parts_of, within
-from aotc.compiler.patches.registry import HOOKS, PATCHES
+from aotc.compiler.patches.machinery import apply
+from aotc.compiler.patches.machinery.apply import left_out, operators_of, patched, untested, usable
+from aotc.compiler.patches.machinery.pages import pages
+from aotc.compiler.patches.machinery.patch import Patch, Stage, chosen, entry_of, flaw_of, operator, parts_of, within
+from aotc.compiler.patches.machinery.registry import HOOKS, PATCHES
 
 COMPILER = ROOT / "aotc" / "compiler"
 
@@ -70,7 +71,7 @@ def test_all_that_a_patch_replaces_is_on_the_list(
     before = held(everything)
     for patch in patches:
         listed = {place for target in patch.targets for place in replaced_at(target)}
-        with patch.apply(graph) if patch.of_graph else patch.apply():
+        with patch.apply(graph):
             patched_torch = held(everything)
         changed = {place for place, value in patched_torch.items() if before.get(place) is not value}
         assert changed <= listed, (patch.name, [name for _, name in changed - listed])
@@ -97,15 +98,17 @@ def test_torch_is_replaced_by_patches_and_listed_hooks_alone() -> None:
     assert {name for name in using if not name.startswith("patches/")} == hooks | others
 
 
-def test_a_bug_without_an_issue_upstream_has_the_text_of_one() -> None:
-    text = (COMPILER / "patches" / "UPSTREAM.md").read_text()
-    unknown = [patch.name for patch in PATCHES if patch.kind == "bug" and patch.upstream == "UPSTREAM.md"]
-    assert {line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")} == {*unknown}
+def test_the_pages_are_written_from_the_patches() -> None:
+    """`python -m aotc.compiler.patches.machinery.pages` makes them so."""
+    for path, text in pages().items():
+        assert path.read_text() == text, path
 
 
-def test_each_patch_has_a_name_of_its_own() -> None:
-    names = [patch.name for patch in PATCHES]
-    assert len(set(names)) == len(names)
+def test_the_text_of_a_patch_has_a_title() -> None:
+    """A bug's title names the part of torch, as those of torch's issues do."""
+    titles = {patch.name: patch.title for patch in PATCHES}
+    assert {name for name, title in titles.items() if not title.endswith(".") or "|" in title} == set()
+    assert {patch.name for patch in PATCHES if patch.title.startswith("[") != (patch.kind == "bug")} == set()
 
 
 @pytest.mark.parametrize(
@@ -157,19 +160,15 @@ def test_an_operator_is_looked_at_by_its_schema() -> None:
     assert flaw_of("aten.gone.default(self)")
 
 
-def patch(name: str, **fields: Any) -> Patch:
-    return Patch(name=name, apply=lambda: pytest.fail("applied"), **fields)
-
-
 def test_a_torch_without_what_is_replaced_is_one_error_that_names_every_patch_and_hook(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lacking = [
-        patch("renamed", targets=("torch:gone",), upstream="pytorch#12345"),
-        patch("changed", targets=("torch._inductor.lowering:view(y)",)),
-        patch("faster", targets=("torch:gone",), kind="performance"),
+        Patch("renamed", targets=("torch:gone",), upstream="pytorch#12345"),
+        Patch("changed", targets=("torch._inductor.lowering:view(y)",)),
+        Patch("faster", targets=("torch:gone",), kind="performance"),
     ]
-    whole = patch("whole", targets=("torch:Tensor",))
+    whole = Patch("whole", targets=("torch:Tensor",))
     monkeypatch.setattr(apply, "HOOKS", {"toolchain/some.py": ("torch._inductor.cpp_builder:CppBuilder.gone",)})
     with pytest.raises(
         aotc.BuildError, match=f"torch {re.escape(torch.__version__)} is not as aotc's patches"
@@ -189,7 +188,7 @@ def test_a_torch_without_what_is_replaced_is_one_error_that_names_every_patch_an
 def test_a_torch_without_what_is_replaced_builds_graphs_that_have_none_of_the_operators(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    loop = patch("loop", targets=("torch:gone",), operators=("higher_order.",))
+    loop = Patch("loop", targets=("torch:gone",), operators=("higher_order.",))
     monkeypatch.setattr(apply, "PATCHES", [loop])
 
     class Branching(torch.nn.Module):
@@ -214,10 +213,10 @@ def test_a_torch_newer_than_what_was_tested_is_told(monkeypatch: pytest.MonkeyPa
 
 def test_a_patch_is_chosen_by_bounds_device_options_and_name() -> None:
     patches = [
-        patch("any", targets=()),
-        patch("old", targets=(), torch=">=2.11,<2.13"),
-        patch("gpu", targets=(), device="cuda"),
-        patch("option", targets=(), wanted=lambda options: "own" not in options),
+        Patch("any", targets=()),
+        Patch("old", targets=(), torch=">=2.11,<2.13"),
+        Patch("gpu", targets=(), device="cuda"),
+        Patch("option", targets=(), wanted=lambda options: "own" not in options),
     ]
 
     def names(*args: Any, version: str = "2.13.0") -> list[str]:

@@ -14,7 +14,7 @@ from torch._inductor.fx_passes.freezing_patterns import freezing_passes
 from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from aotc.compiler.patches.bugs.patterns import only_constants_of_channels_are_folded, only_equal_attention_is_replaced
+from aotc.compiler.patches import attention_patterns, folded_constants
 
 PERMUTED = (0, 2, 1, 3)
 
@@ -48,7 +48,7 @@ OTHER = {
 def test_only_attention_is_replaced_by_attention(name: str) -> None:
     function, inputs = {**SAME, **OTHER}[name], [torch.randn(4, 4, 4, 4) for _ in range(4)]
     graph = make_fx(function, decomposition_table=select_decomp_table(), tracing_mode="fake")(*inputs)
-    with torch.no_grad(), only_equal_attention_is_replaced():
+    with torch.no_grad(), attention_patterns.apply():
         joint_graph_passes(graph, torch.device("cpu"))
     assert ("scaled_dot_product" in graph.code) == (name in SAME)
     torch.testing.assert_close(graph(*inputs), function(*inputs))
@@ -81,7 +81,7 @@ def test_constants_are_folded_along_channels(name: str) -> None:
     layer = make().eval().requires_grad_(False)
     table = select_decomp_table()
     graph = make_fx(lambda x: then(layer(x)), decomposition_table=table, tracing_mode="real")(x)
-    with torch.no_grad(), config.patch(enable_linear_binary_folding=True), only_constants_of_channels_are_folded():
+    with torch.no_grad(), config.patch(enable_linear_binary_folding=True), folded_constants.apply():
         expected = then(layer(x))
         freezing_passes(graph, [x])
         torch.testing.assert_close(graph(x), expected)

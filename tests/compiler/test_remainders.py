@@ -9,7 +9,7 @@ import pytest
 import sympy  # type: ignore[import-untyped]
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
-from aotc.compiler.patches.bugs.ranges.remainders import remainders_are_not_negative
+from aotc.compiler.patches import negative_remainders
 
 
 def in_cpp(index: sympy.Expr, values: dict[sympy.Symbol, int]) -> int:
@@ -30,7 +30,7 @@ def test_a_repetition_that_is_flipped_stays_in_its_tensor(repeats: int) -> None:
     rows, columns = sympy.symbols(f"rows{repeats} columns{repeats}", integer=True, positive=True)
     at = sympy.Symbol(f"at{repeats}", integer=True, nonnegative=True)
     size = rows * columns
-    with remainders_are_not_negative():
+    with negative_remainders.apply():
         flipped = repeats * size - 1 - at
         indices = [ModularIndexing(FloorDiv(flipped, repeats), 1, size), ModularIndexing(flipped, repeats, size)]
         kept = ModularIndexing(size * 4 + at, 1, size)

@@ -6,7 +6,7 @@ import pytest
 from torch._inductor.codegen.common import TritonScratchWorkspace
 from torch._inductor.codegen.cuda.device_op_overrides import CUDADeviceOpOverrides
 
-from aotc.compiler.patches.bugs.scratch import scratch_for_every_program
+from aotc.compiler.patches import scratch_of_one_program
 from aotc.errors import BuildError
 
 
@@ -20,7 +20,7 @@ def torch_2_11(self: object, idx: int, workspace: TritonScratchWorkspace, prefix
 
 def test_scratch_memory_is_allocated_for_each_program_of_the_grid(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CUDADeviceOpOverrides, "cpp_scratch", torch_2_11)
-    with scratch_for_every_program():
+    with scratch_of_one_program.apply():
         lines, name = CUDADeviceOpOverrides().cpp_scratch(
             7, TritonScratchWorkspace(384, lambda: "uint8"), prefix="global_scratch"
         )
@@ -33,7 +33,7 @@ def test_scratch_memory_is_allocated_for_each_program_of_the_grid(monkeypatch: p
 def test_another_torchs_scratch_memory_is_not_rewritten_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CUDADeviceOpOverrides, "cpp_scratch", lambda *args, **kwargs: (["int64_t size = 384;"], "name"))
     with (
-        scratch_for_every_program(),
+        scratch_of_one_program.apply(),
         pytest.raises(
             BuildError, match=r"`scratch_of_one_program` of torch expects to rewrite .* in 1 places, and finds 0"
         ),
@@ -42,7 +42,7 @@ def test_another_torchs_scratch_memory_is_not_rewritten_in_silence(monkeypatch: 
 
 
 def test_a_kernel_without_scratch_memory_gets_none() -> None:
-    with scratch_for_every_program():
+    with scratch_of_one_program.apply():
         lines, name = CUDADeviceOpOverrides().cpp_scratch(
             0, TritonScratchWorkspace(0, lambda: "uint8"), prefix="profile_scratch"
         )

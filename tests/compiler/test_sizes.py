@@ -16,11 +16,7 @@ from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils._sympy.printers import CppPrinter
 
-from aotc.compiler.patches.bugs.size_arithmetic import (
-    rounded_as_in_python,
-    rounded_quotients_are_refused,
-    sizes_round_to_tens,
-)
+from aotc.compiler.patches import decimal_rounding, floor_divided_sizes, rounded_sizes
 from aotc.errors import BuildError
 
 SIZES = range(2, 400)
@@ -31,7 +27,7 @@ def size() -> Any:
     """A size of a range, as forward sees it while it is captured."""
     shapes, source = ShapeEnv(), ConstantSource("size")
     symbol = shapes.create_symbol(41, source=source, dynamic_dim=DimDynamic.DYNAMIC, constraint_dim=None)
-    with sizes_round_to_tens(), rounded_quotients_are_refused():
+    with rounded_sizes.apply(), floor_divided_sizes.apply():
         yield shapes.create_symintnode(symbol, hint=41, source=source)
 
 
@@ -69,7 +65,7 @@ ROUNDED = [(40, 2), (8, 1), (8, 2), (7, 3), (0.01, -3), (0.2, -1), (16, 3)]
 
 
 def test_decimal_digits_are_rounded_as_in_python(size: Any, tmp_path: Path) -> None:
-    with rounded_as_in_python():
+    with decimal_rounding.apply():
         texts = [CppPrinter().doprint(round(size / by, digits).node.expr) for by, digits in ROUNDED]
     source, library = tmp_path / "rounded.cpp", tmp_path / "rounded.so"
     functions = (

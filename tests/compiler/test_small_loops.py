@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch._inductor.codecache import AotCodeCompiler
 
-from aotc.compiler.patches.performance.small_loops import small_loops_are_serial
+from aotc.compiler.patches import serial_small_loops
 
 CHUNK = 512
 """Inductor's default of `cpp.min_chunk_size`: the iterations that a thread is worth."""
@@ -32,7 +32,7 @@ def conditions() -> list[str]:
     with (
         torch.no_grad(),
         mock.patch.object(AotCodeCompiler, "compile", lambda graph, wrapper, code, *a, **k: found.append(code) or []),
-        small_loops_are_serial(),
+        serial_small_loops.apply(),
     ):
         options = {"aot_inductor.package": True, "cpp.dynamic_threads": True}
         torch._inductor.aot_compile(captured.module(), examples, options=options)

@@ -18,15 +18,10 @@ from torch._inductor.sizevars import SizeVarAllocator
 from torch._inductor.virtualized import V
 
 from aotc.compiler.codegen.inductor_options import inductor_options
-from aotc.compiler.patches.apply import patched
-from aotc.compiler.patches.performance import tma_templates
-from aotc.compiler.patches.performance.tma_templates import (
-    TF32_TILES,
-    tiles_for_tf32_on_hopper,
-    tma_templates_on_tensor_cores_only,
-    valid_tensor_maps_only,
-)
-from aotc.compiler.patches.registry import TMA_TEMPLATES
+from aotc.compiler.patches import invalid_tensor_maps, no_tma_templates_of_float32, tf32_tiles
+from aotc.compiler.patches.machinery.apply import patched
+from aotc.compiler.patches.shared.tma_templates import TMA_TEMPLATES
+from aotc.compiler.patches.tf32_tiles import TF32_TILES
 from aotc.machine.targets import parse_target
 from aotc.manifest import ModelSpec
 
@@ -59,7 +54,7 @@ def test_templates_that_load_by_tma_race_where_tensor_cores_multiply(
     before = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision(precision)
-        with tma_templates_on_tensor_cores_only():
+        with no_tma_templates_of_float32.apply():
             for name in TEMPLATES:
                 assert getattr(mm, name)(matrix, matrix, output_layout=None) is offered
     finally:
@@ -103,9 +98,9 @@ def test_float32_products_on_hopper_race_aotcs_tiles_in_the_place_of_inductors(
         InductorChoices, "get_template_configs", lambda _self, _in, templates, _op: raced.extend(templates)
     )
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    monkeypatch.setattr(tma_templates, "_template", lambda: "aotc's")
+    monkeypatch.setattr(tf32_tiles, "_template", lambda: "aotc's")
     inputs = SimpleNamespace(dtype=lambda: dtype)
-    with tiles_for_tf32_on_hopper():
+    with tf32_tiles.apply():
         InductorChoices().get_template_configs(inputs, [mm.mm_template, mm.persistent_tma_mm_template], "mm")
     assert raced == [mm.mm_template, "aotc's" if own else mm.persistent_tma_mm_template]
 
@@ -115,14 +110,14 @@ def test_every_tile_is_a_configuration_of_the_template(monkeypatch: pytest.Monke
     monkeypatch.setattr(utils, "get_num_sms", lambda: 132)
     plain, transposed = (SimpleNamespace(is_transposed=lambda value=value: value) for value in (False, True))
     matrices = SimpleNamespace(layout=plain), SimpleNamespace(layout=transposed)
-    heuristic = tma_templates._with_tf32_tiles(object)()
+    heuristic = tf32_tiles._with_tf32_tiles(object)()
     found = list(heuristic._get_template_configs_impl(SimpleNamespace(mat1mat2=lambda: matrices), "mm"))
     assert [one["PROGRAMS"] for one in found] == [132 * tile.programs for tile in TF32_TILES]
     assert {(one["A_ROW_MAJOR"], one["B_ROW_MAJOR"]) for one in found} == {(True, False)}
 
 
 @pytest.mark.parametrize("tile", TF32_TILES)
-def test_a_tile_can_be_written_in_equal_parts_and_fits_in_a_multiprocessor(tile: tma_templates.Tile) -> None:
+def test_a_tile_can_be_written_in_equal_parts_and_fits_in_a_multiprocessor(tile: tf32_tiles.Tile) -> None:
     """The template halves both products until a part is left; Hopper has 227 KiB of shared memory for a block."""
     assert all(columns % tile.written == 0 for columns in tile.columns)
     loaded = (tile.rows + sum(tile.columns)) * tile.depth * torch.float32.itemsize * tile.stages
@@ -157,7 +152,7 @@ def test_templates_that_load_by_tma_race_where_their_tensor_maps_are_valid(
     for name in TEMPLATES:
         monkeypatch.setattr(mm, name, lambda *_matrices, **_options: True)
     good, asked = matrix_of(torch.bfloat16, (64, 64), (64, 1)), matrix_of(torch.bfloat16, size, stride, offset)
-    with valid_tensor_maps_only(), V.set_graph_handler(SimpleNamespace(sizevars=SizeVarAllocator())):
+    with invalid_tensor_maps.apply(), V.set_graph_handler(SimpleNamespace(sizevars=SizeVarAllocator())):
         for name in TEMPLATES:
             assert getattr(mm, name)(good, asked, output_layout=None) is valid
             assert getattr(mm, name)(asked, good, output_layout=None) is valid

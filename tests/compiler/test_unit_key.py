@@ -21,7 +21,7 @@ from processes import ROOT, run_python
 from aotc import syntax
 from aotc.compiler import key as key_module
 from aotc.compiler.key import Factors, explain
-from aotc.compiler.patches.registry import PATCHES
+from aotc.compiler.patches.machinery.registry import PATCHES
 from aotc.compiler.plan import plan_units
 from aotc.compiler.sources import imported_files, source_closure
 from aotc.compiler.unit import compile_unit
@@ -369,6 +369,7 @@ NOT_IN_KEYS = {
     "aotc.errors": "messages",
     "aotc.compiler.explain_failure": "messages",
     "aotc.compiler.workers.inductor_progress": "messages",
+    "aotc.compiler.patches.machinery.reproducing": "finds out which patches a torch needs; no build runs it",
     "aotc.compiler.wrong_code": "says which operator is wrong, of a unit that has failed",
     "aotc.models.tolerance": "the same",
     "aotc.models.reference": "the same",
@@ -392,7 +393,8 @@ def test_every_module_that_a_unit_is_compiled_by_counts_in_its_key() -> None:
     """Those that the compiling process imports, and what these import, unless it is said why not."""
     found: dict[str, Path] = {}
     ahead = [f"aotc.compiler.workers.{name}" for name in ("worker", "forks", "pattern_warmup")] + [
-        "aotc.compiler.smoke.launch"
+        "aotc.compiler.smoke.launch",
+        *(patch.module for patch in PATCHES),
     ]
     while ahead:
         name = ahead.pop()
@@ -423,7 +425,7 @@ NOT_IN_ROOMS = tuple(f"{name}." for name in ("aotc.store", "aotc.runtime", "aotc
 KEY = """
 import sys
 from pathlib import Path
-from aotc.compiler.patches.registry import PATCHES
+from aotc.compiler.patches.machinery.registry import PATCHES
 from aotc.compiler.plan import plan_units
 from aotc.compiler.sources import imported_files, source_closure
 from aotc.manifest import read_manifest

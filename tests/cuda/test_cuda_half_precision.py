@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from aotc.compiler.patches.performance.half_precision import shorter_functions
+from aotc.compiler.patches import half_precision_functions
 
 pytestmark = [pytest.mark.cuda, pytest.mark.usefixtures("own_environment")]
 
@@ -40,7 +40,7 @@ def test_every_value_has_the_nearest_one_as_its_result_or_rarely_the_next(functi
     values = values[values.isfinite()].cuda()
     if functions is sigmoid:
         values = values[(values >= -87) | (values <= -104)]  # between them a float32 has too few bits, eager's too
-    with shorter_functions(), fresh_cache():
+    with half_precision_functions.apply(), fresh_cache():
         torch._dynamo.reset()
         found, (code,) = run_and_get_code(torch.compile(functions), values)
     assert not any(f".{name}(" in code for name in ("sin", "cos", "tanh", "sigmoid"))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from aotc.compiler.patches.bugs.scratch import scratch_for_every_program
+from aotc.compiler.patches import scratch_of_one_program
 
 pytestmark = [pytest.mark.cuda, pytest.mark.usefixtures("own_environment")]
 
@@ -39,7 +39,7 @@ def test_tensor_maps_are_not_written_over_what_lies_beside_them() -> None:
     }
     with torch.no_grad(), fresh_cache(), override_template_heuristics("cuda", [(mm.mm_template.uid, "mm")]):
         graph = torch.export.export(Product(), (left, right), strict=False).module()
-        with scratch_for_every_program():
+        with scratch_of_one_program.apply():
             library = str(torch._inductor.aot_compile(graph, (left, right), options=options))
         (wrapper,) = Path(library).parent.glob("*wrapper.cpp")
         assert "make_tensor_descriptor" in wrapper.read_text(), "the product makes no tensor maps"

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from aotc.compiler.patches.performance import tma_templates
-from aotc.compiler.patches.performance.tma_templates import HOPPER, TF32_TILES, tiles_for_tf32_on_hopper
+from aotc.compiler.patches import tf32_tiles
+from aotc.compiler.patches.tf32_tiles import HOPPER, TF32_TILES
 
 pytestmark = [pytest.mark.cuda, pytest.mark.usefixtures("own_environment")]
 
@@ -36,7 +36,7 @@ def test_a_tile_gives_the_products(tile: int, monkeypatch: pytest.MonkeyPatch) -
     from torch._inductor.template_heuristics.registry import override_template_heuristics
     from torch._inductor.utils import fresh_cache, run_and_get_code
 
-    monkeypatch.setattr(tma_templates, "TF32_TILES", (TF32_TILES[tile],))
+    monkeypatch.setattr(tf32_tiles, "TF32_TILES", (TF32_TILES[tile],))
     generator = torch.Generator(device="cuda").manual_seed(tile)
 
     def random(*sizes: int) -> Tensor:
@@ -51,7 +51,7 @@ def test_a_tile_gives_the_products(tile: int, monkeypatch: pytest.MonkeyPatch) -
         "max_autotune_gemm_backends": "TRITON",
         "triton.enable_persistent_tma_matmul": True,
     }
-    with tiles_for_tf32_on_hopper(), override_template_heuristics("cuda", plain), fresh_cache():
+    with tf32_tiles.apply(), override_template_heuristics("cuda", plain), fresh_cache():
         torch._dynamo.reset()
         found, code = run_and_get_code(torch.compile(products, options=options), *inputs)
     assert "".join(code).count("WRITTEN_N : tl.constexpr") == 3
@@ -64,7 +64,7 @@ MAP = "tensormap.replace.tile.elemtype.shared::cta.b1024.b32 [ %rd5 + 0 ], 0x7;"
 
 
 def test_only_the_maps_of_a_kernel_that_asks_round() -> None:
-    from aotc.compiler.patches.performance.rounded_tf32 import _ASKED, with_rounding_maps
+    from aotc.compiler.patches.shared.rounded_tf32 import _ASKED, with_rounding_maps
 
     others = "mov.u32 %r1, 0x7;\n" + MAP.replace("elemtype", "swizzle_mode") + "\n" + MAP.replace("0x7", "0x6")
     assert with_rounding_maps(f"{others}\n{MAP}") == f"{others}\n{MAP}"
@@ -73,7 +73,7 @@ def test_only_the_maps_of_a_kernel_that_asks_round() -> None:
 
 
 def test_a_kernel_that_asks_and_has_no_such_maps_is_an_error() -> None:
-    from aotc.compiler.patches.performance.rounded_tf32 import _ASKED, with_rounding_maps
+    from aotc.compiler.patches.shared.rounded_tf32 import _ASKED, with_rounding_maps
 
     with pytest.raises(RuntimeError, match="tensor maps"):
         with_rounding_maps(f"{_ASKED}\n{MAP.replace('elemtype', 'element_type')}")
@@ -83,7 +83,7 @@ def test_a_hook_of_somebody_elses_is_called_before(monkeypatch: pytest.MonkeyPat
     """With nothing, it says what it adds to a kernel's key."""
     from triton import knobs
 
-    from aotc.compiler.patches.performance import rounded_tf32
+    from aotc.compiler.patches.shared import rounded_tf32
 
     def theirs(*arguments: object) -> tuple[str, str] | None:
         return None if arguments else ("their key", "their digest")

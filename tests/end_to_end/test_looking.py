@@ -17,8 +17,8 @@ from doctoring import artifact_of
 from processes import ROOT, ZOO
 
 from aotc.cli import main
-from aotc.compiler.patches.patch import chosen
-from aotc.compiler.patches.registry import PATCHES
+from aotc.compiler.patches.machinery.patch import chosen
+from aotc.compiler.patches.machinery.registry import PATCHES
 from aotc.store.layout.store import Store
 from aotc.store.layout.units import find_built
 

@@ -12,8 +12,8 @@ import torch
 
 from aotc.compiler.autotune.attention import WORTH_COMPILING
 from aotc.compiler.autotune.picker import UNMEASURED, Patch, Picker, with_time
-from aotc.compiler.patches.inductor import inductor
-from aotc.compiler.patches.performance.depthwise import is_depthwise, is_of_any_size
+from aotc.compiler.patches.shared.convolutions import is_depthwise, is_of_any_size
+from aotc.compiler.patches.shared.inductor import inductor
 from aotc.compiler.toolchain.triton_compilers import wait_for_triton_compilers
 from aotc.digest import sha256_json
 from aotc.picks import Candidate, Identity, Pick

@@ -14,7 +14,7 @@ import msgspec
 
 from aotc.compiler.autotune.algorithm_selection import candidates_of
 from aotc.compiler.autotune.picker import UNMEASURED, Patch, Picker, with_time
-from aotc.compiler.patches.inductor import inductor
+from aotc.compiler.patches.shared.inductor import inductor
 from aotc.picks import Candidate, Pick
 
 FUSED, SEPARATE = "fused", "separate"

@@ -16,8 +16,8 @@ from aotc.compiler.autotune.fusion import fusion_hooks
 from aotc.compiler.autotune.padding import padding_hooks
 from aotc.compiler.autotune.picker import Picker
 from aotc.compiler.autotune.triton_configs import kernel_hooks, place_kernel_pins
-from aotc.compiler.patches.inductor import inductor
-from aotc.compiler.patches.patch import NEWEST_TESTED
+from aotc.compiler.patches.machinery.patch import NEWEST_TESTED
+from aotc.compiler.patches.shared.inductor import inductor
 from aotc.errors import BuildError, Issue
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from aotc.compiler.autotune.picker import Patch, Picker, with_time
-from aotc.compiler.patches.inductor import inductor
+from aotc.compiler.patches.shared.inductor import inductor
 from aotc.picks import Candidate, Pick
 
 PADDED, UNPADDED = "padded", "as it is"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from aotc.compiler.autotune.picker import UNMEASURED, Patch, Picker, with_time
-from aotc.compiler.patches.inductor import inductor
+from aotc.compiler.patches.shared.inductor import inductor
 from aotc.picks import Candidate, Pick
 from aotc.records import Scalar
 

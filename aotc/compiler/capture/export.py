@@ -26,7 +26,7 @@ from aotc.compiler.capture.ranges.range_solver import NOT_PROVED
 from aotc.compiler.capture.spectra import inverse_of_a_range
 from aotc.compiler.capture.tensor_subclasses import opaque_parameters, unwrapped_parameters
 from aotc.compiler.explain_failure import BEYOND, FREE_MEMORY, OUT_OF_MEMORY, lines_shown, model_line
-from aotc.compiler.patches.apply import patched
+from aotc.compiler.patches.machinery.apply import patched
 from aotc.errors import BuildError
 from aotc.models.calls import arguments_of, passed
 from aotc.models.ranks import NO_GROUP, PARALLEL

@@ -50,7 +50,7 @@ def check_patches(manifest: Manifest) -> list[Issue]:
     """An issue, with its line, for every name in a manifest's `patches` that is not a performance patch's."""
     if not any(spec.patches for spec in manifest.models.values()):
         return []
-    from aotc.compiler.patches.registry import PATCHES
+    from aotc.compiler.patches.machinery.registry import PATCHES
 
     kinds = {patch.name: patch.kind for patch in PATCHES}
     names = [name for name, kind in kinds.items() if kind == "performance"]

@@ -1,6 +1,8 @@
-"""The changes that aotc makes to torch's compiler while a unit compiles; README.md has the table of them.
+"""The changes that aotc makes to torch's compiler while a unit compiles: one file for each patch.
 
-- `patch`: the record of a patch. `registry`: the list of all, in order. `apply`: applies those of a stage.
-- `bugs`, `performance`, `determinism`: the patches themselves. `rewriting`, `inductor`, `decompositions`: their tools.
-- `reproducers`: for each bug, code that fails without its patch. `check`: runs them, and writes README's table.
+A file has the issue as its docstring, `PATCH`, which says where the patch is applied, the fix, `apply()`, and
+`reproduce()`, which fails where torch has the bug. README.md has the table of all.
+
+- `machinery`: how patches are found, applied, checked and described.
+- `shared`: what several patches, or a patch and another room of the compiler, have in common.
 """

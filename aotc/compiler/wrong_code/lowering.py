@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, fx
 
 from aotc.compiler.codegen.instruction_sets import code_for
-from aotc.compiler.patches.apply import patched
-from aotc.compiler.patches.patch import chosen
-from aotc.compiler.patches.registry import PATCHES
+from aotc.compiler.patches.machinery.apply import patched
+from aotc.compiler.patches.machinery.patch import chosen
+from aotc.compiler.patches.machinery.registry import PATCHES
 from aotc.compiler.wrong_code.subgraphs import Part, results_of
 from aotc.machine.targets import Target
 

@@ -1,1 +1,0 @@
-"""Patches of bugs in torch.export and Inductor."""

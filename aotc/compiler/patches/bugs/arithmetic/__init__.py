@@ -1,1 +1,0 @@
-"""Bugs of Inductor with numbers: powers, quotients, complex numbers, a loss, matrix products of particular dtypes."""

@@ -1,1 +1,0 @@
-"""Errors that eager raises, and compiled code does not without these patches."""

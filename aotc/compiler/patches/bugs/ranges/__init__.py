@@ -1,1 +1,0 @@
-"""Bugs of Inductor and torch.export with ranges of sizes."""

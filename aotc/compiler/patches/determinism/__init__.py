@@ -1,1 +1,0 @@
-"""Equal builds give equal bytes."""

@@ -1,0 +1,6 @@
+"""How patches of torch are found, applied, checked and described.
+
+- `patch`: the record of a patch. `registry`: finds all patches, and lists the hooks. `apply`: applies those of a stage.
+- `reproducing`: what reproducers have in common. `check`: runs the reproducers of all patches.
+- `pages`: writes README's table and UPSTREAM.md.
+"""

@@ -1,0 +1,38 @@
+"""Templates with the tensor memory accelerator race only for matrix products on tensor cores.
+
+Plain float32 products run on the ordinary cores. These templates do not make them faster, and the compiler unrolls
+every multiplication of a tile: half a minute for tiles of their sizes, where any other template compiles in four
+seconds (torch 2.11, Hopper).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.shared.tma_templates import TMA_TEMPLATES, also_required
+
+PATCH = Patch(
+    __name__,
+    kind="performance",
+    device="cuda",
+    wanted=lambda options: TMA_TEMPLATES not in options,
+    targets=(
+        "torch._inductor.kernel.mm:use_triton_tma_template(*matrices, output_layout)",
+        "torch._inductor.kernel.mm:use_triton_blackwell_tma_template(*matrices, output_layout)",
+    ),
+)
+
+
+@contextmanager
+def apply() -> Iterator[None]:
+    """While active, these templates are left out of races for a plain float32 product."""
+    with also_required(lambda *matrices: _on_tensor_cores(matrices[0].get_dtype())):
+        yield
+
+
+def _on_tensor_cores(dtype: torch.dtype) -> bool:
+    return dtype != torch.float32 or torch.backends.cuda.matmul.fp32_precision == "tf32"

@@ -1,1 +1,0 @@
-"""Faster kernels than Inductor's own."""

@@ -1,0 +1,39 @@
+"""Errors that C++ kernels find in their loops: recorded in a local variable of the kernel, see `noted_errors`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from aotc.compiler.patches.machinery.reproducing import Torch, assert_raises, leaves
+
+NOTED = "aotc_error"
+"""The local variable in which a kernel's loops record an error."""
+
+
+def mask_of(kernel: Any) -> str:
+    """A C++ expression: the mask of the current elements that count. A scalar bool, or a vector's mask."""
+    return "true" if kernel._load_mask is None else str(kernel._load_mask)
+
+
+def any_of_mask(kernel: Any) -> str:
+    """A C++ expression: whether any current element counts. A scalar bool."""
+    mask = kernel._load_mask
+    return f"!({mask}).all_zero()" if getattr(mask, "is_vec", False) else mask_of(kernel)
+
+
+def count_of(kernel: Any) -> str:
+    """A C++ expression: the number of current elements of a vector."""
+    from torch._inductor.codegen import cpp_utils
+
+    expression: Any = cpp_utils.cexpr_index
+    return str(expression(kernel.num_elems))
+
+
+def reproduce_index_error(patches: Torch) -> None:
+    table, index = torch.randn(100), torch.arange(100_000) % 100
+    compiled = patches.compiled(lambda table, index: table[index] * 2, table, index)
+    torch.testing.assert_close(leaves(compiled(table, index))[0], table[index] * 2)
+    index[77_777] = 100
+    assert_raises(lambda: compiled(table, index))

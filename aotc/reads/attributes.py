@@ -393,11 +393,13 @@ def plain_or_type(value: Any, depth: int = 4, name_of: NameOf = lambda value: ""
     if isinstance(value, nn.Module):
         return ["module", *digests_of(value)]
     cls = type(value)
-    held = {} if not depth or dataclasses.is_dataclass(value) else parts_of(value)
-    if depth and is_anothers(cls) and hasattr(cls, "__get__"):
-        held = own_attributes(value) or {}
-    items = {key: plain_or_type(item, depth - 1, name_of) for key, item in held.items()}
+    held = own_attributes(value) if is_descriptor(value) else {} if dataclasses.is_dataclass(value) else parts_of(value)
+    items = {key: plain_or_type(item, depth - 1, name_of) for key, item in (held or {}).items() if depth}
     return ["type", f"{public_name(cls.__module__)}.{cls.__qualname__}", *([items] if items else ())]
+
+
+def is_descriptor(value: Any) -> bool:
+    return hasattr(type(value), "__get__") and is_anothers(type(value)) and not callable(value)
 
 
 def digests_of(module: nn.Module) -> tuple[str, str]:

@@ -22,7 +22,7 @@ from aotc.digest import sha256_bytes
 from aotc.reads.attributes import (
     TORCHS_OWN,
     contents_of,
-    is_anothers,
+    is_descriptor,
     is_torchs,
     objects_in,
     own_attributes,
@@ -114,8 +114,7 @@ _ABSENT: Any = object()
 def attribute_of(holder: Any, name: str) -> Any:
     """The attribute of a class or an object, a descriptor of a class of the model's own as it is."""
     held = next((vars(cls)[name] for cls in getattr(holder, "__mro__", ()) if name in vars(cls)), None)
-    is_descriptor = hasattr(type(held), "__get__") and is_anothers(type(held))
-    return held if is_descriptor else getattr(holder, name, _ABSENT)
+    return held if is_descriptor(held) else getattr(holder, name, _ABSENT)
 
 
 def name_of_class(cls: type) -> str:
@@ -150,7 +149,7 @@ def within(value: Any, depth: int = 4) -> Iterator[Step]:
         yield from within(value.func, depth)
     elif isinstance(value, property):
         yield from within(value.fget, depth)
-    elif is_anothers(type(value)) and hasattr(type(value), "__get__"):
+    elif is_descriptor(value):
         yield from (Step(value, key, held) for key, held in (own_attributes(value) or {}).items())
     function = getattr(value, "__func__", value)
     if not isinstance(function, FunctionType) or is_torchs(function) or not depth:

@@ -334,9 +334,8 @@ def _marks(tensors: Iterable[Tensor]) -> list[int]:
 
 def _is_small_array(value: Any) -> bool:
     """Whether it is an array of NumPy's or Python's, which counts no writes, so small that each call may look at it."""
-    if isinstance(value, array):
-        return len(value) * value.itemsize <= 4096
-    return type(value).__module__ == "numpy" and getattr(value, "ndim", 0) > 0 and value.nbytes <= 4096
+    is_array = isinstance(value, array) or (type(value).__module__ == "numpy" and getattr(value, "ndim", 0) > 0)
+    return is_array and len(value.tobytes()) <= 4096
 
 
 def _containers(values: Iterable[Any], depth: int = 4) -> Iterator[Any]:

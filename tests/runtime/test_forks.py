@@ -118,7 +118,7 @@ print(child(lambda: right(expected) and ([each._container.value for each in libr
 
 @pytest.mark.parametrize(
     "lock",
-    ["compiled.forward._counters._lock", "compiled.forward._state._gate.replacing", "compiled.forward._updating"],
+    ["compiled.forward._counters.lock", "compiled.forward._state._gate.replacing", "compiled.forward._updating"],
 )
 def test_a_lock_that_a_thread_held_is_free(lock: str, zoo_store: Path, tmp_path: Path) -> None:
     code = f"""

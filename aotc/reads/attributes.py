@@ -67,6 +67,7 @@ def module_attributes(module: nn.Module) -> dict[str, dict[str, Any]]:
 
 ORDERED = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 """Modules that run their parts, or give them, in order."""
+ORDER = "order of parts"
 
 NOT_READ = "_aotc_not_read"
 """A module's own attribute: the names of those on which its results do not depend. `aotc.adapters` writes it."""
@@ -112,7 +113,7 @@ def _attributes(module: nn.Module, name_of: NameOf) -> Iterator[tuple[str, Any]]
         for name, held in table.items():
             yield name, kind_of(kind, held)
     if isinstance(module, ORDERED) and len(module._modules) > 1:
-        yield "order of parts", list(module._modules)
+        yield ORDER, list(module._modules)
     not_read = vars(module).get(NOT_READ, ())
     for name, value in sorted(vars(module).items()):
         if name.startswith("_") or name == "training" or name in not_read:
@@ -133,7 +134,8 @@ def kind_of(kind: str, held: Any) -> str:
         return f"no {kind}"
     function = getattr(type(held), "__torch_function__", None)
     of_torch = None, torch._C._disabled_torch_function_impl, vars(Tensor)["__torch_function__"].__func__
-    own = getattr(function, "__func__", function) not in of_torch
+    is_plain = getattr(type(held), "__torch_dispatch__", None) is torch._C._disabled_torch_dispatch_impl
+    own = is_plain and getattr(function, "__func__", function) not in of_torch  # the state has the class of others
     return f"{kind} {public_name(type(held).__module__)}.{type(held).__qualname__}" if own else kind
 
 
@@ -232,7 +234,8 @@ def objects_in(module: nn.Module, depth: int = 4) -> Iterator[tuple[str, Any]]:
     """The objects of classes of others than Python and torch among a module's attributes, in lists and dicts there, and
     within one another, each once with the path to it."""
     seen: set[int] = set()
-    waiting = [(name, value, depth) for name, value in vars(module).items() if name not in TORCHS_OWN]
+    left_out = {*TORCHS_OWN, *vars(module).get(NOT_READ, ())}
+    waiting = [(name, value, depth) for name, value in vars(module).items() if name not in left_out]
     while waiting:
         path, value, left = waiting.pop(0)
         if isinstance(value, nn.Module | Tensor | type | enum.Enum) or not left or id(value) in seen:

@@ -132,15 +132,15 @@ class ModuleWatch:
         hooked = list(tree.parts.values())[1 if self._as_region else 0 :] if self.hooks else []
         hooks = [table for part in hooked for table in (part._forward_hooks, part._forward_pre_hooks)]
         own = [Step(slot.owner, slot.key, None if slot.value() is NO_VALUE else slot.value()) for slot in slots]
-        held = _held([*(step.value for step in own), *hooks], tree.ids)
+        held = [each for each in _walk([*(step.value for step in own), *hooks]) if id(each) not in tree.ids]
         own += [Step(vars(part), "_modules", part._modules) for part in tree.ordered]  # torch's methods replace it
         steps = [*own, *Outside(self.module).steps(self._outside), *_of_classes(slots), *chain(*map(within, held))]
         in_dicts = [step for step in steps if isinstance(step.owner, dict)]
         in_objects = [step for step in steps if not isinstance(step.owner, dict) and _is_kept(step)]
         found = [step.value for step in (*in_dicts, *in_objects)]
-        containers = [*_containers(found), *filter(None, hooks)]
-        dicts = [each for each in containers if isinstance(each, dict)]
-        others = [each for each in containers if not isinstance(each, dict)]
+        walked = [*_walk(found), *filter(None, hooks)]
+        dicts = [each for each in walked if isinstance(each, dict)]
+        others = [each for each in walked if isinstance(each, list | set | deque)]
         items = list(_each_item(dicts, others))
         tensors = [each for each in (*found, *items) if _counts_writes(each)]
         arrays = [each for each in (*found, *items) if _is_small_array(each)]
@@ -160,7 +160,7 @@ class ModuleWatch:
             tensors,
             _marks(tensors),
             arrays,
-            [array.tobytes() for array in arrays],
+            [each.tobytes() for each in arrays],
             [
                 *(table for part in tree.parts.values() for table in _tables(part) if not table),
                 *(table for table in hooks if not table),
@@ -197,7 +197,7 @@ class ModuleWatch:
                 and [*seen.dicts, *seen.others] == seen.copies
                 and not (seen.items and any(map(is_not, _each_item(seen.dicts, seen.others), seen.items)))
                 and not (seen.tensors and _marks(seen.tensors) != seen.marks)
-                and [array.tobytes() for array in seen.arrays] == seen.elements
+                and [each.tobytes() for each in seen.arrays] == seen.elements
             )
         except (RuntimeError, ValueError, TypeError, AttributeError):
             is_same = False  # a tensor in a number's place is neither equal nor unequal; an attribute may be gone
@@ -243,8 +243,8 @@ def here(value: Any, parts: Collection[int] = (), depth: int = 4) -> Any:
         return [plain_value(value), hash(value.__code__), *(here(each, parts, depth - 1) for each in cells)]
     if isinstance(value, partial):
         return [here(item, parts, depth - 1) for item in (value.func, value.args, value.keywords)]
-    if isinstance(value, nn.Module) and id(value) not in parts:
-        return digests_of(value)
+    if isinstance(value, nn.Module):
+        return f"the part {id(value):#x}" if id(value) in parts else digests_of(value)
     if isinstance(value, Tensor):
         known = (value.data_ptr(), _writes(value)) if _counts_writes(value) else ()
         return f"the tensor {id(value):#x} {known}"
@@ -283,17 +283,17 @@ def _tables(part: nn.Module) -> tuple[dict[str, Any], ...]:
 
 
 def _slots(tree: Tree, reads: Collection[str], as_region: bool) -> Iterator[Slot]:
-    names: dict[type, list[str]] = {}
+    names: dict[type, list[tuple[str, bool]]] = {}
     for path, part in tree.parts.items():
         prefix = f"{path}." if path else ""
         if "forward" in vars(part) and (path or not as_region):  # else its number of attributes grows
             yield Slot(f"{prefix}forward", vars(part), "forward", part)
         for inner, holder in (("", part), *objects_in(part)):
             if type(holder) not in names:
-                names[type(holder)] = attributes_in(holder, reads)
-            slots = {name for cls in type(holder).__mro__ for name in slots_in(cls)}
-            for name in names[type(holder)]:
-                owner = holder if name in slots else vars(holder)
+                slots = {name for cls in type(holder).__mro__ for name in slots_in(cls)}
+                names[type(holder)] = [(name, name in slots) for name in attributes_in(holder, reads)]
+            for name, is_slot in names[type(holder)]:
+                owner = holder if is_slot else vars(holder)
                 yield Slot(f"{prefix}{inner}.{name}" if inner else f"{prefix}{name}", owner, name, part)
 
 
@@ -338,27 +338,16 @@ def _is_small_array(value: Any) -> bool:
     return is_array and len(value.tobytes()) <= 4096
 
 
-def _containers(values: Iterable[Any], depth: int = 4) -> Iterator[Any]:
-    """The lists, dicts and sets among values, and those within them."""
+def _walk(values: Iterable[Any], depth: int = 4) -> Iterator[Any]:
+    """The values, and those within lists, dicts and tuples among them."""
     for value in values:
-        found = container_of(value)
-        if isinstance(found, list | dict | set | deque):
-            yield found
+        yield (found := container_of(value))
         if depth and isinstance(found, list | dict | tuple):
-            yield from _containers(_items(found), depth - 1)
+            yield from _walk(_items(found), depth - 1)
 
 
 def _each_item(dicts: Iterable[dict[Any, Any]], others: Iterable[Any]) -> Iterator[Any]:
     return chain(chain.from_iterable(map(dict.values, dicts)), chain.from_iterable(others))
-
-
-def _held(values: Iterable[Any], parts: Collection[int], depth: int = 4) -> Iterator[Any]:
-    """The values, and those in lists, tuples and dicts among them, but for parts of the module."""
-    for value in values:
-        if isinstance(value, list | dict | tuple):
-            yield from _held(_items(value), parts, depth - 1) if depth else ()
-        elif id(value) not in parts:
-            yield value
 
 
 def _items(container: Any) -> Iterable[Any]:

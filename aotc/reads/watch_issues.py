@@ -80,7 +80,9 @@ _ABSENT: Any = object()
 
 
 def _kind(kind: str, held: Any) -> str:
-    return "absent" if held is _ABSENT else kind_of(kind, held)
+    if held is _ABSENT:
+        return "absent"
+    return f"no {kind}" if held is None else f"a {kind_of(kind, held)}"
 
 
 def _value_changes(then: dict[str, Any], now: dict[str, Any]) -> Iterator[Issue]:

@@ -294,10 +294,10 @@ def bind_artifact(
             attached = attach_regions(artifact, libraries, module, device, on_miss, ignore, read_file, on_gpu, ranks)
             timer.took("module")
             return attached
-        watch = None
         if module is not None:
             check_module(artifact, module, ignore, read_file)
-            watch = watch_module(artifact, module, ignore, read_file)
+        with no_collection():
+            watch = watch_module(artifact, module, ignore, read_file) if module is not None else None
         state = _bind(artifact, module, weights, device, read_file, ranks)
         timer.took("module")
         _provide_operators(artifact, allow_imports)

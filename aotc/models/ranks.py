@@ -63,6 +63,7 @@ def become_rank(parallel: Parallel, rank: int = 0) -> None:
         leave_group()
     dist.init_process_group(FAKE, rank=rank, world_size=parallel.size, store=FakeStore())
     _exchange_by_sizes()
+    _scatter_own_parts()
     _name_group(parallel)
 
 
@@ -101,6 +102,29 @@ def _exchange_by_sizes() -> None:
         return exchange(output, input, output_split_sizes, input_split_sizes, group, async_op)
 
     dist.all_to_all_single = all_to_all_single
+
+
+@functools.cache
+def _scatter_own_parts() -> None:
+    """Let a rank's shard of a DTensor be cut from what this process has: a fake group leaves the shards of all ranks but
+    the first unwritten, so that weights would be whatever the memory holds."""
+    from torch.distributed.tensor import placement_types
+
+    module = cast("Any", placement_types)
+    scatter = module.mesh_scatter
+
+    @functools.wraps(scatter)
+    def mesh_scatter(
+        output: torch.Tensor, scatter_list: list[torch.Tensor], mesh: Any, mesh_dim: int = 0, *rest: Any, **named: Any
+    ) -> Any:
+        import torch.distributed as dist
+
+        if not dist.is_initialized() or dist.get_backend() != FAKE:
+            return scatter(output, scatter_list, mesh, mesh_dim, *rest, **named)
+        output.copy_(scatter_list[mesh.get_local_rank(mesh_dim)])
+        return None
+
+    module.mesh_scatter = mesh_scatter
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import torch
 from processes import ROOT
+from torch import nn
 from torch.torch_version import TorchVersion
 
 from aotc.compiler.capture.checks.captured_graph import call_captured
@@ -70,6 +71,18 @@ def test_a_checkpoint_that_transformers_splits_is_captured_as_local_tensors(tmp_
         assert targets.count("_c10d_functional.all_reduce.default") in (2, 3)
         assert "model.layers.0.mlp.up_proj.weight._local_tensor" in rank.state
         assert not any("DTensor" in target for target in targets)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_each_ranks_shard_holds_its_part_of_the_weight(rank: int) -> None:
+    spec = ModelSpec("shards", "dtensors.py:feed_forward", {}, ({},), {"hidden": 5}, parallel={"tensor": 2})
+    with group_left():
+        module = build_module(spec, EXAMPLE, rank=rank)
+        up, down = (layer.weight.to_local() for layer in (module.up, module.down))
+    torch.manual_seed(0)
+    whole = nn.ModuleDict({"up": nn.Linear(32, 5), "down": nn.Linear(5, 32)})
+    assert torch.equal(up, whole["up"].weight.chunk(2)[rank])
+    assert torch.equal(down, whole["down"].weight.chunk(2, dim=1)[rank])
 
 
 def test_ranks_that_compute_with_their_number_are_not_of_one_code(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ class _Classes:
             inner = holds & (corner[self._axes] > self.cells[:, self._axes]).all(axis=1)
             found[n, inner] = sums[inner] * above[n]  # the corner is above every call of the class
             edge = np.flatnonzero(holds & ~inner)
-            rows = np.concatenate([order[ends[c] : ends[c + 1]] for c in edge]) if edge.size else edge
+            rows = np.concatenate([order[ends[c] : ends[c + 1]] for c in edge.tolist()]) if edge.size else edge
             paid = costs_at(cost, np.maximum(self._sizes[rows], corner)) * self._calls[rows]
             found[n, edge] = np.bincount(self.cell[rows], paid, len(self.cells))[edge]
         return found

@@ -197,7 +197,7 @@ class _Search:
                 gains[:, free] = self._first[free] - self._costs[:, None]
             gains *= self._inside
             saved = gains @ self._calls
-        position = int(saved.argmax())
+        position = int(np.argmax(saved))
         return position if saved[position] > 0 else None
 
     def _descend(self, rounds: int = 6, boxes: Collection[int] = ()) -> None:
@@ -235,7 +235,7 @@ class _Search:
         gains = np.where(np.isinf(others), 0, others) - here[:, None]
         np.maximum(gains, 0, out=gains, where=~forced)
         saved = np.where(np.arange(len(calls)) <= last[:, None], gains, 0) @ weights
-        best = int(saved.argmax())
+        best = int(np.argmax(saved))
         place = int(sizes[last[best]])
         if (saved[best] <= 0 and not least) or place == old[axis]:
             return False

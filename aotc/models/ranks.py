@@ -106,8 +106,8 @@ def _exchange_by_sizes() -> None:
 
 @functools.cache
 def _scatter_own_parts() -> None:
-    """Let a rank's shard of a DTensor be cut from what this process has: a fake group leaves the shards of all ranks but
-    the first unwritten, so that weights would be whatever the memory holds."""
+    """Let a rank's shard of a DTensor be cut from what this process has: a fake group leaves the shards of ranks other
+    than the first unwritten, and weights would be whatever the memory holds."""
     from torch.distributed.tensor import placement_types
 
     module = cast("Any", placement_types)

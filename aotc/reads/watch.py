@@ -33,7 +33,9 @@ from aotc.reads.attributes import (
     forward_hooks,
     hooks_on_all_modules,
     is_anothers,
+    is_descriptor,
     objects_in,
+    own_attributes,
     plain_forward,
     plain_value,
     slots_in,
@@ -45,8 +47,7 @@ SHOWN = 10
 
 
 class Slot(NamedTuple):
-    """An attribute: the path to it from the module, the dict that it stands in, or the object with that slot, and its
-    name there."""
+    """An attribute: its path from the module, the dict that it stands in or the object with that slot, and its name."""
 
     path: str
     owner: Any
@@ -80,9 +81,9 @@ class Seen(NamedTuple):
     """What was found: values in dicts and of objects' attributes, what the containers among them held (also as one
     sequence), and what must hold nothing.
 
-    `bound` are attributes of which each look gives another object, as class methods. `tensors` are plain ones; `marks`
-    are how often each was written to, and their addresses. `inside` and `outside` have what the values were, by name,
-    and `hooks_of` has the hooks of each module.
+    `inner` are places within values, `bound` attributes of which each look gives another object, as class methods.
+    `tensors` are plain ones; `marks` are how often each was written to, and their addresses. `inside` and `outside`
+    have what the values were, by name, and `hooks_of` has the hooks of each module.
     """
 
     tree: Tree
@@ -92,6 +93,7 @@ class Seen(NamedTuple):
     objects: list[Any]
     names: list[str]
     of_objects: list[Any]
+    inner: list[Step]
     bound: list[Step]
     dicts: list[dict[Any, Any]]
     others: list[Any]
@@ -134,7 +136,10 @@ class ModuleWatch:
         own = [Step(slot.owner, slot.key, None if slot.value() is NO_VALUE else slot.value()) for slot in slots]
         held = [each for each in _walk([*(step.value for step in own), *hooks]) if id(each) not in tree.ids]
         own += [Step(vars(part), "_modules", part._modules) for part in tree.ordered]  # torch's methods replace it
-        steps = [*own, *Outside(self.module).steps(self._outside), *_of_classes(slots), *chain(*map(within, held))]
+        own += (of_classes := [*_of_classes(slots)])
+        held += [step.value for step in of_classes]
+        inner = [*Outside(self.module).steps(self._outside), *chain(*map(within, held))]
+        steps = [*own, *inner]
         in_dicts = [step for step in steps if isinstance(step.owner, dict)]
         in_objects = [step for step in steps if not isinstance(step.owner, dict) and _is_kept(step)]
         found = [step.value for step in (*in_dicts, *in_objects)]
@@ -152,6 +157,7 @@ class ModuleWatch:
             [step.owner for step in in_objects],
             [step.key for step in in_objects],
             [step.value for step in in_objects],
+            inner,
             [step for step in steps if not isinstance(step.owner, dict) and not _is_kept(step)],
             dicts,
             others,
@@ -260,7 +266,9 @@ def here(value: Any, parts: Collection[int] = (), depth: int = 4) -> Any:
 
 
 def _inner(value: Any) -> dict[Any, Any] | None:
-    """What a dict or a set holds, by its key."""
+    """What a dict, a set or a descriptor of the model's own holds, by its key."""
+    if is_descriptor(value):
+        return own_attributes(value)
     if isinstance(value, dict):
         return {**value, "by default": value.default_factory} if isinstance(value, defaultdict) else value
     return {hash(item): item for item in value} if isinstance(value, set | frozenset) else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from aotc.digest import canonical_json
@@ -15,7 +15,7 @@ from aotc.reads.attributes import (
     is_torchs,
     kind_of,
 )
-from aotc.reads.outside import ENVIRONMENT
+from aotc.reads.outside import ENVIRONMENT, Step, attribute_of
 from aotc.reads.watch import ModuleWatch, Seen, Tree, here, look_inside
 
 _SWAPPED = "set it back, or call compiled.refresh(), which checks the new one"
@@ -24,12 +24,13 @@ _SWAPPED = "set it back, or call compiled.refresh(), which checks the new one"
 def changes(seen: Seen, watch: ModuleWatch) -> list[Issue]:
     """Issues for each place that differs from the values that were seen."""
     tree, slots = watch.look()
-    return [
+    named = [
         *_tree_changes(seen.tree, tree),
         *_value_changes(seen.inside, look_inside(slots, tree.ids)),
         *_value_changes(seen.outside, watch.look_outside(slots)),
         *(_hook_changes(seen, tree, watch.trains) if watch.hooks else ()),
     ]
+    return named or list(_inner_changes(seen.inner, tree))
 
 
 def _tree_changes(then: Tree, now: Tree) -> Iterator[Issue]:
@@ -91,6 +92,13 @@ def _value_changes(then: dict[str, Any], now: dict[str, Any]) -> Iterator[Issue]
         if built is not here and _text(built) != _text(here):
             values = ("another value", "this one") if path.startswith(ENVIRONMENT) else (_shown(built), _shown(here))
             yield Issue(f"{values[0]} at the load, {values[1]} now", where=path, expected=values[0], actual=values[1])
+
+
+def _inner_changes(steps: Iterable[Step], tree: Tree) -> Iterator[Issue]:
+    for owner, key, built in steps:
+        now = owner.get(key) if isinstance(owner, dict) else attribute_of(owner, key)
+        if now is not built:
+            yield from _value_changes({str(key): here(built, tree.ids)}, {str(key): here(now, tree.ids)})
 
 
 def _hook_changes(seen: Seen, tree: Tree, trains: bool) -> Iterator[Issue]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from aotc.compiler.capture.facts.attribute_reads import attributes_read
+from aotc.compiler.capture.facts.attribute_reads import absences, attributes_read
 from aotc.reads.attributes import CONFIG_ORIGINS
 
 
@@ -66,6 +66,17 @@ def test_reads_are_noted_and_nothing_stays_behind(read: Callable[[Model], Any], 
         model(read)
     assert reads.origins == expected
     assert [dict(vars(cls)) for cls in (Model, Config)] == before
+
+
+def test_what_is_asked_for_in_vain_is_noted_and_nothing_stays_behind() -> None:
+    model = Model(Config())
+    before = [dict(vars(cls)) for cls in (Model, Config, torch.nn.Module)]
+    with absences(model) as asked:
+        assert not hasattr(model, "extra") and getattr(model.config, "more", 3) == 3 and hasattr(model, "config")
+        with pytest.raises(AttributeError, match="'Config' object has no attribute 'more'"):
+            model.config.more  # type: ignore[attr-defined]  # noqa: B018
+    assert asked == {"Model.extra", "Config.more"}
+    assert [dict(vars(cls)) for cls in (Model, Config, torch.nn.Module)] == before
 
 
 def test_what_is_read_and_written_is_the_objects_own() -> None:

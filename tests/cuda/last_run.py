@@ -44,6 +44,8 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
 
 
 def _is_whole(config: pytest.Config) -> bool:
+    if hasattr(config, "workerinput"):  # a worker of pytest-xdist that has lost the first process
+        return False
     options = config.option
     chosen = options.keyword or options.markexpr or options.maxfail or getattr(options, "deselect", None)
     return not chosen and [Path(each).resolve() for each in config.args] == [FOLDER.resolve()]

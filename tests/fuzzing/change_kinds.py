@@ -1008,7 +1008,7 @@ KINDS: tuple[Kind, ...] = (
     Kind(
         "builtins",
         "names",
-        together(hidden_builtins, replaced_functions((builtins,), named_of("abs", "max", "sum"))),
+        together(hidden_builtins, replaced_functions((builtins,), named_of("abs", "sum"))  # `max` is the build's own, too),
     ),
     Kind(
         "context variables, thread-local values, levels of loggers, registries",

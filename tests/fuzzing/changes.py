@@ -415,7 +415,11 @@ class Model:
             planned, _ = plan_build(BuildRequest(manifest, self.store), place, looked)
             return all(unit.cached is not None for unit in planned)
 
+        default = torch.get_default_device()
+        torch.set_default_device(None)  # nor within what the change left on
         cached = tried(plan)
+        if default.type == "meta":
+            torch.set_default_device(default)
         if cached is not True:
             return cached if isinstance(cached, Raised) else None
         torch.set_grad_enabled(enabled)

@@ -320,6 +320,9 @@ OTHERS: dict[str, Callable[[Holder], object]] = {
     "an attribute in a method's place": assigned("half", 0.25),
     "the order of parts": lambda module: module.layers._modules.update({"0": module.layers._modules.pop("0")}),
     "parts that torch's own methods exchange": lambda module: module.layers.insert(0, module.layers.pop(1)),
+    "what it asks for in vain": assigned("extra", 1.0),
+    "what it asks an object for in vain": assigned("adder.extra", 1.0),
+    "an attribute of a class's descriptor": lambda module: setattr(vars(Holder)["doubled"], "value", 4.0),
     "a class of tensors": assigned("shift", torch.ones(1).as_subclass(Negated)),
 }
 
@@ -327,8 +330,14 @@ OTHERS: dict[str, Callable[[Holder], object]] = {
 @pytest.mark.parametrize("what", OTHERS)
 def test_what_code_reads_is_noticed_by_the_load_and_by_the_call(what: str) -> None:
     """Each changes what eager computes with it."""
+    vars(Holder)["doubled"].value = 0.5
     module = Holder().eval()
-    names = ["Slotted.amount", *(f"Holder.{name}" for name in (*vars(module), "doubled") if not name.startswith("_"))]
+    names = [
+        "Slotted.amount",
+        "Holder.extra",
+        "Adder.extra",
+        *(f"Holder.{name}" for name in (*vars(module), "doubled") if not name.startswith("_")),
+    ]
     watch = ModuleWatch(module, names, (), "model")
     watch.check()
     before = canonical_json([module_attributes(module), read_attributes(module, names)])

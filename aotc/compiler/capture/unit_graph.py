@@ -19,7 +19,7 @@ from aotc.compiler.capture.collectives import name_groups
 from aotc.compiler.capture.export import NOTHING, capture, model_fails
 from aotc.compiler.capture.facts.argument_forms import Forms, other_forms
 from aotc.compiler.capture.facts.assigned_attributes import Assigned, assigned_attributes
-from aotc.compiler.capture.facts.attribute_reads import Reads, attributes_read
+from aotc.compiler.capture.facts.attribute_reads import Reads, absences, attributes_read
 from aotc.compiler.capture.facts.output_dims import output_dims, padded_dims
 from aotc.compiler.capture.facts.outside_reads import outside_reads
 from aotc.compiler.capture.lifting.lift import Capture
@@ -115,7 +115,7 @@ def export(
             raise
     sizes_needed = conditions(captured.guards, signature, job.bucket)
     try:
-        with outside_reads(module) as outside:
+        with outside_reads(module) as outside, absences(module) as absent:
             result = check_second_call(module, signature, captured.mutated_state, kept, leaves, other_leaves)
     except BuildError:
         raise
@@ -127,7 +127,7 @@ def export(
     assigned = assigned_attributes(module, signature, captured.mutated_state, kept, leaves, result)
     del result  # copies of outputs and state, whose memory the next runs need
     check_edges(module, signature, job.bucket, captured, subject.leaves_at, sizes_needed)
-    reads.names_read |= outside.attributes
+    reads.names_read |= outside.attributes | absent
     origins, names = reads.origins, _read(reads, captured, kept)
     asked = _asked(outside.asked, job.spec.train)
     outputs, padded = captured.outputs, padded_dims(signature, job.bucket)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -74,6 +74,36 @@ def attributes_read(module: nn.Module) -> Iterator[Reads]:
                 except (AttributeError, TypeError):  # raised by a metaclass
                     reads.names_read.add(f"{cls.__qualname__}.{name}")
         yield reads
+
+
+@contextmanager
+def absences(module: nn.Module) -> Iterator[set[str]]:
+    """While active, record `Class.attribute` of what is asked of the module's submodules and of the objects that these
+    hold, and that they lack: `hasattr`, `getattr` with a default. A capture by torch.export does not come by here."""
+    asked: set[str] = set()
+    held: set[type] = {type(found) for part in module.modules() for _, found in objects_in(part)}
+    with ExitStack() as stack:
+        for cls in held | {nn.Module}:
+            with suppress(AttributeError, TypeError):  # raised by a metaclass
+                stack.enter_context(_replaced(cls, "__getattr__", _noting(cls, asked)))
+        yield asked
+
+
+def _noting(cls: type, asked: set[str]) -> Any:
+    """Python calls it for a name that neither an object nor its class has."""
+    own: Any = getattr(cls, "__getattr__", None)
+
+    def __getattr__(self: Any, name: str) -> Any:
+        try:
+            if own is not None:
+                return own(self, name)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        except AttributeError:
+            if not name.startswith("__") and name not in TORCHS_OWN:
+                asked.add(f"{type(self).__qualname__}.{name}")
+            raise
+
+    return __getattr__
 
 
 def _names_of(holder: Any) -> Iterator[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import filelock
 import pytest
 import torch
 from gpu_runs import FOLDER, Gpu, start_aotc
@@ -31,14 +32,27 @@ class Builds:
 
 
 @pytest.fixture(scope="session")
-def builds(tmp_path_factory: pytest.TempPathFactory) -> Builds:
+def builds(shared_folder: Path) -> Builds:
+    """Of all processes of pytest-xdist one builds, and the others wait for it."""
     kept = os.environ.get("AOTC_CUDA_TESTS")
-    folder = Path(kept) if kept else tmp_path_factory.mktemp("cuda-builds")
+    folder = Path(kept) if kept else shared_folder / "cuda-builds"
     folder.mkdir(parents=True, exist_ok=True)
+    built = shared_folder / "cuda-builds.built"
+    with filelock.FileLock(built.with_suffix(".lock")):
+        if not built.exists():
+            build(folder)
+            built.touch()
+    store, failing, static = (read_report(folder / f"{name}.json") for name in ("store", "failing", "static"))
+    failed = [unit for unit in store["units"] if unit["status"] == "failed"]
+    assert not failed, "\n\n".join(f"{unit['model']}: {unit['error']}\n{log_of(unit)}" for unit in failed)
+    return Builds(folder / "store", store, failing, static)
+
+
+def build(folder: Path) -> None:
     compiler = make_static_compiler(folder / "static")
     manifest, threads = FOLDER / "manifest.yaml", {"TORCHINDUCTOR_COMPILE_THREADS": "4"}
     commands: dict[str, tuple[list[Any], dict[str, str]]] = {
-        "store": (["build", manifest, "--store", folder / "store", "--jobs", "4"], {}),
+        "store": (["build", manifest, "--store", folder / "store", "--jobs", "6"], {}),
         "failing": (["build", FOLDER / "failing.yaml", "--store", folder / "failing-store", "--jobs", "3"], {}),
         # A store of its own: the compiler gives its name as g++ does, so the unit's key is the same.
         "static": (
@@ -46,17 +60,12 @@ def builds(tmp_path_factory: pytest.TempPathFactory) -> Builds:
             {"CXX": str(compiler)},
         ),
     }
-    outputs = {name: folder / f"{name}.json" for name in commands}
     running = [
-        start_aotc(*arguments, "--json", output=outputs[name], **threads, **changes)
+        start_aotc(*arguments, "--json", output=folder / f"{name}.json", **threads, **changes)
         for name, (arguments, changes) in commands.items()
     ]
     for process in running:
         process.wait()
-    reports = {name: read_report(output) for name, output in outputs.items()}
-    failed = [unit for unit in reports["store"]["units"] if unit["status"] == "failed"]
-    assert not failed, "\n\n".join(f"{unit['model']}: {unit['error']}\n{log_of(unit)}" for unit in failed)
-    return Builds(folder / "store", reports["store"], reports["failing"], reports["static"])
 
 
 def read_report(output: Path) -> dict[str, Any]:

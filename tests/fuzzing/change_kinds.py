@@ -1008,7 +1008,9 @@ KINDS: tuple[Kind, ...] = (
     Kind(
         "builtins",
         "names",
-        together(hidden_builtins, replaced_functions((builtins,), named_of("abs", "sum"))  # `max` is the build's own, too),
+        together(
+            hidden_builtins, replaced_functions((builtins,), named_of("abs", "sum"))
+        ),  # the build itself needs max
     ),
     Kind(
         "context variables, thread-local values, levels of loggers, registries",

@@ -97,8 +97,11 @@ class Outside:
             return [Step(sys.modules, value.__name__, value)]
         steps: list[Step] = []
         for key in path.split("."):
-            owner = vars(value) if isinstance(value, ModuleType) else value
-            value = owner.get(key, _ABSENT) if isinstance(value, ModuleType) else attribute_of(value, key)
+            is_entry = isinstance(value, ModuleType) or (
+                isinstance(value, dict) and key in getattr(value, "__dict__", ())
+            )
+            owner = vars(value) if is_entry else type(value) if isinstance(value, dict) else value  # no key of a dict
+            value = owner.get(key, _ABSENT) if isinstance(owner, dict) else attribute_of(owner, key)
             if value is _ABSENT and isinstance(owner, dict) and key in vars(builtins):
                 steps.append(Step(owner, key, None))  # which would hide Python's own
                 owner, value = vars(builtins), vars(builtins)[key]

@@ -351,12 +351,8 @@ def _walk(values: Iterable[Any], depth: int = 4) -> Iterator[Any]:
     for value in values:
         yield (found := container_of(value))
         if depth and isinstance(found, list | dict | tuple):
-            yield from _walk(_items(found), depth - 1)
+            yield from _walk(found.values() if isinstance(found, dict) else found, depth - 1)
 
 
 def _each_item(dicts: Iterable[dict[Any, Any]], others: Iterable[Any]) -> Iterator[Any]:
     return chain(chain.from_iterable(map(dict.values, dicts)), chain.from_iterable(others))
-
-
-def _items(container: Any) -> Iterable[Any]:
-    return container.values() if isinstance(container, dict) else container

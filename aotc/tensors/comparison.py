@@ -81,6 +81,21 @@ def first_difference(result: Result, other: Result, run: Callable[[int], Result]
     return next(iter(suspected), None)
 
 
+def said_of(first: Any, other: Any) -> str:
+    """How `other` differs, as the end of a sentence: by how much, or that only one of the two has nan."""
+    parts, others = contents(first), contents(other)
+    for path, one in parts.items():
+        if difference(one, two := others.get(path)) > 1 and has_nan(one) is not has_nan(two):
+            has = ["nan" if has_nan(part) else "numbers" for part in (one, two)]
+            return f"has {has[0]} in the model and {has[1]} in the compiled code"
+    return f"differs by {difference(first, other):.3g} × the tolerance for rounding"
+
+
+def has_nan(part: Any) -> bool:
+    dense = isinstance(part, Tensor) and part.layout == torch.strided and part.is_floating_point()
+    return dense and bool(part.isnan().any())
+
+
 def is_repeated(result: Result, again: Result) -> bool:
     """Whether `again` is what the same program gives once more."""
     return len(result) == len(again) and all(

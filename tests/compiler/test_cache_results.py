@@ -128,3 +128,6 @@ def test_another_number_fails_at_export_with_what_to_do() -> None:
     with pytest.raises(BuildError, match="computed from the inputs' sizes") as caught:
         result_of(Sized(lambda x: 2 * x.shape[1]), torch.ones(2, 9, 8))
     assert "torch.tensor" in caught.value.hint
+    with pytest.raises(BuildError, match=r"computed from values \(`\.item\(\)`\)") as caught:
+        result_of(Sized(lambda x: x.sum().item()), torch.ones(2, 9, 8))
+    assert "return the tensor" in caught.value.hint

@@ -346,3 +346,21 @@ def test_what_code_reads_is_noticed_by_the_load_and_by_the_call(what: str) -> No
     with pytest.raises(BindError, match="no longer as it was at the load"):
         watch.check()
     assert canonical_json([module_attributes(module), read_attributes(module, names)]) != before
+
+
+class Registry(dict[str, float]):
+    def get(self, name: str, default: float = 1.0) -> float:  # type: ignore[override]
+        return super().get(name, default)
+
+
+REGISTRY = Registry()
+
+
+def test_a_method_of_a_dict_is_no_entry_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = ModuleWatch(Holder(), (), [f"{__name__}:REGISTRY.get"], "model")
+    seen = watch._seen
+    watch.check()
+    assert watch._seen is seen, "nothing differs, so nothing is recorded anew"
+    monkeypatch.setattr(Registry, "get", lambda self, name: 3.0)
+    with pytest.raises(BindError, match="no longer as it was at the load"):
+        watch.check()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from aotc.tensors.comparison import REPEATED, difference, first_difference, is_repeated
+from aotc.tensors.comparison import REPEATED, difference, first_difference, is_repeated, said_of
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -137,3 +137,16 @@ def test_the_same_program_gives_the_same_but_for_the_order_of_sums(again: Tensor
     assert is_repeated([X, Cache(X)], [again, Cache(again)]) is same
     assert not is_repeated([X], [X, X]) and not is_repeated([torch.zeros(3)], [torch.full((3,), 1e-12)])
     assert not is_repeated([X > 0], [again > 1]) and difference(X[0], X[0].bfloat16(), REPEATED) > 1
+
+
+@pytest.mark.parametrize(
+    ("first", "other", "said"),
+    [
+        (torch.nan, 1.0, "has nan in the model and numbers in the compiled code"),
+        (1.0, torch.nan, "has numbers in the model and nan in the compiled code"),
+        (1.0, 2.0, "differs by 20 × the tolerance for rounding"),
+    ],
+)
+def test_a_difference_is_told_with_what_only_one_has(first: float, other: float, said: str) -> None:
+    """The tolerance of a tensor of ones is 0.05 in its root mean square."""
+    assert said_of([torch.full((4,), first)], [torch.full((4,), other)]) == said

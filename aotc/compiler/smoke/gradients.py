@@ -33,7 +33,7 @@ from aotc.models.gradients import change_along, count_of_results, gradients_of, 
 from aotc.models.reference import forget_failed_traces, in_float64
 from aotc.models.tolerance import TF32, Judgement, judge_gradients, may_use_tf32
 from aotc.records import Signature, Variant
-from aotc.tensors.comparison import MULTIPLE, Allowed, Result, difference, first_difference, rounded_otherwise
+from aotc.tensors.comparison import MULTIPLE, Allowed, Result, difference, first_difference, rounded_otherwise, said_of
 
 WIDER, STEEPER = 8.0, 100.0
 """Inputs and gradients of results are so many times as large where code that saturates or clips shows."""
@@ -124,8 +124,7 @@ def _wrong_one(run: _Run, wide: Callable[[], nn.Module | None]) -> tuple[int, st
     given = run.given()
     position = first_difference(eager, given, run.eager)
     if position is not None:
-        times = difference(eager[position], given[position])
-        return position, f"differs by {times:.3g} × the tolerance for rounding"
+        return position, said_of(eager[position], given[position])
     if not draws:
         return _wrong_by_float64(run, wide, eager, given)
     if run.scale != 1 or run.only is not None:

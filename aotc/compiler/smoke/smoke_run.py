@@ -46,7 +46,7 @@ from aotc.runtime.libraries.folder import FilesInFolder
 from aotc.runtime.load import bind_artifact, open_variant
 from aotc.runtime.regions import CompiledRegions
 from aotc.runtime.state.weights import bind_state
-from aotc.tensors.comparison import Result, difference, first_difference
+from aotc.tensors.comparison import Result, first_difference, said_of
 
 
 def smoke(job: Job) -> Smoked:
@@ -208,8 +208,8 @@ def _compare_with_eager(called: Called, given: Result, compiled: TimedCall, eage
     if position is None:
         return
     raise LibraryError(
-        f"the compiled code does not compute what the model does: {names[position]} differs by "
-        f"{difference(result[position], given[position]):.3g} × the tolerance for rounding",
+        f"the compiled code does not compute what the model does: {names[position]} "
+        f"{said_of(result[position], given[position])}",
         hint="torch's compiler miscompiles this model: find the operator by removing parts, and replace it by other "
         "operators, or leave that part to eager: `aotc build MANIFEST --suggest-regions`",
         miscompiled=True,

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 from aotc.adapters import unregistered_scale
@@ -451,10 +452,14 @@ class _Lifting:
             for axis, size in enumerate(tensor.shape):
                 if _expression(size) == number:
                     return Output(leaf=argument.leaf, axis=axis)
+        source, hint = (
+            "the inputs' sizes",
+            "return torch.tensor(...) of it, or let the caller take it from the input's shape",
+        )
+        if free_unbacked_symbols(node.meta.get("val")):
+            source, hint = "values (`.item()`)", "return the tensor, and let the caller call .item()"
         raise BuildError(
-            f"the model returns {node.name}, a Python number that is computed from the inputs' sizes",
-            hint="return torch.tensor(...) of it, or let the caller take it from the input's shape",
-            stage="export",
+            f"the model returns {node.name}, a Python number that is computed from {source}", hint=hint, stage="export"
         )
 
     def _keep_state(self, argument: Argument) -> None:

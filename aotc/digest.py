@@ -16,7 +16,7 @@ def canonical_json(value: Any) -> bytes:
     return msgspec.json.encode(msgspec.to_builtins(value), order="sorted")
 
 
-def sha256_bytes(data: bytes) -> str:
+def sha256_bytes(data: bytes | memoryview) -> str:
     """The OCI digest of `data`: `sha256:` and 64 hexadecimal digits."""
     return "sha256:" + hashlib.sha256(data).hexdigest()
 

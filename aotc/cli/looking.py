@@ -19,8 +19,8 @@ from aotc.cli.output import console, echo, print_json, print_table
 if TYPE_CHECKING:
     from aotc.inspection.picks import PickChange
     from aotc.picks import UnitPicks
-    from aotc.store.layout.reader import TagEntry
     from aotc.store.layout.store import Store
+    from aotc.store.layout.tags import TagEntry
     from aotc.store.readable import Readable
     from aotc.store.signing.trust import Trust
 

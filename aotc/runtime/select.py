@@ -14,7 +14,7 @@ from aotc.errors import BindError, CorruptError, EnvironmentMismatchError, Issue
 from aotc.machine.environment import Compat, mismatches, this_environment
 from aotc.machine.targets import CPU_FEATURES, Target, parse_target
 from aotc.records import Artifact
-from aotc.store.layout.bundle import BundleEntry, is_a_cache
+from aotc.store.layout.bundle import BundleEntry
 
 _log = logging.getLogger("aotc")
 
@@ -119,6 +119,8 @@ def select_artifact(
 
 def _target(candidate: _ForTarget) -> Target:
     if candidate.target.startswith("cache:"):
+        from aotc.store.layout.bundle_errors import is_a_cache
+
         raise is_a_cache()
     try:
         return parse_target(candidate.target)

@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 
 from aotc.records import File
 from aotc.store.layout.oci import Descriptor
-from aotc.store.layout.reader import TagEntry
+from aotc.store.layout.tags import TagEntry
 from aotc.store.reference import Reference
 
 T = TypeVar("T")

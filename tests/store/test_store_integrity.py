@@ -19,9 +19,9 @@ from sample_artifacts import CREATED, make_artifact, make_variant, put_file, sto
 
 from aotc.digest import sha256_bytes
 from aotc.errors import CorruptError, NotFoundError
-from aotc.store.layout.blob_reader import Hash
 from aotc.store.layout.publishing import publish
 from aotc.store.layout.store import Store
+from aotc.store.layout.streams import Hash
 
 RANDOM_CHANGES = int(os.environ.get("AOTC_RANDOM_CHANGES", "300"))
 VALUES = 2

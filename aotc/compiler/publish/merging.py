@@ -15,9 +15,9 @@ from aotc.errors import BuildError, Issue
 from aotc.provenance import BuiltArtifact
 from aotc.reads.sources import BY_DIGEST
 from aotc.records import part_name
-from aotc.store.layout.blob_reader import Blob
+from aotc.store.layout.blobs import Blob, missing_files
 from aotc.store.layout.built import read_built
-from aotc.store.layout.bundle import each_file, missing_files, read_bundle
+from aotc.store.layout.bundle import each_file, read_bundle
 from aotc.store.layout.plans import PlannedKey, ShardPlan, read_plan
 from aotc.store.layout.publishing import publish
 from aotc.store.layout.store import Store

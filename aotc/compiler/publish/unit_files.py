@@ -15,7 +15,7 @@ from aotc.compiler.workers.messages import STAGE, Doing, span_here
 from aotc.compiler.workers.stage_costs import OnProgress, StageCosts
 from aotc.provenance import BuiltArtifact
 from aotc.records import File
-from aotc.store.layout.blob_reader import Blob
+from aotc.store.layout.blobs import Blob
 from aotc.store.layout.store import Store
 from aotc.store.layout.units import UnitRecord, put_unit
 

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from aotc.errors import CorruptError
-
 
 @contextlib.contextmanager
 def typed_errors(action: str, path: Path, hint: str = "") -> Iterator[None]:
@@ -24,27 +22,6 @@ def typed_errors(action: str, path: Path, hint: str = "") -> Iterator[None]:
         raise store_error(action, path, error, hint) from error
 
 
-def exists(path: Path) -> bool:
-    """Raises StoreError where this user may not know, as in a folder without search permission."""
-    with typed_errors("look at", path):
-        return path.exists()
-
-
-def files_in(folder: Path) -> list[Path]:
-    """The paths in a folder, sorted; none if the folder is missing. Raises StoreError."""
-    with typed_errors("look into", folder):
-        return sorted(folder.iterdir()) if folder.is_dir() else []
-
-
-def status_of(path: Path) -> os.stat_result | None:
-    """The file's status, links not followed; None if the file is missing. Raises StoreError."""
-    with typed_errors("look at", path):
-        try:
-            return path.lstat()
-        except FileNotFoundError:
-            return None
-
-
 def open_regular(path: Path, *, follow: bool = True) -> BinaryIO:
     """Open a file for reading; a link only with `follow`.
 
@@ -53,9 +30,9 @@ def open_regular(path: Path, *, follow: bool = True) -> BinaryIO:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise CorruptError(
-            f"{path} is not a regular file", path=str(path), expected="a regular file", actual="something else"
-        )
+        from aotc.store.files.os_errors import not_as_expected
+
+        raise not_as_expected(path, "is not a regular file", "a regular file", "something else")
     return os.fdopen(descriptor, "rb")
 
 
@@ -64,10 +41,8 @@ def read_limited(path: Path, limit: int) -> bytes:
     with open_regular(path) as stream:
         data = stream.read(limit + 1)
     if len(data) > limit:
-        raise CorruptError(
-            f"{path} has more than the {limit} bytes allowed for it",
-            path=str(path),
-            expected=f"at most {limit} bytes",
-            actual=f"more than {limit} bytes",
-        )
+        from aotc.store.files.os_errors import not_as_expected
+
+        expected, actual = f"at most {limit} bytes", f"more than {limit} bytes"
+        raise not_as_expected(path, f"has more than the {limit} bytes allowed for it", expected, actual)
     return data

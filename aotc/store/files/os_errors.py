@@ -1,11 +1,11 @@
-"""OS errors of files, with what to do about them."""
+"""Errors of files: those of the OS, with what to do about them, and of files that are no files to read."""
 
 from __future__ import annotations
 
 import errno
 from pathlib import Path
 
-from aotc.errors import StoreError
+from aotc.errors import CorruptError, StoreError
 
 _NO_LOCKS = "this file system has no locks: put the store, AOTC_CACHE_DIR and TMPDIR on one that has"
 _HINTS = {
@@ -34,3 +34,7 @@ def store_error(action: str, path: Path, error: OSError, hint: str = "") -> Stor
         path=str(path),
         errno=error.errno,
     )
+
+
+def not_as_expected(path: Path, flaw: str, expected: str, actual: str) -> CorruptError:
+    return CorruptError(f"{path} {flaw}", path=str(path), expected=expected, actual=actual)

@@ -14,14 +14,23 @@ import zstandard
 
 from aotc.digest import CHUNK, sha256_bytes
 from aotc.errors import StoreError
-from aotc.records import File
+from aotc.records import Artifact, File, Record
 from aotc.store.files.disk import open_regular, read_limited, typed_errors
 from aotc.store.files.writing import draft, require_room, write_atomically
-from aotc.store.layout.blob_reader import Blob, BlobReader, Hash, HashingReader, HashingWriter, expect
+from aotc.store.layout.blob_reader import BlobReader, expect
+from aotc.store.layout.bundle import each_file
 from aotc.store.layout.names import check_file_name
+from aotc.store.layout.streams import Hash, HashingReader, HashingWriter
 
 DEFAULT_LEVEL = 10
 SMALL, SMALL_LEVEL = 1 << 20, 18  # bytes; for so few, a tenth less takes at most a quarter of a second
+
+
+class Blob(Record, frozen=True):
+    """The name of a blob: the digest and the size of its bytes."""
+
+    digest: str
+    size: int
 
 
 class Blobs(BlobReader):
@@ -145,3 +154,8 @@ def _compress(raw: HashingReader, packed: HashingWriter, size: int, level: int, 
             hint="something else writes to it: store it when it is finished",
             path=str(path),
         ) from error
+
+
+def missing_files(blobs: Blobs, artifact: Artifact) -> list[File]:
+    """The files of a record whose blobs are missing or have another size. Raises CorruptError, StoreError."""
+    return [file for file in each_file(artifact) if not blobs.has(file.blob, file.blob_size)]

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from aotc.errors import CorruptError, SchemaVersionError, StoreError
-from aotc.records import OTHER_VERSION, Artifact, File, Record, decode_artifact
+from aotc.records import Artifact, File, Record, decode_artifact
 from aotc.store.layout import oci
 from aotc.store.layout.names import check_file_name, hex_of, name_flaw
-from aotc.store.layout.oci import Descriptor
-from aotc.store.layout.reader import TagEntry
+from aotc.store.layout.oci import Descriptor, Manifest
 from aotc.store.reference import Reference
 
 if TYPE_CHECKING:
-    from aotc.store.layout.blobs import Blobs
+    from aotc.store.layout.tags import TagEntry
     from aotc.store.readable import Readable
 
 ARTIFACT_TYPE = "application/vnd.aotc.artifact.v2"
@@ -72,36 +70,44 @@ def read_tagged(store: Readable, entry: TagEntry) -> Bundle:
 
 
 def _bundle_at(store: Readable, descriptor: Descriptor, reference: Reference) -> Bundle:
-    data = store.blobs.read(descriptor.digest, oci.MANIFEST_LIMIT)
-    check_size(descriptor, data)
-    index = oci.decode_index(data, descriptor.digest)
+    digest = descriptor.digest
+    index = oci.decode_index(read_document(store, descriptor, oci.MANIFEST_LIMIT), digest)
     model = index.annotation(oci.MODEL)
-    if not model or (model != reference.model and not reference.in_registry):
-        raise CorruptError(
-            f"{reference.name} names {descriptor.digest}, which is "
-            + (f"a bundle of the model {model!r}" if model else "not an aotc bundle"),
-            hint="it was copied or tagged under that name; load it by its own",
-            expected=reference.model or "a bundle",
-            actual=model,
-        )
-    if flaw := name_flaw(model):
-        raise CorruptError(f"{descriptor.digest} names its model {model[:100]!r}: {flaw}", actual=model[:100])
+    if (model != reference.model and not reference.in_registry) or name_flaw(model):
+        from aotc.store.layout.bundle_errors import other_bundle
+
+        raise other_bundle(reference, digest, model)
     entries = tuple(_bundle_entry(entry, model) for entry in index.manifests)
     targets = [entry.target for entry in entries]
     if len(set(targets)) < len(targets):
-        raise CorruptError(
-            f"{descriptor.digest} has more than one artifact for a target: {', '.join(sorted(targets))[:500]}",
-            hint="it was not written by aotc, or was changed: build it again",
-            expected="one for each target",
-            actual=f"{len(targets)} for {len(set(targets))} targets",
-        )
-    return Bundle(
-        model=model,
-        digest=descriptor.digest,
-        created=index.annotation(oci.CREATED),
-        annotations={key: value for key, value in (index.annotations or {}).items() if key not in OURS},
-        artifacts=entries,
-    )
+        from aotc.store.layout.bundle_errors import equal_targets
+
+        raise equal_targets(digest, targets)
+    annotations = {key: value for key, value in (index.annotations or {}).items() if key not in OURS}
+    return Bundle(model, digest, index.annotation(oci.CREATED), annotations, entries)
+
+
+def read_document(store: Readable, descriptor: Descriptor, limit: int) -> bytes:
+    """The bytes that a descriptor names, of its digest and size. Raises NotFoundError, CorruptError, StoreError."""
+    data = store.blobs.read(descriptor.digest, limit)
+    if len(data) != descriptor.size:
+        from aotc.store.layout.bundle_errors import other_size
+
+        raise other_size(descriptor, len(data))
+    return data
+
+
+def read_config(store: Readable, digest: str, artifact_type: str, config_type: str) -> tuple[bytes, Manifest]:
+    """The config of the manifest with that digest, and the manifest, of these types.
+
+    Raises NotFoundError, CorruptError, SchemaVersionError, StoreError.
+    """
+    manifest = oci.decode_manifest(store.blobs.read(digest, oci.MANIFEST_LIMIT), digest)
+    if (manifest.artifact_type, manifest.config.media_type) != (artifact_type, config_type):
+        from aotc.store.layout.bundle_errors import other_types
+
+        raise other_types(manifest, artifact_type, config_type, digest)
+    return read_document(store, manifest.config, CONFIG_LIMIT), manifest
 
 
 def read_artifact(store: Readable, artifact: BundleEntry | str) -> Artifact:
@@ -113,34 +119,20 @@ def read_artifact(store: Readable, artifact: BundleEntry | str) -> Artifact:
 
     Raises NotFoundError, CorruptError, SchemaVersionError, StoreError.
     """
-    if isinstance(artifact, BundleEntry) and artifact.is_cache:
+    entry = artifact if isinstance(artifact, BundleEntry) else None
+    if entry and entry.is_cache:
+        from aotc.store.layout.bundle_errors import is_a_cache
+
         raise is_a_cache()
     digest = artifact if isinstance(artifact, str) else artifact.digest
-    manifest = oci.decode_manifest(store.blobs.read(digest, oci.MANIFEST_LIMIT), digest)
-    check_type("artifact type", manifest.artifact_type, ARTIFACT_TYPE, digest)
-    check_type("config type", manifest.config.media_type, CONFIG, digest)
-    data = store.blobs.read(manifest.config.digest, CONFIG_LIMIT)
-    check_size(manifest.config, data)
-    record = decode_artifact(data)
-    if isinstance(artifact, BundleEntry) and (record.model, record.target) != (artifact.model, artifact.target):
-        expected, actual = (f"`{one.model[:128]}` for {one.target[:128]}" for one in (artifact, record))
-        raise CorruptError(
-            f"the bundle calls {digest} an artifact of {expected}; its record says that it is one of {actual}",
-            hint="it was not written by aotc, or was changed: build it again",
-            expected=expected,
-            actual=actual,
-        )
+    record = decode_artifact(read_config(store, digest, ARTIFACT_TYPE, CONFIG)[0])
+    if entry and (record.model, record.target) != (entry.model, entry.target):
+        from aotc.store.layout.bundle_errors import other_artifact
+
+        raise other_artifact(digest, (entry.model, entry.target), (record.model, record.target))
     for file in each_file(record):
         check_file_name(file.name)
     return record
-
-
-def is_a_cache() -> StoreError:
-    """Of a bundle that was to be a compiled model."""
-    return StoreError(
-        "the bundle is a compiler cache, and not a compiled model",
-        hint="`aotc inspect REF` lists its files, `aotc cache restore REF` writes them",
-    )
 
 
 def each_file(artifact: Artifact) -> Iterator[File]:
@@ -153,43 +145,11 @@ def each_file(artifact: Artifact) -> Iterator[File]:
                 yield file
 
 
-def missing_files(blobs: Blobs, artifact: Artifact) -> list[File]:
-    """The files of a record whose blobs are missing or have another size. Raises CorruptError, StoreError."""
-    return [file for file in each_file(artifact) if not blobs.has(file.blob, file.blob_size)]
-
-
 def _bundle_entry(entry: Descriptor, model: str) -> BundleEntry:
     hex_of(entry.digest)
-    target = entry.annotation(oci.TARGET)
-    if entry.media_type != oci.MANIFEST or not target:
-        raise CorruptError(
-            f"{entry.digest} in the bundle is not an artifact: media type {entry.media_type!r}, target {target!r}",
-            expected=f"{oci.MANIFEST} with the annotation {oci.TARGET}",
-            actual=entry.media_type,
-        )
-    if (said := entry.annotation(oci.MODEL)) not in ("", model):
-        raise CorruptError(
-            f"{entry.digest} in the bundle of {model!r} is for the model {said[:100]!r}",
-            hint="it was not written by aotc, or was changed: build it again",
-            expected=model,
-            actual=said[:100],
-        )
+    target, said = entry.annotation(oci.TARGET), entry.annotation(oci.MODEL)
+    if entry.media_type != oci.MANIFEST or not target or said not in ("", model):
+        from aotc.store.layout.bundle_errors import bad_entry
+
+        raise bad_entry(entry, model)
     return BundleEntry(digest=entry.digest, size=entry.size, target=target, model=model)
-
-
-def check_size(descriptor: Descriptor, data: bytes) -> None:
-    if len(data) != descriptor.size:
-        raise CorruptError(
-            f"{descriptor.digest} has {len(data)} bytes; its descriptor says {descriptor.size}",
-            expected=str(descriptor.size),
-            actual=str(len(data)),
-        )
-
-
-def check_type(what: str, found: str, supported: str, digest: str) -> None:
-    if found == supported:
-        return
-    message = f"the {what} of {digest} is {found!r}; this aotc reads {supported!r}"
-    if found.startswith("application/vnd.aotc."):
-        raise SchemaVersionError(message, hint=OTHER_VERSION, found=found, supported=supported)
-    raise CorruptError(message, hint="it is not an aotc artifact", expected=supported, actual=found)

@@ -6,8 +6,8 @@ from aotc.digest import canonical_json
 from aotc.errors import CorruptError, StoreError
 from aotc.records import Environment, File, Record, decode
 from aotc.store.layout import oci
-from aotc.store.layout.blob_reader import Blob
-from aotc.store.layout.bundle import CACHE_TYPE, CONFIG_LIMIT, FILE, BundleEntry, check_size, check_type
+from aotc.store.layout.blobs import Blob
+from aotc.store.layout.bundle import CACHE_TYPE, CONFIG_LIMIT, FILE, BundleEntry, read_config
 from aotc.store.layout.names import check_file_name, hex_of
 from aotc.store.layout.oci import Descriptor, Index, Manifest
 from aotc.store.layout.store import Store
@@ -103,11 +103,7 @@ def publish_cache(store: Store, cache: CompilerCache, tag: str) -> str:
 def read_cache(store: Readable, entry: BundleEntry) -> CompilerCache:
     """The record of a cache, after every check of it that needs no other blob. Raises NotFoundError, CorruptError,
     SchemaVersionError, StoreError."""
-    manifest = oci.decode_manifest(store.blobs.read(entry.digest, oci.MANIFEST_LIMIT), entry.digest)
-    check_type("artifact type", manifest.artifact_type, CACHE_TYPE, entry.digest)
-    check_type("config type", manifest.config.media_type, CACHE_CONFIG, entry.digest)
-    data = store.blobs.read(manifest.config.digest, CONFIG_LIMIT)
-    check_size(manifest.config, data)
+    data, manifest = read_config(store, entry.digest, CACHE_TYPE, CACHE_CONFIG)
     cache = decode(data, CompilerCache)
     if (cache.model, cache.target) != (entry.model, entry.target):
         raise _unsafe("a cache of", f"{entry.model} {entry.target}", f"{cache.model[:128]} {cache.target[:128]}")

@@ -14,7 +14,6 @@ from aotc.store.layout.oci import Descriptor, Index
 from aotc.store.reference import Reference
 
 EMPTY_INDEX = canonical_json(Index(schema_version=oci.OCI_SCHEMA_VERSION, media_type=oci.INDEX, manifests=()))
-LAYOUT = canonical_json(oci.Layout(image_layout_version=oci.LAYOUT_VERSION))
 
 
 def with_tag(data: bytes, model: str, tag: str, descriptor: Descriptor) -> bytes:

@@ -6,13 +6,51 @@ import difflib
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from aotc.amounts import listed
-from aotc.errors import NotFoundError
-from aotc.store.layout.names import NAME_LIMIT
+from aotc.errors import CorruptError, NotFoundError, StoreError
+from aotc.store.files.disk import typed_errors
+from aotc.store.files.os_errors import store_error
+from aotc.store.layout.name_flaws import NAME_LIMIT
 from aotc.store.reference import Reference
 
 _COMPARED = 50  # names; comparing two takes up to a millisecond
+
+
+def no_layout(path: Path, error: OSError) -> NoReturn:
+    """Raises the error of a path whose file `oci-layout` could not be read: NotFoundError, StoreError."""
+    with typed_errors("open the store", path):
+        if not path.exists():
+            raise no_store(path)
+        if not path.is_dir():
+            raise StoreError(f"{path.absolute()} is a file; a store is a folder", hint="name the store's folder")
+        if not (path / "oci-layout").exists():
+            raise StoreError(
+                f"{path.absolute()} is not a store: it has no file oci-layout",
+                hint="`aotc fsck --repair` writes oci-layout again"
+                if (path / "index.json").exists() and (path / "blobs").exists()
+                else "name the folder that holds oci-layout, index.json and blobs",
+                path=str(path),
+            )
+    raise store_error("open the store", path, error) from error
+
+
+def no_index(path: Path, hint: str) -> CorruptError:
+    return CorruptError(
+        f"{path} has no index.json, so its tags are lost",
+        hint=hint,
+        path=str(path / "index.json"),
+        expected="a file",
+        actual="nothing",
+    )
+
+
+def unprintable(path: Path | str) -> StoreError:
+    return StoreError(
+        f"{str(path)[:200]!r} is not a path of a store: it holds an unprintable character",
+        hint="choose a folder whose name can be printed",
+    )
 
 
 def no_store(path: Path) -> NotFoundError:

@@ -8,11 +8,13 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from aotc.errors import CorruptError, SchemaVersionError
+from aotc.errors import CorruptError
 from aotc.records import decode
 
 OCI_SCHEMA_VERSION = 2
 LAYOUT_VERSION = "1.0.0"
+LAYOUT = b'{"imageLayoutVersion":"1.0.0"}'
+"""The bytes of `oci-layout` as aotc writes it; other tools may space them otherwise."""
 
 INDEX = "application/vnd.oci.image.index.v1+json"
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
@@ -31,9 +33,6 @@ MANIFEST_LIMIT = 4 << 20
 
 class _Document(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     pass
-
-
-D = TypeVar("D", bound=_Document)
 
 
 class Descriptor(_Document, frozen=True):
@@ -71,10 +70,8 @@ class Index(_Document, frozen=True):
         return (self.annotations or {}).get(key, "")
 
 
-class Layout(_Document, frozen=True):
-    """The file `oci-layout`."""
-
-    image_layout_version: str
+D = TypeVar("D", bound=msgspec.Struct)
+T = TypeVar("T", Index, Manifest)
 
 
 def created(at: str) -> dict[str, str]:
@@ -84,39 +81,21 @@ def created(at: str) -> dict[str, str]:
 
 def decode_index(data: bytes, where: str) -> Index:
     """Raises CorruptError, SchemaVersionError."""
-    index = _decode(data, Index, where)
-    check_schema(index.schema_version, where)
-    if index.media_type not in ("", INDEX):
-        raise CorruptError(
-            f"{where} has the media type {index.media_type!r}, not {INDEX!r}", expected=INDEX, actual=index.media_type
-        )
-    return index
+    return _checked(_decode(data, Index, where), INDEX, where)
 
 
 def decode_manifest(data: bytes, where: str) -> Manifest:
     """Raises CorruptError, SchemaVersionError."""
-    manifest = _decode(data, Manifest, where)
-    check_schema(manifest.schema_version, where)
-    if manifest.media_type not in ("", MANIFEST):
-        raise CorruptError(
-            f"{where} has the media type {manifest.media_type!r}, not {MANIFEST!r}",
-            expected=MANIFEST,
-            actual=manifest.media_type,
-        )
-    return manifest
+    return _checked(_decode(data, Manifest, where), MANIFEST, where)
 
 
-def decode_layout(data: bytes, where: str) -> Layout:
-    """Raises CorruptError, SchemaVersionError."""
-    layout = _decode(data, Layout, where)
-    if layout.image_layout_version != LAYOUT_VERSION:
-        raise SchemaVersionError(
-            f"{where} says image layout version {layout.image_layout_version!r}; this aotc reads {LAYOUT_VERSION!r}",
-            hint="use a newer aotc, or copy the store with `skopeo copy` into a layout of that version",
-            found=layout.image_layout_version,
-            supported=LAYOUT_VERSION,
-        )
-    return layout
+def check_layout(data: bytes, where: str) -> None:
+    """Raises CorruptError and SchemaVersionError for the bytes of an `oci-layout` that no aotc reads."""
+    if data != LAYOUT:
+        from aotc.store.layout.foreign import Layout, other_layout
+
+        if (found := _decode(data, Layout, where).image_layout_version) != LAYOUT_VERSION:
+            raise other_layout(found, LAYOUT_VERSION, where)
 
 
 def _decode(data: bytes, document: type[D], where: str) -> D:
@@ -126,12 +105,10 @@ def _decode(data: bytes, document: type[D], where: str) -> D:
         raise CorruptError(f"{where} cannot be read: {error.__cause__}", path=where) from error
 
 
-def check_schema(found: int, where: str) -> None:
-    """Raises SchemaVersionError for an unknown `schemaVersion` of an index or a manifest."""
-    if found != OCI_SCHEMA_VERSION:
-        raise SchemaVersionError(
-            f"{where} has schemaVersion {found}; this aotc reads {OCI_SCHEMA_VERSION}",
-            hint="it was not written by aotc, or by a newer one",
-            found=found,
-            supported=OCI_SCHEMA_VERSION,
-        )
+def _checked(document: T, media_type: str, where: str) -> T:
+    if document.schema_version != OCI_SCHEMA_VERSION or document.media_type not in ("", media_type):
+        from aotc.store.layout.foreign import check_schema, other_type
+
+        check_schema(document.schema_version, OCI_SCHEMA_VERSION, where)
+        raise other_type(document.media_type, media_type, where)
+    return document

@@ -11,18 +11,8 @@ from aotc.errors import Issue, NotFoundError, StoreError
 from aotc.provenance import PROVENANCE, PROVENANCE_LIMIT, BuiltArtifact
 from aotc.records import Artifact, File
 from aotc.store.layout import oci
-from aotc.store.layout.blob_reader import Blob
-from aotc.store.layout.blobs import Blobs
-from aotc.store.layout.bundle import (
-    ARTIFACT_TYPE,
-    CONFIG,
-    CONFIG_LIMIT,
-    FILE,
-    MAPPED_FILE,
-    OURS,
-    each_file,
-    missing_files,
-)
+from aotc.store.layout.blobs import Blob, Blobs, missing_files
+from aotc.store.layout.bundle import ARTIFACT_TYPE, CONFIG, CONFIG_LIMIT, FILE, MAPPED_FILE, OURS, each_file
 from aotc.store.layout.check_record import check_record
 from aotc.store.layout.names import hex_of
 from aotc.store.layout.oci import Descriptor, Index, Manifest

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from aotc.errors import NotFoundError, StoreError
-from aotc.store.files.disk import exists, typed_errors
+from aotc.store.files.disk import typed_errors
 from aotc.store.files.locks import locked
+from aotc.store.files.status import exists
 from aotc.store.files.writing import TEMPORARY_PREFIX, make_folder, write_atomically
 from aotc.store.layout import oci
 from aotc.store.layout.blobs import Blobs
 from aotc.store.layout.index import (
     EMPTY_INDEX,
-    LAYOUT,
     find_attachment,
     tag_entry,
     with_attachment,
@@ -166,7 +166,7 @@ class Store(StoreReader):
         if not exists(self.path / "index.json"):
             write_atomically(self.path / "index.json", EMPTY_INDEX)
         if not exists(self.path / "oci-layout"):
-            write_atomically(self.path / "oci-layout", LAYOUT)
+            write_atomically(self.path / "oci-layout", oci.LAYOUT)
 
 
 def refuse_foreign(path: Path) -> None:

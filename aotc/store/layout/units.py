@@ -17,7 +17,7 @@ from aotc.provenance import BuiltArtifact, CallTimes, RegionCost
 from aotc.records import SCHEMA_VERSION, Bucket, File, Record, decode
 from aotc.store.files.disk import read_limited, typed_errors
 from aotc.store.files.writing import write_atomically
-from aotc.store.layout.bundle import missing_files
+from aotc.store.layout.blobs import missing_files
 from aotc.store.layout.check_record import check_record
 from aotc.store.layout.names import hex_of, is_digest
 from aotc.store.layout.store import Store

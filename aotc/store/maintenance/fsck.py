@@ -23,8 +23,9 @@ from aotc.store.layout.bundle import BundleEntry, each_file, read_bundle
 from aotc.store.layout.check_record import check_artifact, check_record
 from aotc.store.layout.compiler_cache import read_cache
 from aotc.store.layout.oci import Descriptor, Index
-from aotc.store.layout.reader import as_tag, find_tag
+from aotc.store.layout.reader import find_tag
 from aotc.store.layout.store import FOLDERS, Store, foreign_to_creation
+from aotc.store.layout.tags import as_tag
 from aotc.store.layout.units import load_unit
 from aotc.store.maintenance.reach import Reach
 from aotc.store.maintenance.repair import repair_all
@@ -133,7 +134,7 @@ class _Check:
             return ()
         try:
             with typed_errors("read", layout):
-                oci.decode_layout(read_limited(layout, oci.MANIFEST_LIMIT), str(layout))
+                oci.check_layout(read_limited(layout, oci.MANIFEST_LIMIT), str(layout))
         except StoreError as error:
             self._add_error("layout", "oci-layout", error)
         try:

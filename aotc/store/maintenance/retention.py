@@ -12,7 +12,7 @@ from aotc.errors import StoreError
 from aotc.records import Record
 from aotc.store.layout import oci
 from aotc.store.layout.oci import Descriptor
-from aotc.store.layout.reader import as_tag
+from aotc.store.layout.tags import as_tag
 
 GRACE = 3600.0
 """Seconds for which unreferenced blobs are kept for readers."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from aotc.errors import NotFoundError
 from aotc.records import Record
-from aotc.store.layout.blob_reader import Blob
+from aotc.store.layout.blobs import Blob
 from aotc.store.layout.bundle import BundleEntry
 from aotc.store.layout.oci import Manifest
 from aotc.store.layout.store import Store

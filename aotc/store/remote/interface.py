@@ -19,7 +19,7 @@ import msgspec
 
 from aotc.errors import RemoteError, StoreError
 from aotc.store.layout.oci import Descriptor
-from aotc.store.layout.reader import TagEntry
+from aotc.store.layout.tags import TagEntry
 from aotc.store.reference import Reference
 
 T = TypeVar("T")

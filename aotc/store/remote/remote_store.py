@@ -17,7 +17,7 @@ from aotc.store.layout import oci
 from aotc.store.layout.blobs import Blobs
 from aotc.store.layout.names import hex_of
 from aotc.store.layout.oci import Descriptor
-from aotc.store.layout.reader import TagEntry
+from aotc.store.layout.tags import TagEntry
 from aotc.store.reference import Reference
 from aotc.store.remote.transfer import Transfer
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from aotc.digest import sha256_bytes
 from aotc.errors import CorruptError, SchemaVersionError, StoreError
 from aotc.store.cache_folder import cache_folder
-from aotc.store.layout.blob_reader import Blob
+from aotc.store.layout.blobs import Blob
 from aotc.store.layout.bundle import each_file
 from aotc.store.layout.names import hex_of
 from aotc.store.layout.store import Store

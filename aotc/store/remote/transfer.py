@@ -19,8 +19,7 @@ from aotc.digest import CHUNK, sha256_bytes, sha256_file
 from aotc.errors import CorruptError, RemoteError
 from aotc.store.files.disk import open_regular, typed_errors
 from aotc.store.files.writing import TEMPORARY_PREFIX, Draft, make_folder, require_room
-from aotc.store.layout.blob_reader import Blob
-from aotc.store.layout.blobs import Blobs
+from aotc.store.layout.blobs import Blob, Blobs
 from aotc.store.remote.interface import Deadline, Limits, Remote, Retry, Traffic, retrying
 
 T = TypeVar("T")

@@ -13,11 +13,12 @@ from typing import BinaryIO
 
 from aotc.digest import sha256_bytes
 from aotc.errors import CorruptError, NotFoundError, RemoteError, StoreError
-from aotc.store.layout import index, oci, reader
+from aotc.store.layout import index, oci, reader, tags
 from aotc.store.layout.names import hex_of
 from aotc.store.layout.near_stores import not_found
 from aotc.store.layout.oci import Descriptor, Index
-from aotc.store.layout.reader import INDEX_LIMIT, TagEntry
+from aotc.store.layout.reader import INDEX_LIMIT
+from aotc.store.layout.tags import TagEntry
 from aotc.store.layout.units import UNIT_LIMIT
 from aotc.store.reference import Reference
 from aotc.store.remote.interface import Traffic
@@ -67,7 +68,7 @@ class ObjectStore:
 
     def tags(self) -> list[TagEntry]:
         """Every tag, sorted. Raises CorruptError, RemoteError."""
-        return sorted(reader.tag_entries(self._index()), key=lambda entry: (entry.model, entry.tag, entry.digest))
+        return sorted(tags.tag_entries(self._index()), key=lambda entry: (entry.model, entry.tag, entry.digest))
 
     def known(self, reference: Reference) -> list[str]:
         tags = self.tags()
@@ -125,7 +126,7 @@ class ObjectStore:
         where = f"{self.url}/index.json"
 
         def change(data: bytes) -> bytes:
-            found = reader.tag_entries(oci.decode_index(data, where))
+            found = tags.tag_entries(oci.decode_index(data, where))
             gone = {(str(entry), entry.digest) for entry in found if str(entry) == reference.name}
             return index.without_entries(data, gone) if gone else data
 
@@ -200,7 +201,7 @@ class ObjectStore:
             self._objects.replace("index.json", index.EMPTY_INDEX, None)  # False: another was faster
         elif self._objects.size("index.json") is None:
             self._objects.put("index.json", io.BytesIO(index.EMPTY_INDEX), len(index.EMPTY_INDEX))
-        self._objects.put("oci-layout", io.BytesIO(index.LAYOUT), len(index.LAYOUT))
+        self._objects.put("oci-layout", io.BytesIO(oci.LAYOUT), len(oci.LAYOUT))
 
     # -- the layout's own files ---------------------------------------------------------------------------------------
 
@@ -221,7 +222,7 @@ class ObjectStore:
         """Raises SchemaVersionError for another version of the layout, CorruptError."""
         found = self._objects.read("oci-layout", oci.MANIFEST_LIMIT)
         if found is not None:
-            oci.decode_layout(found.data, f"{self.url}/oci-layout")
+            oci.check_layout(found.data, f"{self.url}/oci-layout")
         return found is not None
 
     def _without_index(self) -> CorruptError:

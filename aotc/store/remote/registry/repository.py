@@ -25,7 +25,7 @@ from aotc.store.layout import oci
 from aotc.store.layout.names import hex_of, is_digest
 from aotc.store.layout.near_stores import nearest_first
 from aotc.store.layout.oci import Descriptor
-from aotc.store.layout.reader import TagEntry
+from aotc.store.layout.tags import TagEntry
 from aotc.store.reference import Reference
 from aotc.store.remote.interface import Limits, Traffic
 

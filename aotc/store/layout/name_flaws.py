@@ -1,0 +1,69 @@
+"""Why a name is refused, and whether one that is not plain ASCII is."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+from aotc.errors import CorruptError
+
+NAME_LIMIT = 128
+FILE_NAME_LIMIT = 200  # bytes; leaves room in the usual 255 for what a layer's title and a temporary's name add
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+
+
+def flaw_of_name(name: str) -> str:
+    """Why `name` is not a valid name of a model or tag; "" if it is.
+
+    A leading dash is refused with the leading dot: no registry takes such a tag, and a command line reads an option.
+    """
+    if not name:
+        return "it is empty"
+    if len(name) > NAME_LIMIT:
+        return f"it has {len(name)} characters; at most {NAME_LIMIT} are allowed"
+    if name[0] in ".-":
+        return f"it starts with {name[0]!r}"
+    if ".." in name:
+        return "it contains '..'"
+    if not _NAME.fullmatch(name):
+        bad = next(char for char in name if not re.fullmatch(r"[A-Za-z0-9._-]", char))
+        return f"it contains {bad!r}; letters, digits, '.', '_' and '-' are allowed"
+    return ""
+
+
+def file_name_flaw(name: str) -> str:
+    """Why `name` is not one safe component of a path; "" if it is."""
+    if name in ("", ".", ".."):
+        return "it names no file"
+    if "/" in name or "\\" in name:
+        return "it contains a path separator"
+    if not name.isprintable():  # NUL, newlines, lone surrogates
+        return "it contains an unprintable character"
+    if name.startswith(".tmp-"):
+        return "it looks like a temporary file"
+    if len(name.encode()) > FILE_NAME_LIMIT:
+        return f"it has {len(name.encode())} bytes; at most {FILE_NAME_LIMIT} are allowed"
+    return ""
+
+
+def folded(name: str) -> str:
+    """Equal for names that a file system without upper and lower case, or one that normalises, takes for one."""
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
+
+
+def unsafe_file_name(name: str, flaw: str) -> CorruptError:
+    return CorruptError(
+        f"the file name {name[:100]!r} in a record is not safe: {flaw}",
+        hint="the record was not written by aotc, or was changed: do not trust where it came from",
+        expected="a single path component",
+        actual=name[:100],
+    )
+
+
+def not_a_digest(digest: str) -> CorruptError:
+    return CorruptError(
+        f"{digest[:100]!r} is not a digest; expected sha256: and 64 lower-case hexadecimal digits",
+        expected="sha256:<64 hex>",
+        actual=digest[:100],
+    )

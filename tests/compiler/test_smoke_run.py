@@ -7,6 +7,9 @@ from pathlib import Path
 import yaml
 from in_process import run_here
 
+from aotc.compiler.smoke.smoke_run import failed_by
+from aotc.errors import LibraryError
+
 MODELS = """
 import sys
 import torch
@@ -89,3 +92,11 @@ def test_compiled_code_that_does_something_else_than_the_model_fails_the_build(t
     assert "does not compute what the model does: output 1 differs" in told["doubled"]
     assert "what is written to `total` differs" in told["written"]
     assert "what is written to `total` differs" in told["around"]
+
+
+def test_other_strides_than_torch_told_have_a_hint() -> None:
+    """The words are a library's, of a backward that is given what `linalg.solve_triangular` gave."""
+    said = failed_by(LibraryError("input_handles[2]: unmatched stride value at 1, expected: 1, but got: 3\n"))
+    assert said.message == "smoke run: input_handles[2]: unmatched stride value at 1, expected: 1, but got: 3"
+    assert "`regions:`" in said.hint and "lies otherwise" in said.hint
+    assert failed_by(LibraryError("out of memory", hint="free some")).hint == "free some"

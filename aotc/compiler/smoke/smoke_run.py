@@ -48,6 +48,11 @@ from aotc.runtime.regions import CompiledRegions
 from aotc.runtime.state.weights import bind_state
 from aotc.tensors.comparison import Result, first_difference, said_of
 
+OTHER_STRIDES = (
+    "the result of an operator lies otherwise than torch's compiler takes it to lie, as that of "
+    "`torch.linalg.solve_triangular` may: leave the part that calls it to eager, by `regions:`"
+)
+
 
 def smoke(job: Job) -> Smoked:
     """Load the staged artifact, run it on example inputs, and compare the results with eager. Raises AotcError."""
@@ -274,6 +279,15 @@ def _check_forms(leaves: Sequence[Any], variant: Variant, forms: Path) -> None:
         raise LibraryError("the compiled code's outputs differ from the model's", hint=hint, issues=tuple(issues))
 
 
+def failed_by(error: Exception) -> UnitFailed:
+    failure = error if isinstance(error, AotcError) else AotcError(f"{type(error).__name__}: {error}")
+    message, hint = failure.message.strip(), failure.hint
+    if not hint and "unmatched stride" in message:
+        hint = OTHER_STRIDES
+    wrong = failure.fields.get("miscompiled", False)
+    return UnitFailed(f"smoke run: {message}", hint, "smoke run", issues=tuple(failure.issues), miscompiled=wrong)
+
+
 def main() -> int:
     die_with_parent()
     stream = message_stream()
@@ -287,11 +301,7 @@ def main() -> int:
             said = UnitRan(smoke(decode(Path(sys.argv[1]).read_bytes(), Job)))
     except Exception as error:
         traceback.print_exc()
-        failure = error if isinstance(error, AotcError) else AotcError(f"{type(error).__name__}: {error}")
-        wrong = failure.fields.get("miscompiled", False)
-        said = UnitFailed(
-            f"smoke run: {failure.message}", failure.hint, "smoke run", issues=tuple(failure.issues), miscompiled=wrong
-        )
+        said = failed_by(error)
     say(said)
     return int(isinstance(said, UnitFailed))
 

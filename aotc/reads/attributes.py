@@ -120,7 +120,7 @@ def _attributes(module: nn.Module, name_of: NameOf) -> Iterator[tuple[str, Any]]
             continue
         if getattr(value, "is_compiled_code", False) is True:  # in the place of a method
             continue
-        plain = _plain(value, name_of=name_of) if name != "forward" else plain_forward(module, value)
+        plain = _plain(value, name_of=name_of) if name != "forward" else plain_forward(module, value, name_of)
         if plain is not _SKIP:
             yield (_ORIGIN if name in MODULE_ORIGINS and has_origins(module) else "") + name, plain
         for path, origin in _origins(value, name):
@@ -171,7 +171,7 @@ def plain_value(value: Any) -> Any:
     return _plain(without_origins(value))
 
 
-def plain_forward(module: nn.Module, forward: Any) -> Any:
+def plain_forward(module: nn.Module, forward: Any, name_of: NameOf) -> Any:
     """What stands in the place of the class's forward, by its name or its class's; nothing for compiled code of a
     region, for a method that a manifest names, and for the class's forward itself, which a copy of an attached module
     has there."""
@@ -182,7 +182,7 @@ def plain_forward(module: nn.Module, forward: Any) -> Any:
         function = forward.__func__
         if function is type(module).forward and forward.__self__ is module:
             return _SKIP
-    plain = _plain(function)
+    plain = _plain(function, name_of=name_of)
     return _plain(type(forward)) if plain is _SKIP else plain
 
 

@@ -227,7 +227,8 @@ def look_inside(slots: Iterable[Slot], parts: Collection[int]) -> dict[str, Any]
     for slot in slots:
         path, key, part, value = slot.path, slot.key, slot.part, slot.value()
         if key == "forward":
-            found[path] = NO_VALUE if value in (None, NO_VALUE) else plain_forward(part, value)
+            name_of = lambda held: f"the part {id(held):#x}" if id(held) in parts else ""  # noqa: E731
+            found[path] = NO_VALUE if value in (None, NO_VALUE) else plain_forward(part, value, name_of)
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
             found[path] = f"a {type(value).__qualname__}"
         else:

@@ -364,3 +364,21 @@ def test_a_method_of_a_dict_is_no_entry_of_it(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Registry, "get", lambda self, name: 3.0)
     with pytest.raises(BindError, match="no longer as it was at the load"):
         watch.check()
+
+
+def wrapped(part: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return type(part).forward(part, x)
+
+
+def test_a_forward_may_hold_the_part_whose_it_is() -> None:
+    """As accelerate's hooks have it."""
+    module = Holder().eval()
+    part = module.layers[0]
+    part.forward = functools.partial(wrapped, part)
+    before = canonical_json(module_attributes(module))
+    watch = ModuleWatch(module, (), (), "model")
+    watch.check()
+    part.forward = functools.partial(wrapped, module.layers[1])
+    with pytest.raises(BindError, match=r"layers\.0\.forward"):
+        watch.check()
+    assert canonical_json(module_attributes(module)) != before

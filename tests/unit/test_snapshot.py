@@ -363,7 +363,7 @@ class CallableForward:
         (lambda module: own_forward, "test_snapshot.own_forward"),
         (lambda module: types.MethodType(own_forward, module), "test_snapshot.own_forward"),
         (lambda module: functools.partial(own_forward, None), ["test_snapshot.own_forward", None, {}]),
-        (lambda module: functools.partial(own_forward, module), "functools.partial"),
+        (lambda module: functools.partial(own_forward, module), ["test_snapshot.own_forward", "module 0", {}]),
         (lambda module: CallableForward(), "test_snapshot.CallableForward"),
         (lambda module: nn.Identity().forward, "torch.nn.modules.linear.Identity.forward"),
         (lambda module: nn.Identity.forward, "torch.nn.modules.linear.Identity.forward"),

@@ -140,12 +140,7 @@ def each_file(artifact: Artifact) -> Iterator[File]:
     for kind in (artifact, *artifact.kinds):
         for variant in kind.variants:
             yield from variant.each_file()
-        for file in (
-            kind.module.attributes_file,
-            kind.constants,
-            kind.provenance,
-            *([kind.native.file] if kind.native else ()),
-        ):
+        for file in (kind.module.attributes_file, kind.constants, kind.provenance):
             if file is not None:
                 yield file
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 import sys
 from pathlib import Path
 from zipimport import zipimporter
@@ -88,7 +87,8 @@ def public_name(module_name: str) -> str:
     module had, for which the manifest's reader made one up, with a digest in it."""
     file = getattr(sys.modules.get(module_name), "__file__", None)
     stem = Path(file).stem if isinstance(file, str) else ""
-    made_up = stem and (module_name == "__main__" or re.fullmatch(rf"\w*{re.escape(stem)}_[0-9a-f]{{8}}", module_name))
+    head, _, digest = module_name.rpartition("_")
+    made_up = stem and (module_name == "__main__" or (head.endswith(stem) and len(digest) == 8))
     return stem if made_up else module_name
 
 

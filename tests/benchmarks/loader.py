@@ -82,13 +82,13 @@ def print_table(checkout: Path, rounds: list[dict[str, Any]], modules: bool) -> 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--store", type=Path, default=Path("aotc-store"))
+    parser.add_argument("--store", type=Path, default=Path("aotc-store"), help="a folder; relative to each checkout")
     parser.add_argument("--ref", default="quickstart")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--modules", action="store_true", help="list them")
     parser.add_argument("--against", type=Path, help="another checkout of aotc, measured in turn with this one")
     options = parser.parse_args()
-    ref = f"{options.store.absolute()}#{options.ref}"
+    ref = f"{options.store}#{options.ref}"
     rounds: dict[Path, list[dict[str, Any]]] = {ROOT: []}
     if options.against is not None:
         rounds[options.against.resolve()] = []

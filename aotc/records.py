@@ -20,6 +20,7 @@ from aotc.errors import CorruptError, SchemaVersionError
 from aotc.garbage import no_collection
 
 SCHEMA_VERSION = 2
+NATIVE_INTERFACE = 1  # of `NativeCall`: a loader uses one of its own number
 
 OTHER_VERSION = "build it again with this aotc, or load it with the one that built it: 0.1 for schema 1"
 
@@ -457,6 +458,15 @@ class Region(Record, frozen=True):
     state: tuple[StateSpec, ...] = ()
 
 
+class NativeCall(Record, frozen=True):
+    """The extension that makes calls (`aotc.runtime.native`): for that torch, and for Pythons of that ABI tag."""
+
+    file: File
+    torch: str
+    abi: str
+    interface: Extent
+
+
 class Parallel(Record, frozen=True):
     """The code is that of one rank of `size`, along a dim of a device mesh; its collectives go through one group.
 
@@ -508,6 +518,7 @@ class Artifact(Record, frozen=True):
     constants: File | None = None
     unused: tuple[str, ...] = ()
     provenance: File | None = None
+    native: NativeCall | None = None
     method: str = ""
     parallel: Parallel | None = None
     kinds: tuple["Artifact", ...] = ()

@@ -44,6 +44,7 @@ from aotc.compiler.request import BuildRequest
 from aotc.compiler.scheduling import each_unit
 from aotc.compiler.shards import Shard, split
 from aotc.compiler.task import Task
+from aotc.compiler.toolchain.native_call import native_call_compiled
 from aotc.compiler.workers.forks import ForkServers
 from aotc.compiler.workers.messages import WAITING, Autotuned, Doing, Progress, Span
 from aotc.compiler.workers.module_holder import modules_made_once
@@ -84,14 +85,15 @@ def build(request: BuildRequest, servers: ForkServers, watcher: Watcher | None =
     with executor_for(request, units, place, known, servers) as executor:
         with watcher.compiling(planned, executor.parallel, known) as on_event:
             store = Store.create(place.folder)
-            with store.writing("aotc build"):
+            calls_here = request.shard is None and not request.cluster and any(is_for_cpu(plan) for plan in planned)
+            with store.writing("aotc build"), native_call_compiled(store, wanted=calls_here) as native:
                 each = UnitBuild(request, store, executor, keeping(place.staging, on_event))
                 done = Publication(each_unit(each.result, planned, executor), {}, {})
                 before: dict[str, str] = {}
                 if request.shard is None:
                     models = dict.fromkeys(outcome.model for outcome, _ in done.results)
                     before = {model: named for model in models if (named := place.named(model, request.tag))}
-                    done = publish_bundles(store, request.tag, done.results, request.partial)
+                    done = publish_bundles(store, request.tag, done.results, request.partial, native)
         if place.staging is not None:
             publish_remotely(planned, tuple(done.bundles), request.tag, place.staging)
         elif request.shard is not None:  # at a URL, where all shards upload, the next build finds every unit
@@ -99,6 +101,10 @@ def build(request: BuildRequest, servers: ForkServers, watcher: Watcher | None =
     unplanned = [not_planned(request.manifest.models[name], error) for name, error in left_out.items()]
     outcomes = (*(outcome for outcome, _ in done.results), *unplanned)
     return BuildReport(outcomes, done.bundles, len(whole.units), done.unpublished, before)
+
+
+def is_for_cpu(plan: PlannedUnit) -> bool:
+    return plan.unit.target.device == "cpu"
 
 
 class BuildPlan(NamedTuple):

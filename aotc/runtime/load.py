@@ -321,6 +321,10 @@ def bind_artifact(
                 check_again=lambda: check_module(artifact, module, ignore, read_file) if module is not None else None,
             )
         timer.took("graphs")
+        if artifact.native is not None:
+            from aotc.runtime.native import use_native
+
+            use_native(compiled, libraries, artifact.native, read_file)
         return compiled
 
 

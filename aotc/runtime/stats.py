@@ -63,7 +63,10 @@ class Stats(msgspec.Struct):
 
 def snapshot(counters: Counters) -> Stats:
     with counters.lock:
-        buckets = {name: BucketStats(*row) for name, row in zip(counters.names, counters.rows, strict=True)}
+        rows = [[*row] for row in counters.rows]
+        for row, (calls, request, ran) in zip(rows, counters.native(), strict=False):
+            row[:] = row[0] + calls, row[1], row[2] + request, row[3] + ran
+        buckets = {name: BucketStats(*row) for name, row in zip(counters.names, rows, strict=True)}
         return Stats(
             calls=sum(stats.calls for stats in buckets.values()),
             buckets=buckets,

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
@@ -51,8 +50,10 @@ class Attached:
             launch = cropped(launch or self.launch, plan.crops)
         raw = (launch or self.launch)(ran, state)
         self.has_run = True
-        if ran is not given:
-            self._write_back(ran, given)
+        if ran is not given and self.variant.mutated_leaves:
+            from aotc.runtime.written import write_back
+
+            write_back(ran, given, self.variant.mutated_leaves)
         try:
             return self._assemble(raw, given, state)
         except IndexError as error:
@@ -63,21 +64,6 @@ class Attached:
         raises. A call that fails may have written, too."""
         written = [given[index] for index in self.variant.mutated_leaves]
         increment_version([*written, *(state[position] for position in self._written)])
-
-    def _write_back(self, ran: Sequence[Any], leaves: Sequence[Any]) -> None:
-        """Copy a result that the model wrote into a copy of an input back into the caller's tensor."""
-        for index in self.variant.mutated_leaves:
-            if ran[index].data_ptr() != leaves[index].data_ptr():
-                write_into(leaves[index], ran[index][tuple(slice(size) for size in leaves[index].shape)])
-
-
-def write_into(target: Tensor, values: Tensor) -> None:
-    """Also into an inference tensor, outside of that mode: torch refuses it there, and compiled code writes to it."""
-    if not target.is_inference():
-        target.copy_(values)
-        return
-    with torch.inference_mode():
-        target.copy_(values)
 
 
 def direct_launch(variant: Variant, library: Library, state_names: Sequence[str], leaf_count: int) -> Launch:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import platform
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from aotc.compiler.publish.target_artifacts import merge
 from aotc.compiler.report import Outcome
 from aotc.errors import BuildError
 from aotc.provenance import BuiltArtifact
+from aotc.records import NativeCall
 from aotc.store.layout.publishing import publish
 from aotc.store.layout.store import Store
 from aotc.store.layout.units import UnitRecord
@@ -48,10 +50,17 @@ class Publication(NamedTuple):
     unpublished: dict[str, str]
 
 
-def publish_bundles(store: Store, tag: str, results: Sequence[Result], partial: bool = False) -> Publication:
+def publish_bundles(
+    store: Store,
+    tag: str,
+    results: Sequence[Result],
+    partial: bool = False,
+    native: Callable[[], NativeCall | None] = lambda: None,
+) -> Publication:
     """Publish one bundle for each model all of whose units were built.
 
-    With `partial`, also of a model of which some were: of the artifacts in which each region has code.
+    With `partial`, also of a model of which some were: of the artifacts in which each region has code. `native` gives
+    the extension for calls on this machine's CPU.
     """
     done, created = Publication([*results], {}, {}), source_date()
     for model in dict.fromkeys(outcome.model for outcome, _ in results):
@@ -70,10 +79,20 @@ def publish_bundles(store: Store, tag: str, results: Sequence[Result], partial: 
             done.unpublished[model] = "its units cannot be merged into one bundle"
             continue
         if callable_ones := [artifact for artifact in artifacts if not regions_without_code(artifact)]:
-            done.bundles[model] = publish(store, model, tag, callable_ones, created=created)
+            called = [with_native_call(artifact, native) for artifact in callable_ones]
+            done.bundles[model] = publish(store, model, tag, called, created=created)
         else:
             done.unpublished[model] = "a region of which no unit was built leaves no call that could run"
     return done
+
+
+def with_native_call(artifact: BuiltArtifact, native: Callable[[], NativeCall | None]) -> BuiltArtifact:
+    """With the extension, if it can make calls of such an artifact."""
+    is_called = not (
+        artifact.regions or artifact.trains or artifact.parallel or artifact.target.partition(":")[0] != "cpu"
+    )
+    here = artifact.environment.machine == platform.machine()
+    return msgspec.structs.replace(artifact, native=native()) if is_called and here else artifact
 
 
 def regions_without_code(artifact: BuiltArtifact) -> list[str]:

@@ -33,7 +33,8 @@ from aotc.runtime.cuda.memset_nodes import clear_by_kernels
 from aotc.runtime.cuda.options import GraphOptions, OutputMode
 from aotc.runtime.dispatch import Dispatcher, Shape
 from aotc.runtime.state.weights import State, TakeState
-from aotc.runtime.variant import Attached, Launch, write_into
+from aotc.runtime.variant import Attached, Launch
+from aotc.runtime.written import write_into
 from aotc.tensors.layouts import strides_in
 
 _log = logging.getLogger("aotc")

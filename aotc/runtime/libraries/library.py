@@ -109,19 +109,6 @@ class _ConstantEntry(ctypes.Structure):
     _fields_ = (("name", ctypes.c_char_p), ("handle", _Pointer))
 
 
-_IN_TORCH = " API call failed at "
-"""Stands in what a library raises where an operator of torch's has failed, whose own words torch keeps."""
-
-
-def _raised_in_torch() -> str:
-    """The last error of an operator in this thread (torch/csrc/stable/c/shim.h)."""
-    words = ctypes.CDLL(
-        str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")
-    ).torch_exception_get_what_without_backtrace
-    words.restype = ctypes.c_char_p
-    return cast(bytes, words()).decode(errors="replace")
-
-
 class CLibrary:
     """A CPU library through its C interface.
 
@@ -247,14 +234,10 @@ class CLibrary:
             raise
 
     def _reason(self) -> str:
-        """The library's error in this thread's last call; "" before torch 2.13, whose libraries keep none."""
-        raised = ctypes.c_char_p()
-        try:
-            self._library.AOTInductorGetLastError(ctypes.byref(raised))
-        except AttributeError:
-            return "it wrote its reason to standard error"
-        words = (raised.value or b"").decode(errors="replace")
-        return _raised_in_torch() if _IN_TORCH in words else words
+        """The library's error in this thread's last call."""
+        from aotc.runtime.explain.library import last_error
+
+        return last_error(self._library)
 
     def __del__(self) -> None:
         if self._container:

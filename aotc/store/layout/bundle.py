@@ -140,7 +140,12 @@ def each_file(artifact: Artifact) -> Iterator[File]:
     for kind in (artifact, *artifact.kinds):
         for variant in kind.variants:
             yield from variant.each_file()
-        for file in (kind.module.attributes_file, kind.constants, kind.provenance):
+        for file in (
+            kind.module.attributes_file,
+            kind.constants,
+            kind.provenance,
+            *([kind.native.file] if kind.native else ()),
+        ):
             if file is not None:
                 yield file
 

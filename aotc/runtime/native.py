@@ -1,0 +1,312 @@
+"""Calls in one call of C, for artifacts that have the extension for it (`aotc/compiler/toolchain/native_call.cpp`).
+
+Python decides: a call that it ran as it came, on a CPU, without pads, copies or writes, is remembered with all that it
+compared, and later calls ask the extension first. Where anything differs, that answers NotImplemented, and Python does
+the whole call. What replaces the values that Python compares with (`refresh`, other weights, a fork) replaces objects
+that the extension compares, too: nothing tells it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import operator
+import os
+import sysconfig
+import threading
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Sequence
+from importlib.machinery import ExtensionFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from typing import Any
+
+import msgspec
+import torch
+from torch.autograd import forward_ad
+
+from aotc.errors import LibraryError
+from aotc.reads.modes import ASKED, OF_INPUT, OF_STATE
+from aotc.reads.tensors import dtype_of
+from aotc.reads.watch import Seen
+from aotc.records import NATIVE_INTERFACE, Artifact, File, NativeCall, TensorLeaf, Variant
+from aotc.runtime.call import CompiledCall
+from aotc.runtime.dispatch import Plan
+from aotc.runtime.guards import PLAIN_TENSORS, Guards
+from aotc.runtime.libraries.files import anonymous_file
+from aotc.runtime.libraries.library import CLibrary, Library
+from aotc.runtime.state.weights import ModuleState, State
+
+_log = logging.getLogger("aotc")
+_modules: dict[str, Any] = {}
+_files: list[Any] = []
+
+
+def use_native(
+    call: CompiledCall, libraries: Sequence[Library], native: NativeCall, read_file: Callable[[File], bytes]
+) -> None:
+    """Let later calls run in the extension, where it is one for this torch and this Python, and the model's are such
+    calls as it can make. `AOTC_NATIVE_CALL=0` switches it off."""
+    fits = (native.torch, native.abi, native.interface) == (torch.__version__, abi(), NATIVE_INTERFACE)
+    if not fits or os.environ.get("AOTC_NATIVE_CALL") == "0" or not can_be_native(call, libraries):
+        return
+    try:
+        module = _opened(native.file, read_file)
+    except (ImportError, OSError, LibraryError) as error:  # of a newer libc, or where no file may be mapped as code
+        _log.info("%s: calls are made by Python: %s", call.artifact.model, error)
+        return
+    Native(call, libraries, module.Native())
+
+
+def abi() -> str:
+    """What an extension of this Python is compiled for: `cpython-313-x86_64-linux-gnu`."""
+    return str(sysconfig.get_config_var("SOABI"))
+
+
+def _opened(file: File, read_file: Callable[[File], bytes]) -> Any:
+    """The module, one per digest in a process. Raises ImportError, OSError."""
+    if file.digest not in _modules:
+        stream = anonymous_file(file.name)
+        stream.write(read_file(file))
+        stream.flush()
+        name = "aotc_native_call"
+        spec = spec_from_loader(name, loader := ExtensionFileLoader(name, f"/proc/self/fd/{stream.fileno()}"))
+        assert spec is not None
+        module = module_from_spec(spec)
+        loader.exec_module(module)
+        tensor = torch.empty(0)
+        if module.INTERFACE != NATIVE_INTERFACE or module.tensor_at(tensor) != tensor._cdata:
+            raise ImportError("the extension is not one for this torch")
+        _files.append(stream)  # its number, and so its path, is never another file's
+        _modules[file.digest] = module
+    return _modules[file.digest]
+
+
+def can_be_native(call: CompiledCall, libraries: Sequence[Library]) -> bool:
+    """Whether any call of the model can be: the arguments are its leaves, nothing is written, all modes can be told."""
+    artifact, guards = call.artifact, call._guards
+    signature = artifact.signature
+    extras = sum(each.kind == "extra" for each in signature.parameters)
+    return (
+        type(call) is CompiledCall
+        and call.device.type == "cpu"
+        and all(type(library) is CLibrary for library in libraries)
+        and [each.tree for each in signature.parameters] == [*range(len(signature.leaves))]
+        and not any(isinstance(leaf, TensorLeaf) and leaf.default is not None for leaf in signature.leaves)
+        and not any(variant.empty_is_none or variant.backward is not None for variant in artifact.variants)
+        and (extras < 2 or all(variant.any_order for variant in artifact.variants))
+        and not guards.mutated
+        and not guards.from_storage
+        and guards.state_aliases is None
+        and not any(variant.mutated_state for variant in artifact.variants)
+        and all(name in ASKED or name == OF_INPUT or name.startswith(OF_STATE) for name in guards.asked)
+        and guards.asked.get("device", "cpu") == "cpu"
+        and (call.module is None or "training" in vars(call.module))
+    )
+
+
+class Native:
+    """What a callable knows of its extension: what it was armed with, and the sizes that it has been given."""
+
+    def __init__(self, call: CompiledCall, libraries: Sequence[Library], native: Any) -> None:
+        self._libraries, self._native = libraries, native
+        self._armed_with: tuple[Any, ...] = ()
+        self._known: set[tuple[int, ...]] = set()
+        self._alone = threading.Lock()
+        call.native, call.remember = native, functools.partial(self.remember, call)
+        call._counters.native = native.counts
+
+    def remember(self, call: CompiledCall, plan: Plan, leaves: Sequence[Any], state: State) -> None:
+        """After a call that Python ran with these leaves, as they came. Where another thread is here, not this time."""
+        if plan.pads or plan.crops or call.on_sizes is not None or not self._alone.acquire(blocking=False):
+            return
+        try:
+            self._remember(call, plan, leaves, state)
+        finally:
+            self._alone.release()
+
+    def _remember(self, call: CompiledCall, plan: Plan, leaves: Sequence[Any], state: State) -> None:
+        if isinstance(call._state, ModuleState) and call._state._seen.state is not state:
+            return  # replaced meanwhile
+        compared = _compared_with(call, self._libraries, state)
+        if len(compared) != len(self._armed_with) or not all(map(operator.is_, compared, self._armed_with)):
+            self._armed_with, self._known = compared, set()
+            self._native.arm(spec_of(call, self._libraries, state))
+        if plan.sizes in self._known:
+            return
+        self._known.add(plan.sizes)
+        attached, library = call._attached[plan.variant], self._libraries[plan.variant]
+        assert isinstance(library, CLibrary)
+        if attached.launch is not attached.direct or not library._container:
+            return
+        run = ctypes.cast(getattr(library._library, library._run_name), ctypes.c_void_p).value
+        self._native.add(
+            tuple(leaves[index] for index, *_ in call._guards.tensors),
+            run,
+            library._container.value,
+            _positions(call.artifact, attached.variant),
+            library.counts[1],
+            plan.variant,
+            plan.request_elements,
+            plan.run_elements,
+            _shape_of_result(attached.variant, library.counts[1]),
+            attached._assemble,
+            state,
+            functools.partial(_raise_failure, call, library),
+            library,
+        )
+
+
+def _raise_failure(call: CompiledCall, library: CLibrary, leaves: list[Any]) -> None:
+    from aotc.runtime.explain.indices import with_indices
+
+    error = LibraryError(f"the library failed: {library._reason()}")
+    call._counters.count_error(error)
+    raise with_indices(error, call.artifact.signature.leaves, leaves)
+
+
+def _positions(artifact: Artifact, variant: Variant) -> tuple[int, ...]:
+    """Of each argument, its place among the leaves and, after them, the tensors of the state."""
+    names = {spec.name: position for position, spec in enumerate(artifact.state)} if artifact.weights == "live" else {}
+    count = len(artifact.signature.leaves)
+    return tuple(
+        argument.leaf if argument.leaf is not None else count + names[str(argument.state)]
+        for argument in variant.arguments
+    )
+
+
+def _shape_of_result(variant: Variant, given: int) -> bool | None:
+    """True: the library's one output. False: a tuple of its outputs, in order. None: as the variant makes it."""
+    tree, outputs = variant.output_tree, variant.outputs
+    if [output.index for output in outputs] != [*range(given)] or any(output.view for output in outputs):
+        return None
+    if isinstance(tree, int):
+        return True if given == 1 else None
+    return False if tree.type == "tuple" and tree.items == tuple(range(given)) else None
+
+
+def _compared_with(call: CompiledCall, libraries: Sequence[Library], state: State) -> tuple[Any, ...]:
+    """The objects that Python compared this call with, each of which is replaced and never changed."""
+    seen = call._watch._seen if call._watch is not None else None
+    of_state = call._state._seen if type(call._state) is ModuleState else None
+    return seen, of_state, state, call._guards.modes, *(vars(library)["_container"] for library in libraries)
+
+
+def spec_of(call: CompiledCall, libraries: Sequence[Library], state: State) -> dict[str, Any]:
+    """All that the extension compares in a call, whatever its sizes."""
+    guards, leaves = call._guards, call.artifact.signature.leaves
+    parameters = call.artifact.signature.parameters
+    kinds = [each.kind for each in parameters]
+    slots: list[tuple[dict[Any, Any], Any, Any]] = [
+        (vars(forward_ad), "_current_level", forward_ad._current_level),
+        (vars(call), "on_sizes", None),
+        (vars(guards), "modes", guards.modes),
+        *((attributes, "training", mode) for attributes, mode in zip(guards._with_mode, guards.modes, strict=True)),
+        *((vars(library), "_container", vars(library)["_container"]) for library in libraries),
+    ]
+    if call.module is not None:
+        slots.append((vars(call.module), "training", guards.training))
+    spec: dict[str, tuple[Any, ...]] = {
+        "types": tuple(PLAIN_TENSORS),
+        "names": tuple(None if each.kind == "positional" else each.name for each in parameters),
+        "defaults": tuple(
+            leaves[each.tree].value
+            if each.optional
+            else NotImplemented
+            if each.default is msgspec.UNSET
+            else each.default
+            for each in parameters
+        ),
+        "tensors": tuple(index for index, *_ in guards.tensors),
+        "constants": tuple((index, leaf.value, None) for index, leaf in guards.constants),
+        "gradients": tuple(_gradients(guards)),
+        "tables": (),
+        "lists": (),
+        "empty": (),
+        "classes": (),
+        "lengths": (),
+        "marks": (),
+        "attributes": (),
+        "state": (),
+    }
+    readers: list[tuple[Callable[[], Any], Any]] = list(_ambient(call))
+    covered: set[int] = set()
+    if call._watch is not None:
+        seen = call._watch._seen
+        slots += [(vars(call._watch), "_seen", seen), *zip(seen.owners, seen.keys, seen.values, strict=True)]
+        covered = {id(table) for table in seen.tree.tables if type(table) is dict}
+        spec |= _of_module(seen)
+        if not _all_told(seen):
+            readers.append((call._watch.check, None))
+    if type(call._state) is ModuleState:
+        of_state = call._state._seen
+        slots.append((vars(call._state), "_seen", of_state))
+        slots += [
+            (owner, key, tensor)
+            for (owner, key), tensor in zip(call._state._slots, of_state.tensors, strict=True)
+            if id(owner) not in covered
+        ]
+        spec["state"] = tuple(zip(of_state.tensors, of_state.pointers, of_state.aliases, strict=True))
+    else:
+        readers.append((call._state.take, state))
+    numbers = {
+        "positional": sum(kind in ("positional", "either") for kind in kinds),
+        "grad": int(guards.asked.get("grad", -1)),  # type: ignore[arg-type]
+        "inference": int(guards.asked.get("inference", -1)),  # type: ignore[arg-type]
+        "of_input": int(OF_INPUT in guards.asked),
+        "variants": len(libraries),
+    }
+    return {**spec, **numbers, "slots": tuple(slots), "readers": tuple(readers)}
+
+
+def _ambient(call: CompiledCall) -> list[tuple[Callable[[], Any], Any]]:
+    """What the thread's dispatch keys do not tell of `Ambient`; that autocast is on, they do."""
+    ambient = call._guards.ambient
+    readers: list[tuple[Callable[[], Any], Any]] = [
+        (torch.get_default_dtype, dtype_of(ambient.default_dtype)),
+        (torch.get_float32_matmul_precision, ambient.float32_matmul_precision),
+        (torch.are_deterministic_algorithms_enabled, ambient.deterministic),
+    ]
+    if ambient.num_threads is not None:
+        readers.append((torch.get_num_threads, ambient.num_threads))
+    if ambient.autocast is not None:
+        readers.append((functools.partial(torch.get_autocast_dtype, "cpu"), dtype_of(ambient.autocast)))
+    return readers
+
+
+def _gradients(guards: Guards) -> list[tuple[Any, Any, Any]]:
+    """Whether the module's tensors require a gradient, where forward asked: table, key, answer."""
+    found = []
+    for name, read in guards.asked_now.items():
+        if name.startswith(OF_STATE):
+            assert isinstance(read, functools.partial)
+            found.append((*read.args, bool(guards.asked[name])))
+    return found
+
+
+_IN_STEP = (dict, OrderedDict, defaultdict)
+"""Classes of dicts that are equal where they hold the same objects in the same order."""
+
+
+def _all_told(seen: Seen) -> bool:
+    """Whether C compares all that `ModuleWatch.check` does; else that is asked."""
+    return not seen.bound and not seen.arrays and all(type(each) in (*_IN_STEP, list) for each in _containers(seen))
+
+
+def _containers(seen: Seen) -> list[Any]:
+    return [*seen.dicts, *seen.others, *seen.tree.tables]
+
+
+def _of_module(seen: Seen) -> dict[str, tuple[Any, ...]]:
+    tree, count = seen.tree, len(seen.tensors)
+    copies = zip(_containers(seen), [*seen.copies, *tree.copies], strict=True)
+    pairs = [(now, copy) for now, copy in copies if type(now) in (*_IN_STEP, list)]
+    return {
+        "tables": tuple(pair for pair in pairs if type(pair[0]) is not list),
+        "lists": tuple(pair for pair in pairs if type(pair[0]) is list),
+        "empty": tuple(seen.empty),
+        "classes": tuple(zip(tree.holders, tree.classes, strict=True)),
+        "lengths": tuple(zip(tree.own, tree.lengths, strict=True)),
+        "marks": tuple(zip(seen.tensors, seen.marks[:count], seen.marks[count:], strict=True)),
+        "attributes": tuple(zip(seen.objects, seen.names, seen.of_objects, strict=True)),
+    }

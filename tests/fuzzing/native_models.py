@@ -1,0 +1,51 @@
+"""Models with what a call compares: a buffer, attributes, a list, a table, a global, arguments of many kinds."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+FACTOR = 2.0
+
+
+class Part(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.norm = nn.LayerNorm(4)
+        self.steps = [1.0, 2.0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.linear(x)) * self.steps[0] + self.steps[1]
+
+
+class Called(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = Part()
+        self.table = {"shift": 0.5}
+        self.scale = 3.0
+        self.register_buffer("mean", torch.zeros(4))
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor, other: Tensor, power: int = 2, *, flag: bool = False) -> dict[str, Tensor]:
+        y = self.drop(self.part(x - self.mean)) * self.scale + self.table["shift"]
+        return {"y": y**power * FACTOR, "given": other, "sum": (x[:, :2] + other) if not flag else other * 1}
+
+
+class Pair(nn.Module):
+    """Its results are a tuple of the library's outputs, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+        return self.linear(x), other * 2
+
+
+def frozen_pair() -> Pair:
+    """With the same weights each time."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Pair()

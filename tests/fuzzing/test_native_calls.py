@@ -1,0 +1,161 @@
+"""A seeded sample of `native_calls.py`, and what no random call shows: references, threads, forks, another Python."""
+
+from __future__ import annotations
+
+import ast
+import gc
+import os
+import subprocess
+import sys
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import filelock
+import msgspec
+import pytest
+import torch
+from fuzzing.native_calls import Both, build
+from fuzzing.native_models import Called, Pair
+from processes import ROOT, finish, start
+
+import aotc
+from aotc.records import Artifact
+from aotc.runtime import load
+from aotc.store.layout.bundle import read_artifact, read_bundle
+from aotc.store.layout.reader import StoreReader
+from aotc.store.reference import parse_reference
+
+STEPS = 1000
+
+
+@pytest.fixture(scope="module")
+def store(shared_folder: Path) -> Path:
+    folder = shared_folder / "native-calls"
+    with filelock.FileLock(shared_folder / "native-calls.lock"):
+        if not (folder / "index.json").exists():
+            folder.mkdir(exist_ok=True)
+            build(folder)
+    return folder
+
+
+def inputs(batch: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.rand(batch, 4), torch.rand(batch, 2)
+
+
+def ran(call: Any) -> int:
+    return sum(row[0] for row in call.forward.native.counts())
+
+
+def test_a_sample_gives_the_same_both_ways(store: Path) -> None:
+    found = finish(start(ROOT / "tests" / "fuzzing" / "native_calls.py", STEPS, 7, "--store", store))
+    assert found.returncode == 0, found.stdout + found.stderr
+    counted = ast.literal_eval(found.stdout)
+    assert len(counted) == 3
+    assert min(counted.values()) > STEPS / 25, counted
+
+
+def test_from_the_second_call_on_the_extension_makes_it(store: Path) -> None:
+    both = Both(store, "called")
+    with torch.no_grad():
+        for count in range(5):
+            for batch in (2, 4, 7):
+                given = inputs(batch)
+                assert torch.equal(*(call(*given)["y"] for call in both.calls))
+            assert ran(both.calls[0]) == 3 * count
+    assert both.calls[0].stats() == both.calls[1].stats()
+
+
+def test_calls_keep_nothing(store: Path) -> None:
+    """Neither of inputs, results nor of the callable, which is in circles with its extension."""
+    module = Pair().eval()
+    call = aotc.load(f"{store}#pair", module)
+    given = inputs()
+    with torch.no_grad():
+        call(*given)
+        call(*given)
+        before = [sys.getrefcount(each) for each in (*given, module.linear.weight, None, NotImplemented)]
+        for _ in range(200):
+            call(*given)
+            call.forward.native(*given, unknown=1)
+        after = [sys.getrefcount(each) for each in (*given, module.linear.weight, None, NotImplemented)]
+    assert all(abs(one - other) < 50 for one, other in zip(before, after, strict=True)), (before, after)
+    assert before[:3] == after[:3]
+    native, ours = weakref.ref(call.forward), weakref.ref(module)
+    del call, module
+    gc.collect()
+    assert native() is None
+    assert ours() is None
+
+
+def test_threads_call_while_weights_are_replaced(store: Path) -> None:
+    module = Pair().eval()
+    call = aotc.load(f"{store}#pair", module, concurrency=2)
+    given = inputs()
+    with torch.no_grad():
+        weights = [{"linear.weight": torch.full((4, 4), value), "linear.bias": torch.zeros(4)} for value in (1.0, 2.0)]
+        call.update_weights(weights[0])
+        expected = [given[0].sum(1, keepdim=True).expand(2, 4) * value for value in (1.0, 2.0)]
+
+    def work(_: int) -> bool:
+        with torch.no_grad():
+            results = [call(*given)[0] for _ in range(300)]
+        return all(any(torch.allclose(result, each) for each in expected) for result in results)
+
+    with ThreadPoolExecutor(3) as pool:
+        done = pool.map(work, range(3))
+        for number in range(100):
+            call.update_weights(weights[number % 2])
+        assert all(done)
+    assert call.stats().calls == 900
+    assert ran(call) > 0
+
+
+def test_a_forked_child_has_a_container_of_its_own(store: Path) -> None:
+    script = f"""
+import os, threading, torch, aotc
+from fuzzing.native_models import Pair
+call = aotc.load("{store}#pair", Pair().eval())
+given = torch.rand(2, 4), torch.rand(2, 2)
+waiting = threading.Event()
+threading.Thread(target=waiting.wait, daemon=True).start()  # else the child shares it
+with torch.no_grad():
+    expected = [call(*given)[0] for _ in range(3)][-1]
+    if (child := os.fork()) == 0:
+        same = all(torch.equal(call(*given)[0], expected) for _ in range(4))
+        os._exit(0 if same and sum(row[0] for row in call.forward.native.counts()) == 5 else 1)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    paths = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths}
+    )
+    assert done.stdout == "0\n", done.stderr
+
+
+@pytest.mark.parametrize("other", [{"torch": "2.12.0"}, {"abi": "cpython-312-x86_64-linux-gnu"}, {"interface": 0}])
+def test_of_another_version_it_is_not_opened(store: Path, other: dict[str, Any]) -> None:
+    def read(*given: Any) -> Artifact:
+        artifact = read_artifact(*given)
+        assert artifact.native is not None
+        return msgspec.structs.replace(artifact, native=msgspec.structs.replace(artifact.native, **other))
+
+    with patch.object(load, "read_artifact", read):
+        call = aotc.load(f"{store}#called", Called().eval())
+    assert call.forward.native is None
+    with torch.no_grad():
+        assert call(*inputs())["y"].shape == (2, 4)
+
+
+def test_the_extension_is_a_layer_of_the_artifact_and_names_no_folder_of_the_build(store: Path) -> None:
+    opened = StoreReader.open(store)
+    digests = set()
+    for name in ("called", "pair", "frozen"):
+        (entry,) = read_bundle(opened, parse_reference(f"{store}#{name}")).artifacts
+        native = read_artifact(opened, entry).native
+        assert native is not None
+        digests.add(native.file.blob)
+        assert str(ROOT).encode() not in opened.blobs.load(native.file, 1 << 24)
+    assert len(digests) == 1

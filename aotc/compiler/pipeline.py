@@ -85,8 +85,8 @@ def build(request: BuildRequest, servers: ForkServers, watcher: Watcher | None =
     with executor_for(request, units, place, known, servers) as executor:
         with watcher.compiling(planned, executor.parallel, known) as on_event:
             store = Store.create(place.folder)
-            calls_here = request.shard is None and not request.cluster and any(is_for_cpu(plan) for plan in planned)
-            with store.writing("aotc build"), native_call_compiled(store, wanted=calls_here) as native:
+            calls_here = request.shard is None and any(plan.unit.target.device == "cpu" for plan in planned)
+            with store.writing("aotc build"), native_call_compiled(store, early=calls_here) as native:
                 each = UnitBuild(request, store, executor, keeping(place.staging, on_event))
                 done = Publication(each_unit(each.result, planned, executor), {}, {})
                 before: dict[str, str] = {}
@@ -101,10 +101,6 @@ def build(request: BuildRequest, servers: ForkServers, watcher: Watcher | None =
     unplanned = [not_planned(request.manifest.models[name], error) for name, error in left_out.items()]
     outcomes = (*(outcome for outcome, _ in done.results), *unplanned)
     return BuildReport(outcomes, done.bundles, len(whole.units), done.unpublished, before)
-
-
-def is_for_cpu(plan: PlannedUnit) -> bool:
-    return plan.unit.target.device == "cpu"
 
 
 class BuildPlan(NamedTuple):

@@ -9,8 +9,9 @@ from pathlib import Path
 import msgspec
 
 from aotc.compiler.key import explain
-from aotc.compiler.publish.bundles import source_date
+from aotc.compiler.publish.bundles import source_date, with_native_call
 from aotc.compiler.publish.target_artifacts import merge
+from aotc.compiler.toolchain.native_call import native_call_compiled
 from aotc.errors import BuildError, Issue
 from aotc.provenance import BuiltArtifact
 from aotc.reads.sources import BY_DIGEST
@@ -76,7 +77,11 @@ def merge_stores(sources: Sequence[Path], into: Path, tag: str) -> Merged:
     target = Store.create(into)
     with target.writing("aotc merge"):
         copied = _copy(target, [piece for group in models.values() for piece in group])
-        bundles = {model: publish(target, model, tag, artifacts[model], created=source_date()) for model in models}
+        bundles = {}
+        with native_call_compiled(target) as native:
+            for model in models:
+                called = [with_native_call(artifact, native) for artifact in artifacts[model]]
+                bundles[model] = publish(target, model, tag, called, created=source_date())
     return Merged(bundles, sum(map(len, models.values())), copied)
 
 
@@ -153,7 +158,7 @@ def _bundled_pieces(store: Store, tag: str) -> Iterator[_Piece]:
                 )
             for number in range(len(artifact.variants)):
                 first, *kinds = (
-                    msgspec.structs.replace(kind, variants=(kind.variants[number],))
+                    msgspec.structs.replace(kind, variants=(kind.variants[number],), native=None)
                     for kind in (artifact, *artifact.kinds)
                 )
                 yield _Piece(store, msgspec.structs.replace(first, kinds=tuple(kinds)))

@@ -6,6 +6,7 @@ cannot be compiled, artifacts are published without it, and Python makes the cal
 
 from __future__ import annotations
 
+import functools
 import logging
 import subprocess
 import sysconfig
@@ -29,17 +30,16 @@ _LIBRARIES = ("-ltorch_python", "-ltorch_cpu", "-lc10")
 
 _log = logging.getLogger("aotc")
 
-Take = Callable[[], NativeCall | None]
-
 
 @contextmanager
-def native_call_compiled(store: Store, *, wanted: bool) -> Iterator[Take]:
-    """Compile it while what is within runs. What is given waits for its record, None where there is none."""
-    if not wanted:
-        yield lambda: None
-        return
+def native_call_compiled(store: Store, *, early: bool = False) -> Iterator[Callable[[], NativeCall | None]]:
+    """What is given compiles it into the store at the first call, and gives its record, None where there is none.
+    With `early` it is compiled while what is within runs."""
     with ThreadPoolExecutor(1) as pool:
-        yield pool.submit(_compiled, store).result
+        compiling = functools.cache(lambda: pool.submit(_compiled, store))
+        if early:
+            compiling()
+        yield lambda: compiling().result()
 
 
 def _compiled(store: Store) -> NativeCall | None:

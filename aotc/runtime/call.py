@@ -132,7 +132,7 @@ class CompiledCall:
         self._dispatcher = Dispatcher(signature, artifact.variants, artifact.model)
         self._guards = Guards(artifact, device, module)
         self._written_on_gpu = self._guards.mutated if device.type == "cuda" else []
-        self._state = state
+        self._libraries, self._state = libraries, state
         self._watch, self._check_again = watch, check_again
         self._updating = threading.RLock()
         self._streams = streams or streams_on(device)

@@ -6,7 +6,7 @@ import functools
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -293,6 +293,7 @@ def bind_artifact(
 
             attached = attach_regions(artifact, libraries, module, device, on_miss, ignore, read_file, on_gpu, ranks)
             timer.took("module")
+            _use_native(artifact, attached.regions.values(), read_file)
             return attached
         if module is not None:
             check_module(artifact, module, ignore, read_file)
@@ -321,11 +322,16 @@ def bind_artifact(
                 check_again=lambda: check_module(artifact, module, ignore, read_file) if module is not None else None,
             )
         timer.took("graphs")
-        if artifact.native is not None:
-            from aotc.runtime.native import use_native
-
-            use_native(compiled, libraries, artifact.native, read_file)
+        _use_native(artifact, [compiled], read_file)
         return compiled
+
+
+def _use_native(artifact: Artifact, calls: Iterable[CompiledCall], read_file: Callable[[File], bytes]) -> None:
+    if artifact.native is not None:
+        from aotc.runtime.native import use_native
+
+        for call in calls:
+            use_native(call, artifact.native, read_file)
 
 
 @contextmanager

@@ -34,7 +34,7 @@ from aotc.runtime.call import CompiledCall
 from aotc.runtime.dispatch import Plan
 from aotc.runtime.guards import PLAIN_TENSORS, Guards
 from aotc.runtime.libraries.files import anonymous_file
-from aotc.runtime.libraries.library import CLibrary, Library
+from aotc.runtime.libraries.library import CLibrary
 from aotc.runtime.state.weights import ModuleState, State
 
 _log = logging.getLogger("aotc")
@@ -42,20 +42,18 @@ _modules: dict[str, Any] = {}
 _files: list[Any] = []
 
 
-def use_native(
-    call: CompiledCall, libraries: Sequence[Library], native: NativeCall, read_file: Callable[[File], bytes]
-) -> None:
+def use_native(call: CompiledCall, native: NativeCall, read_file: Callable[[File], bytes]) -> None:
     """Let later calls run in the extension, where it is one for this torch and this Python, and the model's are such
     calls as it can make. `AOTC_NATIVE_CALL=0` switches it off."""
     fits = (native.torch, native.abi, native.interface) == (torch.__version__, abi(), NATIVE_INTERFACE)
-    if not fits or os.environ.get("AOTC_NATIVE_CALL") == "0" or not can_be_native(call, libraries):
+    if not fits or os.environ.get("AOTC_NATIVE_CALL") == "0" or not can_be_native(call):
         return
     try:
         module = _opened(native.file, read_file)
     except (ImportError, OSError, LibraryError) as error:  # of a newer libc, or where no file may be mapped as code
         _log.info("%s: calls are made by Python: %s", call.artifact.model, error)
         return
-    Native(call, libraries, module.Native())
+    Native(call, module.Native())
 
 
 def abi() -> str:
@@ -82,7 +80,7 @@ def _opened(file: File, read_file: Callable[[File], bytes]) -> Any:
     return _modules[file.digest]
 
 
-def can_be_native(call: CompiledCall, libraries: Sequence[Library]) -> bool:
+def can_be_native(call: CompiledCall) -> bool:
     """Whether any call of the model can be: the arguments are its leaves, nothing is written, all modes can be told."""
     artifact, guards = call.artifact, call._guards
     signature = artifact.signature
@@ -90,7 +88,7 @@ def can_be_native(call: CompiledCall, libraries: Sequence[Library]) -> bool:
     return (
         type(call) is CompiledCall
         and call.device.type == "cpu"
-        and all(type(library) is CLibrary for library in libraries)
+        and all(type(library) is CLibrary for library in call._libraries)
         and [each.tree for each in signature.parameters] == [*range(len(signature.leaves))]
         and not any(isinstance(leaf, TensorLeaf) and leaf.default is not None for leaf in signature.leaves)
         and not any(variant.empty_is_none or variant.backward is not None for variant in artifact.variants)
@@ -108,8 +106,8 @@ def can_be_native(call: CompiledCall, libraries: Sequence[Library]) -> bool:
 class Native:
     """What a callable knows of its extension: what it was armed with, and the sizes that it has been given."""
 
-    def __init__(self, call: CompiledCall, libraries: Sequence[Library], native: Any) -> None:
-        self._libraries, self._native = libraries, native
+    def __init__(self, call: CompiledCall, native: Any) -> None:
+        self._native = native
         self._armed_with: tuple[Any, ...] = ()
         self._known: set[tuple[int, ...]] = set()
         self._alone = threading.Lock()
@@ -128,14 +126,14 @@ class Native:
     def _remember(self, call: CompiledCall, plan: Plan, leaves: Sequence[Any], state: State) -> None:
         if isinstance(call._state, ModuleState) and call._state._seen.state is not state:
             return  # replaced meanwhile
-        compared = _compared_with(call, self._libraries, state)
+        compared = _compared_with(call, state)
         if len(compared) != len(self._armed_with) or not all(map(operator.is_, compared, self._armed_with)):
             self._armed_with, self._known = compared, set()
-            self._native.arm(spec_of(call, self._libraries, state))
+            self._native.arm(spec_of(call, state))
         if plan.sizes in self._known:
             return
         self._known.add(plan.sizes)
-        attached, library = call._attached[plan.variant], self._libraries[plan.variant]
+        attached, library = call._attached[plan.variant], call._libraries[plan.variant]
         assert isinstance(library, CLibrary)
         if attached.launch is not attached.direct or not library._container:
             return
@@ -185,14 +183,14 @@ def _shape_of_result(variant: Variant, given: int) -> bool | None:
     return False if tree.type == "tuple" and tree.items == tuple(range(given)) else None
 
 
-def _compared_with(call: CompiledCall, libraries: Sequence[Library], state: State) -> tuple[Any, ...]:
+def _compared_with(call: CompiledCall, state: State) -> tuple[Any, ...]:
     """The objects that Python compared this call with, each of which is replaced and never changed."""
     seen = call._watch._seen if call._watch is not None else None
     of_state = call._state._seen if type(call._state) is ModuleState else None
-    return seen, of_state, state, call._guards.modes, *(vars(library)["_container"] for library in libraries)
+    return seen, of_state, state, call._guards.modes, *(vars(library)["_container"] for library in call._libraries)
 
 
-def spec_of(call: CompiledCall, libraries: Sequence[Library], state: State) -> dict[str, Any]:
+def spec_of(call: CompiledCall, state: State) -> dict[str, Any]:
     """All that the extension compares in a call, whatever its sizes."""
     guards, leaves = call._guards, call.artifact.signature.leaves
     parameters = call.artifact.signature.parameters
@@ -202,7 +200,7 @@ def spec_of(call: CompiledCall, libraries: Sequence[Library], state: State) -> d
         (vars(call), "on_sizes", None),
         (vars(guards), "modes", guards.modes),
         *((attributes, "training", mode) for attributes, mode in zip(guards._with_mode, guards.modes, strict=True)),
-        *((vars(library), "_container", vars(library)["_container"]) for library in libraries),
+        *((vars(library), "_container", vars(library)["_container"]) for library in call._libraries),
     ]
     if call.module is not None:
         slots.append((vars(call.module), "training", guards.training))
@@ -254,7 +252,7 @@ def spec_of(call: CompiledCall, libraries: Sequence[Library], state: State) -> d
         "grad": int(guards.asked.get("grad", -1)),  # type: ignore[arg-type]
         "inference": int(guards.asked.get("inference", -1)),  # type: ignore[arg-type]
         "of_input": int(OF_INPUT in guards.asked),
-        "variants": len(libraries),
+        "variants": len(call._libraries),
     }
     return {**spec, **numbers, "slots": tuple(slots), "readers": tuple(readers)}
 

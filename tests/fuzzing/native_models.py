@@ -44,6 +44,20 @@ class Pair(nn.Module):
         return self.linear(x), other * 2
 
 
+class Blocks(nn.Module):
+    """Compiled by regions: its blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Part(), Part()])
+        self.scale = 3.0
+
+    def forward(self, x: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+        for block in self.blocks:
+            x = block(x)
+        return x * self.scale, other * 2
+
+
 def frozen_pair() -> Pair:
     """With the same weights each time."""
     with torch.random.fork_rng():

@@ -17,7 +17,7 @@ import filelock
 import msgspec
 import pytest
 import torch
-from fuzzing.native_calls import Both, build
+from fuzzing.native_calls import Both, build, natives, ran
 from fuzzing.native_models import Called, Pair
 from processes import ROOT, finish, start
 
@@ -45,10 +45,6 @@ def inputs(batch: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.rand(batch, 4), torch.rand(batch, 2)
 
 
-def ran(call: Any) -> int:
-    return sum(row[0] for row in call.forward.native.counts())
-
-
 def test_a_sample_gives_the_same_both_ways(store: Path) -> None:
     found = finish(start(ROOT / "tests" / "fuzzing" / "native_calls.py", STEPS, 7, "--store", store))
     assert found.returncode == 0, found.stdout + found.stderr
@@ -65,6 +61,25 @@ def test_from_the_second_call_on_the_extension_makes_it(store: Path) -> None:
                 given = inputs(batch)
                 assert torch.equal(*(call(*given)["y"] for call in both.calls))
             assert ran(both.calls[0]) == 3 * count
+    assert both.calls[0].stats() == both.calls[1].stats()
+
+
+def test_each_region_is_called_by_its_own(store: Path) -> None:
+    both = Both(store, "blocks")
+    assert len(natives(both.calls[0])) == 2
+    for call in (both.calls[0], both.modules[0], both.calls[0].forward, both.modules[0]):
+        given = inputs()
+        with torch.no_grad():
+            assert torch.equal(call(*given)[0], both.calls[1](*given)[0])
+    assert ran(both.calls[0]) == 2 * 3
+    with torch.no_grad():
+        both.modules[0].blocks[1].linear.weight.mul_(2)
+        both.modules[1].blocks[1].linear.weight.mul_(2)
+    both.calls[0].update_weights({"blocks.0.linear.bias": torch.ones(4)})
+    both.calls[1].update_weights({"blocks.0.linear.bias": torch.ones(4)})
+    given = inputs()
+    results = [call(*given)[0] for call in both.calls]
+    assert torch.equal(*results)
     assert both.calls[0].stats() == both.calls[1].stats()
 
 
@@ -152,7 +167,7 @@ def test_of_another_version_it_is_not_opened(store: Path, other: dict[str, Any])
 def test_the_extension_is_a_layer_of_the_artifact_and_names_no_folder_of_the_build(store: Path) -> None:
     opened = StoreReader.open(store)
     digests = set()
-    for name in ("called", "pair", "frozen"):
+    for name in ("called", "pair", "blocks", "frozen"):
         (entry,) = read_bundle(opened, parse_reference(f"{store}#{name}")).artifacts
         native = read_artifact(opened, entry).native
         assert native is not None

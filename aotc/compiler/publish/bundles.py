@@ -88,9 +88,7 @@ def publish_bundles(
 
 def with_native_call(artifact: BuiltArtifact, native: Callable[[], NativeCall | None]) -> BuiltArtifact:
     """With the extension, if it can make calls of such an artifact."""
-    is_called = not (
-        artifact.regions or artifact.trains or artifact.parallel or artifact.target.partition(":")[0] != "cpu"
-    )
+    is_called = not (artifact.trains or artifact.parallel) and artifact.target.startswith("cpu:")
     here = artifact.environment.machine == platform.machine()
     return msgspec.structs.replace(artifact, native=native()) if is_called and here else artifact
 

@@ -1,8 +1,9 @@
 """What a call costs through the extension, through Python, in eager and in torch's own runner:
 python tests/benchmarks/native_call.py
 
-Linear layers of width 4, one (2 weights) and 100 in sequence (200 weights).
-Microseconds a call, the best of many; the runner is given the weights by hand and checks nothing.
+Linear layers of width 4: one (2 weights), 100 in sequence (200 weights), and 12 in sequence, each compiled as a region.
+Microseconds a call (of a region, a twelfth of the model's), the best of many; the runner is given the weights by hand
+and checks nothing.
 """
 
 from __future__ import annotations
@@ -32,6 +33,11 @@ defaults: {mode: default}
 models:
   one: {factory: "native_call.py:linear_layers", kwargs: {count: 1}, inputs: {input: {shape: [2, 4]}}}
   many: {factory: "native_call.py:linear_layers", kwargs: {count: 100}, inputs: {input: {shape: [2, 4]}}}
+  regions:
+    factory: "native_call.py:linear_layers"
+    kwargs: {count: 12}
+    inputs: {input: {shape: [2, 4]}}
+    regions: ["*"]
 """
 
 
@@ -52,6 +58,10 @@ def loaded(ref: str, module: nn.Module, native: str) -> Any:
 
     with patch.dict(os.environ, {"AOTC_NATIVE_CALL": native}), patch("aotc.runtime.load.open_library", keep):
         return aotc.load(ref, module).forward, runners[0]
+
+
+def shown(times: dict[str, float]) -> str:
+    return ", ".join(f"{way} {time:.1f}" for way, time in times.items()) + " µs"
 
 
 def main() -> None:
@@ -75,8 +85,15 @@ def main() -> None:
                     "eager": microseconds(module, given),
                     "torch's runner": microseconds(runner._run, taken),
                 }
-            shown = ", ".join(f"{way} {time:.1f}" for way, time in times.items())
-            print(f"{2 * count} weights: {shown} µs")
+            print(f"{2 * count} weights: {shown(times)}")
+        times = {}
+        for way, each in (("extension", "1"), ("Python", "0")):
+            module = linear_layers(12).eval()
+            with torch.no_grad():
+                times["eager"] = microseconds(module, given) / 12
+                loaded(f"{folder}/store#regions", module, each)
+                times[way] = microseconds(module, given) / 12
+        print(f"a region: {shown(times)}")
 
 
 if __name__ == "__main__":

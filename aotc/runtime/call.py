@@ -81,7 +81,7 @@ class CompiledCall:
     """Called with the sizes of `dims` in each call that binds, before a bucket is chosen. It must not raise."""
     native: Callable[..., Any] | None = None
     """Asked first: it gives the result of a call like one that `remember` was told of, or NotImplemented."""
-    remember: Callable[[Plan, list[Any], State], None] | None = None
+    remember: Callable[[CompiledCall, Plan, list[Any], State], None] | None = None
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class CompiledCall:
         return f"<aotc.Compiled {self.artifact.model} for {self.artifact.target}, {buckets}>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.native is not None and (done := self.native(*args, **kwargs)) is not NotImplemented:
+        if self.native and not self.on_sizes and (done := self.native(*args, **kwargs)) is not NotImplemented:
             return done
         plan, leaves = None, []
         form: object = "sizes"
@@ -236,7 +236,7 @@ class CompiledCall:
             raise with_indices(error, self.artifact.signature.leaves, leaves) from error.__cause__
         self._counters.count_call(plan)
         if self.remember is not None and ran is leaves:
-            self.remember(plan, leaves, state)
+            self.remember(self, plan, leaves, state)
         return result
 
     def _keep_for_replays(self, state: State) -> None:

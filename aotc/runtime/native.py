@@ -15,6 +15,7 @@ import operator
 import os
 import sysconfig
 import threading
+import weakref
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from importlib.machinery import ExtensionFileLoader
@@ -33,13 +34,12 @@ from aotc.records import NATIVE_INTERFACE, Artifact, File, NativeCall, TensorLea
 from aotc.runtime.call import CompiledCall
 from aotc.runtime.dispatch import Plan
 from aotc.runtime.guards import PLAIN_TENSORS, Guards
-from aotc.runtime.libraries.files import anonymous_file
+from aotc.runtime.libraries.files import anonymous_file, path_of
 from aotc.runtime.libraries.library import CLibrary
 from aotc.runtime.state.weights import ModuleState, State
 
 _log = logging.getLogger("aotc")
 _modules: dict[str, Any] = {}
-_files: list[Any] = []
 
 
 def use_native(call: CompiledCall, native: NativeCall, read_file: Callable[[File], bytes]) -> None:
@@ -64,18 +64,17 @@ def abi() -> str:
 def _opened(file: File, read_file: Callable[[File], bytes]) -> Any:
     """The module, one per digest in a process. Raises ImportError, OSError."""
     if file.digest not in _modules:
-        stream = anonymous_file(file.name)
-        stream.write(read_file(file))
-        stream.flush()
         name = "aotc_native_call"
-        spec = spec_from_loader(name, loader := ExtensionFileLoader(name, f"/proc/self/fd/{stream.fileno()}"))
-        assert spec is not None
-        module = module_from_spec(spec)
-        loader.exec_module(module)
+        with anonymous_file(file.name) as stream:
+            stream.write(read_file(file))
+            stream.flush()
+            spec = spec_from_loader(name, loader := ExtensionFileLoader(name, path_of(stream)))
+            assert spec is not None
+            module = module_from_spec(spec)
+            loader.exec_module(module)
         tensor = torch.empty(0)
         if module.INTERFACE != NATIVE_INTERFACE or module.tensor_at(tensor) != tensor._cdata:
             raise ImportError("the extension is not one for this torch")
-        _files.append(stream)  # its number, and so its path, is never another file's
         _modules[file.digest] = module
     return _modules[file.digest]
 
@@ -104,19 +103,22 @@ def can_be_native(call: CompiledCall) -> bool:
 
 
 class Native:
-    """What a callable knows of its extension: what it was armed with, and the sizes that it has been given."""
+    """What a callable knows of its extension: what it was armed with, and the sizes that it has been given.
+
+    Neither holds the callable: who drops that has its libraries closed at once.
+    """
 
     def __init__(self, call: CompiledCall, native: Any) -> None:
         self._native = native
         self._armed_with: tuple[Any, ...] = ()
         self._known: set[tuple[int, ...]] = set()
         self._alone = threading.Lock()
-        call.native, call.remember = native, functools.partial(self.remember, call)
+        call.native, call.remember = native, self.remember
         call._counters.native = native.counts
 
     def remember(self, call: CompiledCall, plan: Plan, leaves: Sequence[Any], state: State) -> None:
         """After a call that Python ran with these leaves, as they came. Where another thread is here, not this time."""
-        if plan.pads or plan.crops or call.on_sizes is not None or not self._alone.acquire(blocking=False):
+        if plan.pads or plan.crops or not self._alone.acquire(blocking=False):
             return
         try:
             self._remember(call, plan, leaves, state)
@@ -150,15 +152,16 @@ class Native:
             _shape_of_result(attached.variant, library.counts[1]),
             attached._assemble,
             state,
-            functools.partial(_raise_failure, call, library),
+            functools.partial(_raise_failure, weakref.ref(call), library),
             library,
         )
 
 
-def _raise_failure(call: CompiledCall, library: CLibrary, leaves: list[Any]) -> None:
+def _raise_failure(of: Callable[[], CompiledCall | None], library: CLibrary, leaves: list[Any]) -> None:
     from aotc.runtime.explain.indices import with_indices
 
-    error = LibraryError(f"the library failed: {library._reason()}")
+    error, call = LibraryError(f"the library failed: {library._reason()}"), of()
+    assert call is not None  # it is being called
     call._counters.count_error(error)
     raise with_indices(error, call.artifact.signature.leaves, leaves)
 
@@ -197,7 +200,6 @@ def spec_of(call: CompiledCall, state: State) -> dict[str, Any]:
     kinds = [each.kind for each in parameters]
     slots: list[tuple[dict[Any, Any], Any, Any]] = [
         (vars(forward_ad), "_current_level", forward_ad._current_level),
-        (vars(call), "on_sizes", None),
         (vars(guards), "modes", guards.modes),
         *((attributes, "training", mode) for attributes, mode in zip(guards._with_mode, guards.modes, strict=True)),
         *((vars(library), "_container", vars(library)["_container"]) for library in call._libraries),

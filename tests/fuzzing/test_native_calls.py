@@ -22,10 +22,14 @@ from fuzzing.native_models import Called, Pair
 from processes import ROOT, finish, start
 
 import aotc
+from aotc.compiler.publish.merging import merge_stores
 from aotc.records import Artifact
 from aotc.runtime import load
 from aotc.store.layout.bundle import read_artifact, read_bundle
 from aotc.store.layout.reader import StoreReader
+from aotc.store.layout.store import Store
+from aotc.store.maintenance.gc import collect
+from aotc.store.maintenance.retention import Policy
 from aotc.store.reference import parse_reference
 
 STEPS = 1000
@@ -84,7 +88,7 @@ def test_each_region_is_called_by_its_own(store: Path) -> None:
 
 
 def test_calls_keep_nothing(store: Path) -> None:
-    """Neither of inputs, results nor of the callable, which is in circles with its extension."""
+    """Neither of inputs, results nor of the callable, whose libraries are closed when it is dropped."""
     module = Pair().eval()
     call = aotc.load(f"{store}#pair", module)
     given = inputs()
@@ -99,10 +103,14 @@ def test_calls_keep_nothing(store: Path) -> None:
     assert all(abs(one - other) < 50 for one, other in zip(before, after, strict=True)), (before, after)
     assert before[:3] == after[:3]
     native, ours = weakref.ref(call.forward), weakref.ref(module)
-    del call, module
-    gc.collect()
-    assert native() is None
-    assert ours() is None
+    gc.disable()
+    try:
+        del call
+        assert native() is None
+        del module
+        assert ours() is None
+    finally:
+        gc.enable()
 
 
 def test_threads_call_while_weights_are_replaced(store: Path) -> None:
@@ -162,6 +170,15 @@ def test_of_another_version_it_is_not_opened(store: Path, other: dict[str, Any])
     assert call.forward.native is None
     with torch.no_grad():
         assert call(*inputs())["y"].shape == (2, 4)
+
+
+def test_it_goes_where_its_artifact_goes(store: Path, tmp_path: Path) -> None:
+    merged = merge_stores([store], tmp_path / "merged", "latest")
+    assert merged.bundles == {entry.model: entry.digest for entry in Store.open(store).tags()}
+    collect(Store.open(tmp_path / "merged"), Policy(grace=0.0))
+    ref = aotc.fetch(f"{(tmp_path / 'merged').as_uri()}#pair", store=tmp_path / "fetched")
+    call = aotc.load(ref, Pair().eval())
+    assert call.forward.native is not None
 
 
 def test_the_extension_is_a_layer_of_the_artifact_and_names_no_folder_of_the_build(store: Path) -> None:

@@ -104,7 +104,7 @@ class FilesInMemory:
         key, own = (self._digests[self.library], device), self.streams[self.library]
         known, file, _ = _mapped.get(key) or ("", None, None)
         if all(name.endswith(".so") for name in self.streams):  # which read no files beside them
-            yield known or _keep(key, _path_of(own))
+            yield known or _keep(key, path_of(own))
             return
         from aotc.runtime.libraries.on_disk import private_folder
 
@@ -230,7 +230,7 @@ def _keep(key: tuple[str, str], path: str, stream: BinaryIO | None = None) -> st
 _numbers = itertools.count(1)
 
 
-def _path_of(stream: BinaryIO) -> str:
+def path_of(stream: BinaryIO) -> str:
     """A path of an open file that no other was opened by: glibc takes a path for the library that it was opened by
     first, whatever stands there now, and numbers of descriptors come back."""
     spelling = "".join("./" if bit == "1" else "/" for bit in f"{next(_numbers):b}")

@@ -36,12 +36,12 @@ from aotc.errors import (
 
 if TYPE_CHECKING:
     from aotc import adapters, optim, telemetry
-    from aotc.models.record import record
     from aotc.runtime.attach import attach
     from aotc.runtime.compiled import Compiled
     from aotc.runtime.fetch import fetch
     from aotc.runtime.load import load
     from aotc.runtime.training.step import TrainingStep
+    from aotc.tools.recording.record import record
 
 __version__ = "0.2.0"
 
@@ -93,7 +93,7 @@ _MODULES = {
     "load": "aotc.runtime.load",
     "adapters": "aotc.adapters",
     "optim": "aotc.optim",
-    "record": "aotc.models.record",
+    "record": "aotc.tools.recording.record",
     "telemetry": "aotc.telemetry",
 }
 

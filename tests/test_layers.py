@@ -40,11 +40,26 @@ MACHINE = {
 }
 MANIFEST = {*RECORDS, *TARGETS, "aotc.manifest", "yaml", "jsonschema"}
 MODELS = {*MACHINE, *MANIFEST, "aotc.models"}
-STORE = {*RECORDS, "aotc.store", "filelock", "zstandard", "requests", "urllib3", "cryptography", "nacl", "obstore"}
+STORE = {
+    *RECORDS,
+    "aotc.picks",
+    "aotc.store",
+    "filelock",
+    "zstandard",
+    "requests",
+    "urllib3",
+    "cryptography",
+    "nacl",
+    "obstore",
+}
 RUNTIME = {*MACHINE, *STORE, "aotc.runtime"}
 COMPILING = {"sympy", "torchgen", "triton"}
 MESSAGES = "aotc.compiler.workers.messages"
 VERDICTS = "aotc.verify.report"
+ADVISE, BENCH, BISECTION, CACHES, RECORDING = (
+    f"aotc.tools.{name}" for name in ("advise", "bench", "bisection", "caches", "recording")
+)
+PAGE = "aotc.tools.html_page"
 READING = {"elftools", "markupsafe", "pygments", "rich"}
 
 MAY_IMPORT: dict[str, set[str]] = {
@@ -79,7 +94,6 @@ MAY_IMPORT: dict[str, set[str]] = {
             "aotc",
             "aotc.adapters",
             "aotc.picks",
-            "aotc.inspection",
             "aotc.compiler",
             "ray",
         },
@@ -87,18 +101,20 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     MESSAGES: {*RECORDS, "aotc.manifest", "aotc.picks", "aotc.store", "aotc.compiler"},
     "aotc.compiler.smoke": {*MODELS, *RUNTIME, "aotc.picks", "aotc.compiler.smoke", MESSAGES},
-    "aotc.html_page": {"aotc.amounts", "jinja2", "markupsafe"},
-    "aotc.advise": {*RECORDS, "numpy", "PIL", "aotc.manifest", "aotc.advise", "aotc.html_page"},
-    "aotc.caches": {*MACHINE, *STORE, "aotc.caches"},
     "aotc.pt2": RUNTIME,
     "aotc.telemetry": {*RUNTIME, "aotc", "aotc.telemetry", "prometheus_client", "opentelemetry"},
     "aotc.verify": {*MODELS, *RUNTIME, "aotc", "aotc.optim", "aotc.picks", "aotc.verify", VERDICTS},
-    "aotc.bench": {*MODELS, *RUNTIME, "aotc", "aotc.advise", "aotc.bench", "aotc.verify", "aotc.html_page"},
     VERDICTS: RECORDS,
-    "aotc.gate": {*MODELS, *RUNTIME, "aotc.advise", "aotc.bench", "aotc.gate", "aotc.verify", VERDICTS},
-    "aotc.bisection": {*MODELS, *RUNTIME, "aotc.bisection", "aotc.compiler", MESSAGES, "aotc.verify", VERDICTS},
-    "aotc.doctor": {*MODELS, *RUNTIME, "aotc", "aotc.caches", "aotc.compiler", "aotc.doctor"},
-    "aotc.inspection": {*STORE, *READING, "aotc.picks", "aotc.html_page", "aotc.inspection", VERDICTS},
+    "aotc.tools": set(),
+    PAGE: {"aotc.amounts", "jinja2", "markupsafe"},
+    RECORDING: {*MODELS, RECORDING},
+    ADVISE: {*RECORDS, "numpy", "PIL", "aotc.manifest", ADVISE, PAGE},
+    CACHES: {*MACHINE, *STORE, CACHES},
+    BENCH: {*MODELS, *RUNTIME, "aotc", "aotc.verify", ADVISE, BENCH, PAGE},
+    "aotc.tools.gate": {*MODELS, *RUNTIME, "aotc.verify", VERDICTS, ADVISE, BENCH, "aotc.tools.gate"},
+    BISECTION: {*MODELS, *RUNTIME, "aotc.compiler", MESSAGES, "aotc.verify", VERDICTS, BISECTION},
+    "aotc.tools.doctor": {*MODELS, *RUNTIME, "aotc", "aotc.compiler", CACHES, "aotc.tools.doctor"},
+    "aotc.tools.inspection": {*STORE, *READING, "aotc.picks", "aotc.tools.inspection", PAGE, VERDICTS},
 }
 """For each part of aotc: the parts and the packages that it may import beside the standard library."""
 
@@ -174,6 +190,12 @@ def test_a_patch_is_imported_by_nothing_but_the_registry() -> None:
     assert found == {f"{room}.machinery.registry": [room]}
 
 
+def test_only_commands_import_tools() -> None:
+    """And `aotc` itself, lazily, for `aotc.record`."""
+    core = [name for name in MODULES if not name.startswith(("aotc.tools", "aotc.cli")) and name != "aotc"]
+    assert not wrong(core, lambda path: [name for name in imports(path) if name.startswith("aotc.tools")])
+
+
 def test_what_the_loader_stands_on_imports_no_compiler() -> None:
     below = [name for name in MODULES if part_of(name) in MAY_IMPORT["aotc.runtime"]]
     assert not [other for name in below for other in imports(MODULES[name]) if other.startswith(COMPILERS)]
@@ -210,7 +232,7 @@ def test_importing_aotc_imports_no_torch() -> None:
 
 
 def test_advice_imports_neither_torch_nor_yaml() -> None:
-    assert not {"torch", "yaml", "jinja2"} & imported_by("import aotc.advise")
+    assert not {"torch", "yaml", "jinja2"} & imported_by("import aotc.tools.advise")
 
 
 def test_the_store_imports_neither_torch_nor_yaml() -> None:
@@ -308,7 +330,10 @@ ROOMS = (
 
 @pytest.mark.parametrize(
     "room",
-    [PACKAGE / "caches", PACKAGE / "models", PACKAGE / "telemetry", *(PACKAGE / "compiler" / name for name in ROOMS)],
+    [
+        *(PACKAGE / name for name in ("models", "telemetry", "tools", "tools/caches", "tools/recording")),
+        *(PACKAGE / "compiler" / name for name in ROOMS),
+    ],
     ids=lambda room: room.name,
 )
 def test_a_room_tells_a_reader_of_each_of_its_modules(room: Path) -> None:

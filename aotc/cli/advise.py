@@ -18,11 +18,11 @@ from aotc.cli.options import DEFAULT_STORE, json_option, page_option
 from aotc.cli.output import duration, echo, echo_lines, notice, print_json, print_table
 
 if TYPE_CHECKING:
-    from aotc.advise import Advice, Trace
-    from aotc.advise.advice import Plan
-    from aotc.advise.costs import Measurements
-    from aotc.advise.today import Today
-    from aotc.advise.trace import Shape
+    from aotc.tools.advise import Advice, Trace
+    from aotc.tools.advise.advice import Plan
+    from aotc.tools.advise.costs import Measurements
+    from aotc.tools.advise.today import Today
+    from aotc.tools.advise.trace import Shape
 
 DEFAULT_BUCKETS = 8
 
@@ -154,12 +154,12 @@ def advise(
     TRACE is a file, or - for standard input: JSON lines like {"batch": 4, "seq": 312, "count": 17}, an access log with
     batch=4 seq=312 in its lines, or the JSON of compiled.stats(). Prints the manifest's `buckets`.
     """
-    from aotc.advise import Goal
-    from aotc.advise import advise as find
-    from aotc.advise.costs import elements
-    from aotc.advise.page import render_page
-    from aotc.advise.today import read_today
     from aotc.store.files.writing import write_output
+    from aotc.tools.advise import Goal
+    from aotc.tools.advise import advise as find
+    from aotc.tools.advise.costs import elements
+    from aotc.tools.advise.page import render_page
+    from aotc.tools.advise.today import read_today
 
     if count is not None and max_waste is not None:
         raise click.UsageError("give --buckets or --max-waste, not both")
@@ -194,7 +194,7 @@ def advise(
         write_output(page, data)
         notice(f"wrote {page}  {size_text(len(data))}")
     if picture is not None:
-        from aotc.advise.picture import render_png
+        from aotc.tools.advise.picture import render_png
 
         data = render_png(trace, advice, f"Buckets for {today.model if today else trace_file.name}")
         write_output(picture, data)
@@ -207,9 +207,9 @@ def advise(
 
 
 def _read(path: Path, dims: Sequence[str]) -> Trace:
-    from aotc.advise import read_trace
-    from aotc.advise.trace import lines_of
     from aotc.errors import TraceError
+    from aotc.tools.advise import read_trace
+    from aotc.tools.advise.trace import lines_of
 
     if str(path) == "-":
         return read_trace(lines_of(sys.stdin.buffer, "standard input"), "standard input", dims)
@@ -239,7 +239,7 @@ class _Measured(NamedTuple):
 
 def _cost(trace: Trace, expression: str | None, measured: _Measured | None) -> tuple[Callable[[Shape], float], str]:
     """What a call costs, and in what: `elements`, the expression, or `ms`."""
-    from aotc.advise.costs import elements, expression_cost, fit_latency
+    from aotc.tools.advise.costs import elements, expression_cost, fit_latency
 
     if measured is None:
         work = expression_cost(expression, trace.dims) if expression else elements
@@ -254,13 +254,13 @@ def _cost(trace: Trace, expression: str | None, measured: _Measured | None) -> t
 
 def _measured(latencies: str, dims: Sequence[str]) -> _Measured:
     """Of a file, or of the build of a bundle."""
-    from aotc.advise.costs import read_latencies
-    from aotc.advise.trace import lines_of
     from aotc.errors import TraceError
-    from aotc.inspection.call_times import measured
     from aotc.store.layout.bundle import read_bundle
     from aotc.store.opening import open_readable
     from aotc.store.reference import parse_reference
+    from aotc.tools.advise.costs import read_latencies
+    from aotc.tools.advise.trace import lines_of
+    from aotc.tools.inspection.call_times import measured
 
     if Path(latencies).is_file():
         with Path(latencies).open("rb") as stream:
@@ -284,7 +284,7 @@ def _units(advice: Advice, today: Today | None) -> int:
 
 
 def _show(advice: Advice, unit: str, today: Today | None, seconds: float | None) -> None:
-    from aotc.advise.advice import manifest_block
+    from aotc.tools.advise.advice import manifest_block
 
     print_table(
         ("bucket", "calls", "waste", "of all waste"),

@@ -19,10 +19,10 @@ from aotc.cli.stopping import ctrl_c_kept, end_on_sigterm, in_words, limited
 from aotc.errors import AotcError, one_line
 
 if TYPE_CHECKING:
-    from aotc.bench.comparison import Comparison, Latency
-    from aotc.bench.report import BenchReport, BucketReport, TraceReport
-    from aotc.bench.run import Said
-    from aotc.bench.subject import Subject
+    from aotc.tools.bench.comparison import Comparison, Latency
+    from aotc.tools.bench.report import BenchReport, BucketReport, TraceReport
+    from aotc.tools.bench.run import Said
+    from aotc.tools.bench.subject import Subject
 
 MOST_BUCKETS = 4
 """Buckets that are measured if none are named."""
@@ -31,7 +31,7 @@ LIMIT = 3600.0
 
 
 def _contenders(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
-    from aotc.bench.contenders import CONTENDERS
+    from aotc.tools.bench.contenders import CONTENDERS
 
     names = tuple(filter(None, value.split(","))) if value else tuple(CONTENDERS)
     if unknown := [name for name in names if name not in CONTENDERS]:
@@ -147,8 +147,8 @@ def bench(
     model must have been built. Run nothing else meanwhile. Figures are shown as they are measured, those of contenders
     that do not compile first. Ctrl-C, SIGTERM and --limit end with the report of what was measured until then.
     """
-    from aotc.bench.run import Options
-    from aotc.bench.run import bench as measure
+    from aotc.tools.bench.run import Options
+    from aotc.tools.bench.run import bench as measure
 
     end_on_sigterm()
     began = time.monotonic()
@@ -203,8 +203,8 @@ def _give(reports: Sequence[BenchReport], page: Path | None, as_json: bool) -> N
 
 
 def _subjects(what: str, store_path: Path, models: Sequence[str], tag: str | None) -> Iterator[Subject]:
-    from aotc.bench.subject import subject_of, subjects_of_manifest
     from aotc.store.reference import parse_reference
+    from aotc.tools.bench.subject import subject_of, subjects_of_manifest
 
     if is_manifest(Path(what)):
         yield from subjects_of_manifest(Path(what), models, str(store_path), tag or "latest")
@@ -217,7 +217,7 @@ def _subjects(what: str, store_path: Path, models: Sequence[str], tag: str | Non
 
 def _trace(path: Path, subject: Subject, calls: int) -> list[dict[str, int]]:
     """Calls drawn from a trace by how often each size came; the same ones each time."""
-    from aotc.advise import read_trace
+    from aotc.tools.advise import read_trace
 
     with path.open("rb") as lines:
         trace = read_trace(lines, str(path), tuple(sorted(subject.spec.buckets[0])))
@@ -266,8 +266,8 @@ class _Line:
 
 
 def _write_page(path: Path, reports: Sequence[BenchReport]) -> None:
-    from aotc.bench.page import render_page
     from aotc.store.files.writing import write_output
+    from aotc.tools.bench.page import render_page
 
     data = render_page(reports).encode()
     write_output(path, data)
@@ -316,7 +316,7 @@ def _show(report: BenchReport) -> None:
 
 
 def _show_starts(report: BenchReport) -> None:
-    from aotc.bench.comparison import in_words
+    from aotc.tools.bench.comparison import in_words
 
     steps = ("import torch", "imports", "device", "model", "load", "first call")
     shown = [step for step in steps if step != "device" or "GPU" in report.machine]
@@ -343,7 +343,7 @@ def _show_starts(report: BenchReport) -> None:
 
 
 def _show_bucket(bucket: BucketReport, subject: str) -> None:
-    from aotc.bench.comparison import in_words
+    from aotc.tools.bench.comparison import in_words
 
     echo()
     at = ",".join(f"{dim}={size}" for dim, size in sorted(bucket.dims.items()))

@@ -14,11 +14,11 @@ from aotc.cli.output import echo, print_json, progress_console
 from aotc.cli.stopping import end_on_sigterm
 
 if TYPE_CHECKING:
-    from aotc.caches.origin import Origin
-    from aotc.caches.restore import Restored
     from aotc.store.layout.bundle import Bundle
     from aotc.store.layout.store import Store
     from aotc.store.reference import Reference
+    from aotc.tools.caches.origin import Origin
+    from aotc.tools.caches.restore import Restored
 
 _cache_option = click.option(
     "--cache",
@@ -56,12 +56,12 @@ def save(ref: str, given: Sequence[str], code: str, store_path: Path | str, as_j
     Without a tag, the tag is the key: GPU or CPU, versions of torch, Triton, vLLM and Python, and --code. A remote
     store gets what it lacks.
     """
-    from aotc.caches.folders import cache_folders
-    from aotc.caches.origin import this_origin
-    from aotc.caches.save import save as run_save
     from aotc.runtime.fetch import local_store
     from aotc.store.layout.store import Store
     from aotc.store.reference import Reference, is_remote
+    from aotc.tools.caches.folders import cache_folders
+    from aotc.tools.caches.origin import this_origin
+    from aotc.tools.caches.save import save as run_save
 
     end_on_sigterm()
     folders, origin = cache_folders(given), this_origin(code)
@@ -99,11 +99,11 @@ def restore(ref: str, given: Sequence[str], code: str, store_path: Path | str, a
     Without a tag, REF is the cache of this machine's key. Versions and digests are compared before anything is written;
     files that are there stay. The files are pickles and libraries, which compilers run: set $AOTC_TRUSTED_KEYS.
     """
-    from aotc.caches.folders import cache_folders
-    from aotc.caches.origin import this_origin
-    from aotc.caches.restore import restore as run_restore
     from aotc.errors import NotFoundError
     from aotc.store.signing.trust import read_trust
+    from aotc.tools.caches.folders import cache_folders
+    from aotc.tools.caches.origin import this_origin
+    from aotc.tools.caches.restore import restore as run_restore
 
     end_on_sigterm()
     folders, here = cache_folders(given), this_origin(code)

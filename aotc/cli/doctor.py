@@ -16,7 +16,7 @@ from aotc.cli.options import compat_option, is_manifest, json_option, store_of, 
 from aotc.cli.output import echo, print_json, printing_to_stderr
 
 if TYPE_CHECKING:
-    from aotc.doctor.checks import Check
+    from aotc.tools.doctor.checks import Check
 
 
 @click.command()
@@ -46,21 +46,21 @@ def doctor(what: str | None, compat: Literal["minor", "abi"], store_path: Path |
 
 
 def _checks(what: str | None, store_path: Path | str, compat: Literal["minor", "abi"]) -> list[Check]:
-    from aotc.doctor.torch_import import check_torch
+    from aotc.tools.doctor.torch_import import check_torch
 
     torch = check_torch()
     if torch.status == "fail":
         return [torch]
     if what is None:
-        from aotc.doctor.machine import check_machine
+        from aotc.tools.doctor.machine import check_machine
 
         return [torch, *check_machine(str(store_path))]
     if is_manifest(Path(what)):
-        from aotc.doctor.build import check_manifest
+        from aotc.tools.doctor.build import check_manifest
 
         return [torch, *check_manifest(Path(what), str(store_path))]
-    from aotc.doctor.bundle import check_bundle
     from aotc.store.reference import parse_reference
+    from aotc.tools.doctor.bundle import check_bundle
 
     reference = parse_reference(what)
     return [torch, *check_bundle(reference, store_of(store_path, reference)[0], compat)]

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from aotc.cli.output import echo, print_table, progress_console
 
 if TYPE_CHECKING:
-    from aotc.bench.subject import Subject
-    from aotc.gate.document import Gate
+    from aotc.tools.bench.subject import Subject
+    from aotc.tools.gate.document import Gate
     from aotc.verification import Limit
     from aotc.verify.report import Report
 
@@ -19,7 +19,7 @@ def limits_by_bundle(
     gate: Gate, folder: Path, subjects: Sequence[Subject], reports: Sequence[Report], where: str, quiet: bool
 ) -> dict[str, list[Limit]]:
     """The limits of each bundle, by its digest. Raises as `limits_of` does."""
-    from aotc.gate.limits import limits_of
+    from aotc.tools.gate.limits import limits_of
 
     found = {}
     for subject in subjects:
@@ -45,8 +45,8 @@ def write_report(
     path: Path, names: Mapping[str, str], reports: Sequence[Report], limits: Mapping[str, Sequence[Limit]]
 ) -> None:
     """Raises StoreError where the file cannot be written."""
-    from aotc.gate.markdown import markdown
     from aotc.store.files.writing import write_output
+    from aotc.tools.gate.markdown import markdown
 
     text = markdown(reports, {names[digest]: each for digest, each in limits.items()}, _machine(reports))
     write_output(path, text.encode())

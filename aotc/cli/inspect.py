@@ -125,8 +125,8 @@ def _verdicts(path: Path, bundle: Bundle) -> list[Verdict]:
 
 
 def _write_page(store: Readable, bundle: Bundle, ref: str, path: Path, verdicts: Sequence[Verdict]) -> None:
-    from aotc.inspection.page import render_page
     from aotc.store.files.writing import write_output
+    from aotc.tools.inspection.page import render_page
 
     data = render_page(store, bundle, ref, verdicts).encode()
     write_output(path, data)
@@ -144,8 +144,8 @@ def _signature_text(seen: SeenSignature) -> str:
 
 
 def _with_reports(store: Readable, artifact: BuiltArtifact) -> dict[str, Any]:
-    from aotc.inspection.reports import read_report
     from aotc.store.layout.units import find_built
+    from aotc.tools.inspection.reports import read_report
 
     data: dict[str, Any] = {**msgspec.to_builtins(artifact), "operators": msgspec.to_builtins(artifact.operators)}
     for variant, shown in zip(artifact.variants, data["variants"], strict=True):
@@ -183,9 +183,9 @@ def _show_cache(cache: CompilerCache) -> None:
 
 
 def _show_artifact(store: Readable, artifact: BuiltArtifact, verification: Verification | None) -> None:
-    from aotc.inspection.reports import read_report
     from aotc.records import bucket_name, part_name
     from aotc.store.layout.bundle import each_file
+    from aotc.tools.inspection.reports import read_report
 
     needs = artifact.environment
     files = {file.blob: file for file in each_file(artifact)}.values()

@@ -17,12 +17,12 @@ from aotc.cli.options import json_option, store_of, store_option
 from aotc.cli.output import console, echo, print_json, print_table
 
 if TYPE_CHECKING:
-    from aotc.inspection.picks import PickChange
     from aotc.picks import UnitPicks
     from aotc.store.layout.store import Store
     from aotc.store.layout.tags import TagEntry
     from aotc.store.readable import Readable
     from aotc.store.signing.trust import Trust
+    from aotc.tools.inspection.picks import PickChange
 
 
 @click.command("ls")
@@ -172,9 +172,9 @@ def picks(refs: Sequence[str], store_path: Path | str, diff: bool, export: Path 
 
     For each decision: the winner, the runner-up, the margin, and how often it is used.
     """
-    from aotc.inspection.picks import changes, exported, picks_of
     from aotc.store.files.writing import write_output
     from aotc.store.reference import parse_reference
+    from aotc.tools.inspection.picks import changes, exported, picks_of
 
     if diff and len(refs) != 2:
         raise click.UsageError("--diff compares two references")
@@ -271,10 +271,10 @@ def diff(
 
     Exit code 0 if nothing differs, 1 if anything does.
     """
-    from aotc.inspection.compare import compare_bundles, open_side
-    from aotc.inspection.tree import difference_tree
     from aotc.store.opening import open_readable
     from aotc.store.reference import parse_reference
+    from aotc.tools.inspection.compare import compare_bundles, open_side
+    from aotc.tools.inspection.tree import difference_tree
 
     references = [parse_reference(ref) for ref in (a, b)]
     stores = store_of(store_path, *references)

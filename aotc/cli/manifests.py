@@ -39,7 +39,7 @@ def init(factory: str, call: str | None, kwargs: Sequence[str], name: str | None
 
     FACTORY is package.module:name, a callable that returns the model.
     """
-    from aotc.models.first_manifest import write_first_manifest
+    from aotc.tools.recording.first_manifest import write_first_manifest
 
     given = _read_kwargs(kwargs)
     with printing_to_stderr():

@@ -53,8 +53,8 @@ def tune(
     """
     from aotc.compiler.mistakes import read_checked
     from aotc.compiler.workers.forks import ForkServers
-    from aotc.inspection.picks import exported, picks_of
     from aotc.store.files.writing import write_output
+    from aotc.tools.inspection.picks import exported, picks_of
 
     read = read_checked(manifest, models)
     servers = ForkServers()

@@ -18,9 +18,9 @@ from aotc.cli.stopping import end_on_sigterm
 from aotc.errors import one_line
 
 if TYPE_CHECKING:
-    from aotc.bench.subject import Subject
-    from aotc.gate.document import Gate
     from aotc.store.signing.keys import PrivateKey
+    from aotc.tools.bench.subject import Subject
+    from aotc.tools.gate.document import Gate
     from aotc.verification import Limit
     from aotc.verify.report import Report
 
@@ -127,23 +127,23 @@ def _gate(path: Path | None) -> Gate | None:
     """Read before anything is compared, too."""
     if path is None:
         return None
-    from aotc.gate.document import read_gate
+    from aotc.tools.gate.document import read_gate
 
     return read_gate(path)
 
 
 def _check_gate(gate: Gate, path: Path, where: str, what: str, models: Sequence[str]) -> None:
     """A trace or a baseline that is not there must not cost a verification, either."""
-    from aotc.gate.inputs import check_inputs
     from aotc.manifest import read_manifest
     from aotc.store.reference import parse_reference
+    from aotc.tools.gate.inputs import check_inputs
 
     manifest = read_manifest(Path(what), models).models if is_manifest(Path(what)) else [parse_reference(what).model]
     check_inputs(gate, path, where, manifest)
 
 
 def _subjects(what: str, models: Sequence[str], where: str, tag: str) -> list[Subject]:
-    from aotc.bench.subject import subject_of, subjects_of_manifest
+    from aotc.tools.bench.subject import subject_of, subjects_of_manifest
 
     if is_manifest(Path(what)):
         return list(subjects_of_manifest(Path(what), models, where, tag))
@@ -154,7 +154,7 @@ def _bisect(where: str, reports: Sequence[Report], folder: Path, seeds: int, qui
     """The reports, with the bisections of those that were bisected; prints these, unless `quiet`."""
     import msgspec
 
-    from aotc.bisection.run import bisect_reports, to_bisect
+    from aotc.tools.bisection.run import bisect_reports, to_bisect
 
     found = {}
     with progress_console(quiet).status(f"bisecting {counted(len(to_bisect(reports)), 'artifact')}"):

@@ -20,9 +20,9 @@ from aotc.compiler.request import BuildRequest
 from aotc.compiler.scheduling import side_by_side
 from aotc.compiler.task import Task
 from aotc.errors import AotcError, Issue
-from aotc.inspection.picks import read_picks
 from aotc.provenance import BuiltArtifact
 from aotc.records import File
+from aotc.store.layout.built import read_picks
 from aotc.store.layout.store import Store
 from aotc.store.layout.units import UnitRecord
 

@@ -10,7 +10,4 @@
 - `launch`: how code for a GPU is launched where that is not a matter of time.
 - `ranks`: the process group of a parallel model, of fake ranks while it is built.
 - `regions`: submodules, and the calls that the model makes to them.
-- `first_manifest`: the other way, from a module and a call to a manifest (`aotc init`).
-- `record`, `recorded_manifest`: from the calls that a program makes (`aotc.record`).
-- `seen_calls`: inputs and buckets from calls. `module_factories`: the factory of a module that is there.
 """

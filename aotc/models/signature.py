@@ -1,7 +1,7 @@
 """The calling convention of a forward: which of its parameters a call passes, by which name and in which way.
 
 One reader for all who ask: the manifest's inputs (`make_signature`), a call that the model makes to a region
-(`aotc.models.regions`) and the example call of `aotc init` (`aotc.models.first_manifest`).
+(`aotc.models.regions`) and the example call of `aotc init` (`aotc.tools.recording.first_manifest`).
 """
 
 from __future__ import annotations

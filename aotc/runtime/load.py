@@ -6,7 +6,7 @@ import functools
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -200,6 +200,7 @@ def load(
             use = cuda_graphs if ranks is None or ranks.is_capturable(on) else "never"
             graphs = GraphOptions(use=use, capture=capture, outputs=outputs)
         timer.took("record")
+        read_file = functools.cache(lambda file: opened.blobs.load(file, READ_LIMIT))
         call = bind_artifact(
             artifact,
             files_of,
@@ -208,13 +209,17 @@ def load(
             on_miss=on_miss,
             concurrency=concurrency,
             ignore=ignore,
-            read_file=functools.cache(lambda file: opened.blobs.load(file, READ_LIMIT)),
+            read_file=read_file,
             weights=weights,
             graphs=graphs,
             allow_imports=allow_imports,
             timer=timer,
             ranks=ranks,
         )
+        if artifact.native is not None:
+            from aotc.runtime.native import use_native
+
+            use_native(call, artifact.native, read_file)
         if ranks is not None:
             ranks.agree("loaded", "")
         call.loaded = Loaded(reference.name, where, bundle.digest, timer.parts)
@@ -293,7 +298,6 @@ def bind_artifact(
 
             attached = attach_regions(artifact, libraries, module, device, on_miss, ignore, read_file, on_gpu, ranks)
             timer.took("module")
-            _use_native(artifact, attached.regions.values(), read_file)
             return attached
         if module is not None:
             check_module(artifact, module, ignore, read_file)
@@ -322,16 +326,7 @@ def bind_artifact(
                 check_again=lambda: check_module(artifact, module, ignore, read_file) if module is not None else None,
             )
         timer.took("graphs")
-        _use_native(artifact, [compiled], read_file)
         return compiled
-
-
-def _use_native(artifact: Artifact, calls: Iterable[CompiledCall], read_file: Callable[[File], bytes]) -> None:
-    if artifact.native is not None:
-        from aotc.runtime.native import use_native
-
-        for call in calls:
-            use_native(call, artifact.native, read_file)
 
 
 @contextmanager

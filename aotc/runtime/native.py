@@ -20,7 +20,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import torch
@@ -43,17 +43,20 @@ _modules: dict[str, Any] = {}
 
 
 def use_native(call: CompiledCall, native: NativeCall, read_file: Callable[[File], bytes]) -> None:
-    """Let later calls run in the extension, where it is one for this torch and this Python, and the model's are such
-    calls as it can make. `AOTC_NATIVE_CALL=0` switches it off."""
+    """Let later calls, of a model by regions those of each region, run in the extension, where it is one for this torch
+    and this Python, and they are such calls as it can make. `AOTC_NATIVE_CALL=0` switches it off."""
     fits = (native.torch, native.abi, native.interface) == (torch.__version__, abi(), NATIVE_INTERFACE)
-    if not fits or os.environ.get("AOTC_NATIVE_CALL") == "0" or not can_be_native(call):
+    parts = cast("Any", call).regions.values() if call.artifact.regions else [call]
+    called = [part for part in parts if can_be_native(part)]
+    if not fits or os.environ.get("AOTC_NATIVE_CALL") == "0" or not called:
         return
     try:
         module = _opened(native.file, read_file)
     except (ImportError, OSError, LibraryError) as error:  # of a newer libc, or where no file may be mapped as code
         _log.info("%s: calls are made by Python: %s", call.artifact.model, error)
         return
-    Native(call, module.Native())
+    for part in called:
+        Native(part, module.Native())
 
 
 def abi() -> str:
@@ -80,7 +83,7 @@ def _opened(file: File, read_file: Callable[[File], bytes]) -> Any:
 
 
 def can_be_native(call: CompiledCall) -> bool:
-    """Whether any call of the model can be: the arguments are its leaves, nothing is written, all modes can be told."""
+    """Whether any call of it can be: the arguments are its leaves, nothing is written, all modes can be told."""
     artifact, guards = call.artifact, call._guards
     signature = artifact.signature
     extras = sum(each.kind == "extra" for each in signature.parameters)

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from aotc.advise.dispatch import Dispatch
 from aotc.records import Bucket, PadRule, Signature, Size, SizeRange, TensorLeaf, Variant
 from aotc.runtime.dispatch import Dispatcher
+from aotc.tools.advise.dispatch import Dispatch
 
 
 @pytest.mark.parametrize(

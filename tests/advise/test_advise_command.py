@@ -194,7 +194,7 @@ def test_names_on_the_page_are_escaped(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("dims", ["seq", "batch,seq"])
 def test_the_picture_draws_sizes_and_buckets(folder: Path, tmp_path: Path, dims: str) -> None:
     image = pytest.importorskip("PIL.Image")
-    from aotc.advise import picture
+    from aotc.tools.advise import picture
 
     ran = advise(folder, "trace.jsonl", "--dims", dims, "--buckets", 1, "--png", tmp_path / "chart.png")
     assert ran.exit_code == 0, ran.output

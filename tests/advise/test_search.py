@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aotc.advise import Advice, Goal, Trace, advise
-from aotc.advise.costs import check_cost, expression_cost, fit_latency, read_latencies
 from aotc.errors import TraceError
 from aotc.records import Bucket, SizeRange
+from aotc.tools.advise import Advice, Goal, Trace, advise
+from aotc.tools.advise.costs import check_cost, expression_cost, fit_latency, read_latencies
 
 Counts = Mapping[tuple[int, ...], int]
 

@@ -15,15 +15,15 @@ import pytest
 from click.testing import CliRunner, Result
 from processes import ROOT
 
-from aotc.bench.caches import FOLDERS, own_caches
-from aotc.bench.comparison import compare, latency_of
-from aotc.bench.contenders import CONTENDERS, with_sources
-from aotc.bench.messages import Counted, Launches, Started, Used
-from aotc.bench.page import render_page
-from aotc.bench.report import BenchReport, BucketReport, Measured, Replayed, TraceReport
-from aotc.bench.run import Options, Said
-from aotc.bench.subject import Sizes
 from aotc.cli import main
+from aotc.tools.bench.caches import FOLDERS, own_caches
+from aotc.tools.bench.comparison import compare, latency_of
+from aotc.tools.bench.contenders import CONTENDERS, with_sources
+from aotc.tools.bench.messages import Counted, Launches, Started, Used
+from aotc.tools.bench.page import render_page
+from aotc.tools.bench.report import BenchReport, BucketReport, Measured, Replayed, TraceReport
+from aotc.tools.bench.run import Options, Said
+from aotc.tools.bench.subject import Sizes
 
 
 def test_a_contender_brings_the_one_whose_caches_it_starts_from() -> None:
@@ -170,7 +170,7 @@ def test_a_measurement_off_a_terminal_shows_each_step_and_figure_and_a_busy_mach
 def measuring(monkeypatch: pytest.MonkeyPatch, measured: Callable[..., BenchReport]) -> None:
     """Let `measured` stand for the measurement of a model `tiny`."""
     subject = SimpleNamespace(spec=SimpleNamespace(name="tiny"), buckets=[])
-    monkeypatch.setattr("aotc.bench.run.bench", measured)
+    monkeypatch.setattr("aotc.tools.bench.run.bench", measured)
     monkeypatch.setattr("aotc.cli.bench._subjects", lambda *given: iter([subject]))
 
 

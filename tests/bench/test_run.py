@@ -10,18 +10,18 @@ from typing import Any
 import click
 import pytest
 
-from aotc.bench import run
-from aotc.bench.contenders import CONTENDERS
-from aotc.bench.messages import Burst, Calls, Counted, Job, Launches, Profile, SaveMega, Started, Timed, Used
-from aotc.bench.page import render_page
-from aotc.bench.report import BenchReport
-from aotc.bench.run import Options, bench
-from aotc.bench.session import ContenderFailed
-from aotc.bench.subject import Sizes, Subject
 from aotc.cli import bench as cli
 from aotc.cli import main
 from aotc.manifest.types import ModelSpec
 from aotc.records import Signature
+from aotc.tools.bench import run
+from aotc.tools.bench.contenders import CONTENDERS
+from aotc.tools.bench.messages import Burst, Calls, Counted, Job, Launches, Profile, SaveMega, Started, Timed, Used
+from aotc.tools.bench.page import render_page
+from aotc.tools.bench.report import BenchReport
+from aotc.tools.bench.run import Options, bench
+from aotc.tools.bench.session import ContenderFailed
+from aotc.tools.bench.subject import Sizes, Subject
 
 MS = {"eager": 2.0, "default": 1.5, "max-autotune": 1.0, "aotc": 1.0}
 

@@ -32,9 +32,9 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:] = [str(HERE.parents[1]), *(entry for entry in sys.path if Path(entry or ".").resolve() != HERE)]
 
-from aotc.advise import Goal, Trace, advise, read_trace  # noqa: E402
-from aotc.advise.advice import evaluate  # noqa: E402
-from aotc.advise.costs import elements  # noqa: E402
+from aotc.tools.advise import Goal, Trace, advise, read_trace  # noqa: E402
+from aotc.tools.advise.advice import evaluate  # noqa: E402
+from aotc.tools.advise.costs import elements  # noqa: E402
 
 CALLS = 100_000
 LONGEST = 4096

@@ -38,9 +38,9 @@ began = time.perf_counter()
 if how == "mega":
     torch.compiler.load_cache_artifacts(Path(artifacts).read_bytes())
 elif how == "restored":
-    from aotc.caches.folders import cache_folders
-    from aotc.caches.origin import this_origin
-    from aotc.caches.restore import restore
+    from aotc.tools.caches.folders import cache_folders
+    from aotc.tools.caches.origin import this_origin
+    from aotc.tools.caches.restore import restore
     from aotc.store.layout.bundle import read_bundle
     from aotc.store.layout.store import Store
     from aotc.store.reference import Reference

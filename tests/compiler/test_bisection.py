@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from aotc.bisection.divergence import first_divergence
 from aotc.compiler.wrong_code.ladder import DECOMPOSED, LOWERED, walk
 from aotc.compiler.wrong_code.lowering import Lowering
 from aotc.machine.targets import parse_target
+from aotc.tools.bisection.divergence import first_divergence
 
 aten = torch.ops.aten
 

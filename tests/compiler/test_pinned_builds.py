@@ -13,9 +13,9 @@ from doctoring import artifact_of
 from in_process import run_here
 from processes import ROOT, finish, run_aotc, start
 
-from aotc.inspection.picks import picks_of
 from aotc.picks import Pick
 from aotc.store.layout.store import Store
+from aotc.tools.inspection.picks import picks_of
 
 pytestmark = pytest.mark.every_torch
 

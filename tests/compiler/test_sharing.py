@@ -32,12 +32,12 @@ from aotc.compiler.toolchain.object_cache import objects_shared
 from aotc.compiler.workers import shared_folder
 from aotc.compiler.workers.shared_folder import SharedFolder
 from aotc.compiler.workers.unit_process import _caches
-from aotc.inspection.picks import picks_of
 from aotc.machine.targets import parse_target
 from aotc.manifest import read_manifest
 from aotc.picks import Candidate, Pick
 from aotc.store.layout.store import Store
 from aotc.store.layout.units import Shared
+from aotc.tools.inspection.picks import picks_of
 
 HERE = ["cpu:x86-64-v3", "torch", "a CPU"]
 QUESTION = Pick(kind="operator", subject="mm", candidates=(), inputs=("float32[2, 2] stride [2, 1]",))

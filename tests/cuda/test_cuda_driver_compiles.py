@@ -7,8 +7,8 @@ import re
 import pytest
 from conftest import Builds
 
-from aotc.inspection.picks import picks_of
 from aotc.picks import Pick
+from aotc.tools.inspection.picks import picks_of
 
 pytestmark = pytest.mark.cuda
 

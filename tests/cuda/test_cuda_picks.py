@@ -10,8 +10,8 @@ import pytest
 import torch
 from gpu_runs import FOLDER, Gpu, inputs, start_aotc
 
-from aotc.inspection.picks import exported, picks_of
 from aotc.picks import Pick, UnitPicks
+from aotc.tools.inspection.picks import exported, picks_of
 
 pytestmark = pytest.mark.cuda
 

@@ -16,16 +16,16 @@ from processes import ROOT, environment
 
 import aotc
 from aotc.cli.reference import reference
-from aotc.gate.document import read_gate
 from aotc.manifest import read_manifest
 from aotc.store.remote.interface import Limits
+from aotc.tools.gate.document import read_gate
 
 RUN = [
     Path(page)
     for page in (
         "README.md",
         "aotc/ERRORS.md",
-        "aotc/caches/GUIDE.md",
+        "aotc/tools/caches/GUIDE.md",
         "aotc/compiler/GUIDE.md",
         "aotc/manifest/GUIDE.md",
         "aotc/runtime/GUIDE.md",

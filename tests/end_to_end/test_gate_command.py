@@ -11,13 +11,13 @@ from doctoring import artifact_of, copy_store
 from in_process import run_here
 from processes import ZOO
 
-from aotc.gate import releases
 from aotc.provenance import BuiltArtifact
 from aotc.store.layout.bundle import read_bundle
 from aotc.store.layout.publishing import publish
 from aotc.store.reference import parse_reference
 from aotc.store.signing.attachments import reader_of
 from aotc.store.signing.attestations import read_attestations
+from aotc.tools.gate import releases
 
 GATE = """
 version: 1

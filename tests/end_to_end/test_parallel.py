@@ -10,9 +10,7 @@ import pytest
 import torch
 from rank_suite import EXAMPLE, RankSuite
 
-from aotc.bisection.run import bisect_reports
 from aotc.errors import CorruptError, ManifestError
-from aotc.inspection.picks import picks_of
 from aotc.manifest import read_manifest
 from aotc.manifest.types import ModelSpec
 from aotc.models.factory import build_module
@@ -24,6 +22,8 @@ from aotc.store.layout.bundle import each_file, read_artifact, read_bundle
 from aotc.store.layout.check_record import check_record
 from aotc.store.layout.store import Store
 from aotc.store.reference import parse_reference
+from aotc.tools.bisection.run import bisect_reports
+from aotc.tools.inspection.picks import picks_of
 from aotc.verify.ranks import compare_with_whole
 from aotc.verify.report import Report
 

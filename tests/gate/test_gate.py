@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from aotc.bench.comparison import Comparison, compare
-from aotc.bench.subject import Subject
 from aotc.errors import ManifestError
-from aotc.gate.document import Coverage, Gate, Latency, Numbers, Startup, read_gate
-from aotc.gate.inputs import check_inputs
-from aotc.gate.limits import baseline_of, in_words, is_kept, limits_of
-from aotc.gate.markdown import markdown
 from aotc.manifest.types import ModelSpec
 from aotc.records import Parameter, Signature, SizeRange, TensorLeaf
 from aotc.store.layout import oci
 from aotc.store.layout.oci import Descriptor
 from aotc.store.layout.store import Store
+from aotc.tools.bench.comparison import Comparison, compare
+from aotc.tools.bench.subject import Subject
+from aotc.tools.gate.document import Coverage, Gate, Latency, Numbers, Startup, read_gate
+from aotc.tools.gate.inputs import check_inputs
+from aotc.tools.gate.limits import baseline_of, in_words, is_kept, limits_of
+from aotc.tools.gate.markdown import markdown
 from aotc.verification import Limit
 from aotc.verify.report import Report, decode_reports
 

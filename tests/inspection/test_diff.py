@@ -30,19 +30,18 @@ from small_artifact import publish_unchecked
 from aotc.cli import main
 from aotc.digest import canonical_json, sha256_bytes
 from aotc.errors import CorruptError, SchemaVersionError
-from aotc.inspection.binaries import BUILD_ID, OUTSIDE, compare_binaries
-from aotc.inspection.changes import Change, changes
-from aotc.inspection.kernels import compare_kernels
-from aotc.inspection.picks import read_picks
 from aotc.picks import PICKS_SCHEMA_VERSION, PickFile, UnitPicks
 from aotc.provenance import BuiltArtifact, BuiltVariant, Kernel
 from aotc.records import Ambient, Environment, LaunchPick, SizeRange
-from aotc.store.layout.built import read_built
+from aotc.store.layout.built import read_built, read_picks
 from aotc.store.layout.bundle import read_bundle
 from aotc.store.layout.publishing import publish
 from aotc.store.layout.store import Store
 from aotc.store.layout.units import UnitRecord, put_unit
 from aotc.store.reference import Reference
+from aotc.tools.inspection.binaries import BUILD_ID, OUTSIDE, compare_binaries
+from aotc.tools.inspection.changes import Change, changes
+from aotc.tools.inspection.kernels import compare_kernels
 
 replace = msgspec.structs.replace
 

@@ -15,8 +15,6 @@ from sample_builds import CREATED, kernels, make_artifact, make_variant, picks, 
 from small_artifact import publish_unchecked
 
 from aotc.cli import main
-from aotc.inspection.overview import Overview, overviews
-from aotc.inspection.races import CLOSE, LONGEST_BAR, make_race
 from aotc.picks import Candidate, Pick
 from aotc.provenance import CallTimes, Kernel, Spread
 from aotc.records import OperatorNeed, StateSpec
@@ -25,6 +23,8 @@ from aotc.store.layout.publishing import publish
 from aotc.store.layout.store import Store
 from aotc.store.layout.units import put_unit
 from aotc.store.reference import Reference
+from aotc.tools.inspection.overview import Overview, overviews
+from aotc.tools.inspection.races import CLOSE, LONGEST_BAR, make_race
 from aotc.verify.report import Report as Verdict
 
 replace = msgspec.structs.replace

@@ -20,10 +20,10 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from test_page import HOSTILE, hostile_store
 
-from aotc.inspection.page import render_page
 from aotc.store.layout.bundle import read_bundle
 from aotc.store.layout.store import Store
 from aotc.store.reference import Reference
+from aotc.tools.inspection.page import render_page
 
 BROWSER = shutil.which("chromium")
 DRIVER = shutil.which("chromedriver")

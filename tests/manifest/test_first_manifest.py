@@ -15,7 +15,7 @@ from aotc.errors import ManifestError
 from aotc.manifest import Manifest, read_manifest
 from aotc.models.auto_inputs import auto_inputs, with_inputs
 from aotc.models.factory import build_modules
-from aotc.models.first_manifest import write_first_manifest
+from aotc.tools.recording.first_manifest import write_first_manifest
 
 NETS = """\
 import torch

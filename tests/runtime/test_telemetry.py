@@ -15,11 +15,11 @@ import pytest
 import torch
 from hand_built import make_compiled, tensor
 
-from aotc.advise import read_trace
 from aotc.errors import BindError, LibraryError, MissError
 from aotc.records import Output, PadRule
 from aotc.runtime.compiled import Compiled, compiled_module
 from aotc.telemetry import ShapeSample, log_startup, sample_shapes
+from aotc.tools.advise import read_trace
 
 
 @pytest.fixture

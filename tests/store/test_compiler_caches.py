@@ -17,10 +17,6 @@ from signing import key_by_openssl, needs_openssl, private_key
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 import aotc
-from aotc.caches.folders import cache_folders
-from aotc.caches.origin import Origin, this_origin
-from aotc.caches.restore import restore
-from aotc.caches.save import save
 from aotc.cli import main
 from aotc.digest import sha256_bytes
 from aotc.errors import AotcError, CorruptError, EnvironmentMismatchError, NotFoundError, StoreError
@@ -31,6 +27,10 @@ from aotc.store.layout.store import Store
 from aotc.store.maintenance.fsck import fsck
 from aotc.store.reference import Reference, parse_reference
 from aotc.store.signing.release import sign_release
+from aotc.tools.caches.folders import cache_folders
+from aotc.tools.caches.origin import Origin, this_origin
+from aotc.tools.caches.restore import restore
+from aotc.tools.caches.save import save
 
 REF = Reference(None, "llm", tag="v1")
 GPU = Environment(

@@ -33,7 +33,6 @@ from sample_artifacts import (
 from aotc import load
 from aotc.digest import canonical_json, sha256_bytes
 from aotc.errors import AotcError, CorruptError, NotFoundError, SchemaVersionError, StoreError
-from aotc.inspection.picks import picks_of
 from aotc.provenance import BuiltArtifact, BuiltVariant
 from aotc.store.layout.built import read_built
 from aotc.store.layout.bundle import ARTIFACT_TYPE, CONFIG, FILE, each_file, read_artifact, read_bundle
@@ -44,6 +43,7 @@ from aotc.store.layout.store import Store
 from aotc.store.maintenance.fsck import fsck
 from aotc.store.reference import parse_reference
 from aotc.store.remote.push import push
+from aotc.tools.inspection.picks import picks_of
 
 TINY = parse_reference("tiny:v1")
 

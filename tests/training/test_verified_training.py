@@ -11,7 +11,6 @@ from open_libraries import libraries_of
 from processes import ROOT
 from torch import Tensor
 
-from aotc.doctor.bundle import check_bundle
 from aotc.machine.native import resolve_target
 from aotc.manifest import read_manifest
 from aotc.models.calls import signature_leaves
@@ -19,6 +18,7 @@ from aotc.models.tolerance import judge_gradients
 from aotc.records import PadRule
 from aotc.runtime.training.step import TrainingStep
 from aotc.store.reference import parse_reference
+from aotc.tools.doctor.bundle import check_bundle
 from aotc.verify.cases import Step
 from aotc.verify.comparison import Comparison, VerifyJob
 from aotc.verify.launch import measured_launches

@@ -18,7 +18,6 @@ from sample_artifacts import stored_artifact
 
 from aotc import fetch
 from aotc.cli import main
-from aotc.doctor import bundle
 from aotc.errors import EnvironmentMismatchError, Issue
 from aotc.machine import cpp_compiler
 from aotc.machine.environment import runs, this_environment
@@ -31,6 +30,7 @@ from aotc.store.layout.bundle import read_bundle
 from aotc.store.layout.publishing import publish
 from aotc.store.layout.store import Store
 from aotc.store.reference import parse_reference
+from aotc.tools.doctor import bundle
 
 HERE = this_environment()
 GPU = {"cuda_capability": "9.0", "cuda": "12.8"}

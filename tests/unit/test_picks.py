@@ -14,9 +14,9 @@ from aotc.compiler.autotune.padding import padding_hooks
 from aotc.compiler.autotune.picker import Picker
 from aotc.compiler.autotune.picks_file import NO_PINS, Pins, pins_for, read_picks_file
 from aotc.errors import BuildError, CorruptError, ManifestError, SchemaVersionError
-from aotc.inspection.picks import changes, exported
 from aotc.picks import Candidate, Pick, PickFile, UnitPicks, decode_picks, launch_pick, pinned_launch
 from aotc.records import LaunchPick
+from aotc.tools.inspection.picks import changes, exported
 
 FAST, SLOW = Candidate("triton_mm", {"BLOCK_M": 64}, ms=0.1), Candidate("mm", ms=0.15)
 BROKEN = Candidate("triton_mm", {"BLOCK_M": 128})

@@ -13,10 +13,10 @@ from aotc.errors import BuildError, ManifestError
 from aotc.manifest.types import ModelSpec
 from aotc.models.calls import arguments_of
 from aotc.models.regions import read_call
-from aotc.models.seen_calls import bound_arguments
 from aotc.models.signature import make_signature
 from aotc.records import Parameter
 from aotc.runtime.bind import make_binder
+from aotc.tools.recording.seen_calls import bound_arguments
 
 
 def positions(self: Any, x: Tensor, /, y: Tensor, scale: float = 2.0) -> Tensor:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from aotc.errors import CorruptError
-from aotc.provenance import PROVENANCE_LIMIT, BuiltArtifact, Provenance
+from aotc.picks import PICKS_LIMIT, UnitPicks, decode_picks, launch_pick
+from aotc.provenance import PROVENANCE_LIMIT, BuiltArtifact, BuiltVariant, Provenance
 from aotc.records import Artifact, decode
 from aotc.store.layout.bundle import BundleEntry, read_artifact
 from aotc.store.readable import Readable
@@ -27,3 +28,21 @@ def with_provenance(store: Readable, record: Artifact) -> BuiltArtifact:
         )
     built = decode(store.blobs.load(record.provenance, PROVENANCE_LIMIT), Provenance).join(record)
     return msgspec.structs.replace(built, kinds=tuple(with_provenance(store, kind) for kind in record.kinds))
+
+
+def read_picks(store: Readable, variant: BuiltVariant) -> UnitPicks | None:
+    """A variant's picks and its launch mode; None where none were recorded. Raises NotFoundError, CorruptError,
+    SchemaVersionError, StoreError."""
+    if variant.picks is None:
+        return None
+    units = decode_picks(store.blobs.load(variant.picks, PICKS_LIMIT), f"the picks {variant.picks.blob}").units
+    if len(units) != 1:
+        raise CorruptError(
+            f"the picks {variant.picks.blob} are those of {len(units)} units",
+            hint="build the unit again",
+            expected="1",
+            actual=str(len(units)),
+        )
+    (unit,) = units
+    launch = launch_pick(variant.launch)
+    return msgspec.structs.replace(unit, picks=(*unit.picks, launch)) if launch else unit

@@ -1,4 +1,4 @@
-"""The record of a compiler cache, and its check when it enters a store. What its files mean: `aotc.caches`."""
+"""The record of a compiler cache, and its check when it enters a store. What its files mean: `aotc.tools.caches`."""
 
 from __future__ import annotations
 

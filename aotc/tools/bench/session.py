@@ -1,0 +1,92 @@
+"""A measuring process, seen from its parent."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from aotc.tools.bench import worker
+from aotc.tools.bench.caches import own_caches
+from aotc.tools.bench.contenders import CONTENDERS
+from aotc.tools.bench.messages import Answer, Failed, Job, Request, Started
+
+A = TypeVar("A", bound=msgspec.Struct)
+LOG_LINES = 15
+
+
+class ContenderFailed(Exception):
+    """A contender raised an error, or its process ended; the text is for the report."""
+
+
+class Session:
+    """A contender in a fresh process. It waits for requests until `close`, using no CPU meanwhile."""
+
+    def __init__(self, job: Job, caches: Path, work: Path) -> None:
+        """Start the contender and wait for its first output. Raises ContenderFailed."""
+        self.name = job.contender
+        self._log = work / "log.txt"
+        work.mkdir(parents=True)
+        job_file = work / "job.json"
+        job_file.write_bytes(msgspec.json.encode(job))
+        command = [sys.executable, "-P", "-W", "ignore", worker.__file__, str(job_file)]
+        environment = own_caches(caches)
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [*command, repr(time.time()), ",".join(CONTENDERS[job.contender].imports)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=environment,
+            )
+        try:
+            self.started = self._read(Started)
+        except BaseException:
+            self.kill()
+            raise
+
+    def ask(self, request: Request, expected: type[A]) -> A:
+        """Raises ContenderFailed."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(msgspec.json.encode(request) + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise ContenderFailed(self._ending()) from None
+        return self._read(expected)
+
+    def _read(self, expected: type[A]) -> A:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line.endswith(b"\n"):
+            raise ContenderFailed(self._ending())
+        answer = msgspec.json.decode(line, type=Answer)
+        if isinstance(answer, Failed):
+            raise ContenderFailed(answer.message)
+        assert isinstance(answer, expected)
+        return answer
+
+    def _ending(self) -> str:
+        status = self._process.wait()
+        lines = self._log.read_text(errors="replace").strip().splitlines()[-LOG_LINES:]
+        return "\n".join([f"its process ended with status {status}", *lines])
+
+    def close(self) -> None:
+        """Let the process end."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.close()
+            self._process.wait(timeout=30)
+        except (BrokenPipeError, subprocess.TimeoutExpired):
+            pass
+        self.kill()
+
+    def kill(self) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.kill()
+        self._process.wait()
+        self._process.stdout.close()

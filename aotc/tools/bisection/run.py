@@ -1,0 +1,84 @@
+"""From the reports of `aotc verify` to bisections: one fresh process for each artifact that differs."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from aotc.errors import VerifyError
+from aotc.machine.processes import child_command, child_environment
+from aotc.records import Dims, bucket_name
+from aotc.runtime.fetch import local_store
+from aotc.store.layout.built import read_built
+from aotc.store.layout.bundle import read_bundle
+from aotc.store.layout.store import Store
+from aotc.store.reference import Reference, is_remote
+from aotc.tools.bisection.report import Bisection
+from aotc.tools.bisection.worker import BisectJob
+from aotc.verify.cases import model_dispatcher
+from aotc.verify.comparison import VerifyJob
+from aotc.verify.report import Report
+from aotc.verify.runnable import spec_of
+
+_IN_RANKS = (
+    "a bisection runs one process, and the model is split over ranks\n"
+    "build the whole model, without `parallel:`, under another name, and bisect that"
+)
+
+
+def to_bisect(reports: Sequence[Report]) -> list[Report]:
+    """Of each artifact the first report of a difference: others mostly have the same cause."""
+    wrong = [one for one in reports if one.status == "failed" and one.bundle]
+    return list({(one.bundle, one.target): one for one in reversed(wrong)}.values())
+
+
+def bisect_reports(
+    where: str, reports: Sequence[Report], folder: Path, seeds: int
+) -> Iterator[tuple[Report, Bisection]]:
+    """Say of each artifact that differs why it does. `where` is the store, `folder` the one of the factory's files.
+
+    Raises VerifyError where the process that bisects ends without an answer; NotFoundError, CorruptError, StoreError.
+    """
+    store = Store.open(local_store() if is_remote(where) else Path(where))
+    for report in to_bisect(reports):
+        yield report, _bisect(store, report, folder, seeds)
+
+
+def _bisect(store: Store, report: Report, folder: Path, seeds: int) -> Bisection:
+    bundle = read_bundle(store, Reference(None, report.model, digest=report.bundle))
+    entry = next(one for one in bundle.artifacts if one.target == report.target)
+    artifact = read_built(store, entry)
+    if artifact.parallel:
+        return Bisection(report.model, report.bucket, report.target, report.sizes, (), conclusion=_IN_RANKS)
+    spec = spec_of(artifact)
+    buckets = [variant.bucket for variant in model_dispatcher(artifact, spec.buckets).variants]
+    bucket = next(one for one in buckets if bucket_name(one) == report.bucket)
+    pinned = str(Reference(None, bundle.model, digest=bundle.digest))
+    job = BisectJob(
+        VerifyJob(pinned, str(store.path), spec, str(folder), artifact.target, seeds), bucket, _dims(report.sizes)
+    )
+    with tempfile.TemporaryDirectory(prefix="aotc-bisect-") as work:
+        given, answer, log = (Path(work) / name for name in ("job.json", "answer.json", "log"))
+        given.write_bytes(msgspec.json.encode(job))
+        caches = {"TORCHINDUCTOR_CACHE_DIR": f"{work}/inductor", "TRITON_CACHE_DIR": f"{work}/triton"}
+        command = child_command("aotc.tools.bisection.worker", str(given), str(answer))
+        with log.open("wb") as stream:
+            environment = {**child_environment(), **caches}
+            ran = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, env=environment)
+        if ran.returncode != 0 or not answer.exists():
+            status = ran.returncode
+            how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+            last = log.read_text(errors="replace").strip().splitlines()[-1:]
+            raise VerifyError(f"the process that bisects {report.model} {how}: {' '.join(last)[:500]}")
+        return msgspec.json.decode(answer.read_bytes(), type=Bisection)
+
+
+def _dims(sizes: str) -> Dims:
+    """The sizes of a report, as `describe_sizes` writes them."""
+    pairs = [part.partition("=") for part in sizes.split(",") if "=" in part]
+    return {name: int(size) for name, _, size in pairs}

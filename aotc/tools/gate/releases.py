@@ -1,0 +1,152 @@
+"""Measures a release for its gate: starts in fresh processes, and calls beside those of an earlier release.
+
+As `aotc bench` measures: every process has caches of its own, rounds of both releases alternate, and a second process
+of the release itself says how much two equal processes differ.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from aotc.errors import VerifyError
+from aotc.machine.processes import child_command
+from aotc.tools.bench.caches import own_caches
+from aotc.tools.bench.comparison import Comparison, compare, noise_floor
+from aotc.tools.bench.contenders import Attachment
+from aotc.tools.bench.messages import Calls, Job, Timed
+from aotc.tools.bench.prepare import Prepared, PrepareJob
+from aotc.tools.bench.session import ContenderFailed, Session
+from aotc.tools.bench.subject import Sizes, Subject
+
+STARTS = 3
+LEAST_ROUNDS, ROUNDS = 7, 15
+"""Fewer than six have no interval."""
+SECONDS = 0.1
+"""Of calls of one release in one round."""
+LONGEST = 20.0
+"""Seconds for a bucket, after which the least number of rounds is enough: on a busy machine."""
+LEAST_CALLS, MOST_CALLS = 3, 200
+
+
+class Start(NamedTuple):
+    """Seconds, each the median of the starts: from the module to a callable, and from the process to its output."""
+
+    load: float
+    first_output: float
+
+
+class Measuring:
+    """The processes of one release, over one folder of inputs."""
+
+    def __init__(self, subject: Subject, work: Path) -> None:
+        self.subject, self.work = subject, work
+        self.buckets: Sequence[Sizes] = subject.buckets
+        self._count = 0
+        self._prepare()
+
+    def _prepare(self) -> None:
+        subject = self.subject
+        files = tuple(str(self.work / f"inputs-{number}.pt") for number in range(len(self.buckets)))
+        frozen = subject.spec.weights != "live"
+        self.checkpoint = "" if frozen or subject.spec.regions else str(self.work / "weights.safetensors")
+        sizes = tuple(one.dims for one in self.buckets)
+        self.job = PrepareJob(
+            subject.spec,
+            str(subject.folder),
+            subject.device,
+            subject.signature,
+            sizes,
+            files,
+            str(self.work / "expected.pt"),
+            self.checkpoint,
+        )
+        path = self.work / "prepare.json"
+        path.write_bytes(msgspec.json.encode(self.job))
+        command = child_command("aotc.tools.bench.prepare", str(path))
+        done = subprocess.run(command, env=own_caches(self.work / "prepare"), capture_output=True, check=False)
+        error = f"its process ended with status {done.returncode}"
+        if done.returncode == 0:
+            error = msgspec.json.decode(done.stdout, type=Prepared).error
+        if error:
+            raise VerifyError(f"{subject.spec.name} cannot be run in eager: {error}")
+
+    @contextmanager
+    def session(self, ref: str, contender: str = "aotc") -> Iterator[Session]:
+        """A process that serves the bundle `ref`. Raises ContenderFailed."""
+        subject = self.subject
+        attachment = Attachment(ref, subject.target, subject.device, self.checkpoint, "")
+        job = Job(contender, subject.spec, str(subject.folder), attachment, self.job.inputs, self.job.expected)
+        self._count += 1
+        own = self.work / f"process-{self._count}"
+        session = Session(job, own / "caches", own / "session")
+        try:
+            yield session
+        finally:
+            session.close()
+
+    def starts(self) -> Start:
+        """Raises VerifyError where the release does not start."""
+        found = []
+        try:
+            for _ in range(STARTS):
+                with self.session(self.subject.ref) as session:
+                    found.append(session.started)
+        except ContenderFailed as error:
+            raise VerifyError(f"{self.subject.spec.name} does not start: {error}") from error
+        load = statistics.median(one.seconds["load"] for one in found)
+        return Start(load, statistics.median(one.first_output for one in found))
+
+    def beside(self, baseline: str) -> dict[str, Comparison | str]:
+        """By bucket, the baseline's calls against the release's; a text where the baseline cannot be called.
+
+        Where it refuses the module, as one of older code, both are started from the weights alone.
+        """
+        failure = ""
+        for contender in ("aotc", *(("aotc-file",) if Path(self.checkpoint or "/none").exists() else ())):
+            try:
+                with ExitStack() as stack:
+                    names = (self.subject.ref, self.subject.ref, baseline)
+                    own, control, other = (stack.enter_context(self.session(name, contender)) for name in names)
+                    return {
+                        sizes.bucket: _compared(number, own, control, other)
+                        for number, sizes in enumerate(self.buckets)
+                    }
+            except ContenderFailed as error:
+                failure = failure or (str(error).splitlines() or ["it ended"])[0][:300]
+        return {sizes.bucket: failure for sizes in self.buckets}
+
+
+def _compared(number: int, own: Session, control: Session, other: Session) -> Comparison | str:
+    sessions = {"own": own, "control": control, "other": other}
+    try:
+        ms = statistics.median(own.ask(Calls(number, 5), Timed).ms)
+        for session in (control, other):
+            session.ask(Calls(number, 3), Timed)
+        count = max(LEAST_CALLS, min(MOST_CALLS, round(SECONDS * 1e3 / ms)))
+        rounds: dict[str, list[float]] = {name: [] for name in sessions}
+        order, began = random.Random(0), time.monotonic()
+        for turn in range(ROUNDS):
+            if turn >= LEAST_ROUNDS and time.monotonic() - began > LONGEST:
+                break
+            for name in order.sample(list(sessions), len(sessions)):
+                rounds[name].append(statistics.median(sessions[name].ask(Calls(number, count), Timed).ms))
+    except ContenderFailed as error:
+        return (str(error).splitlines() or ["it ended"])[0][:300]
+    return compare("the baseline", rounds["own"], rounds["other"], noise_floor(rounds["own"], rounds["control"]))
+
+
+@contextmanager
+def measuring(subject: Subject) -> Iterator[Measuring]:
+    """Raises VerifyError where the model itself cannot be run."""
+    with tempfile.TemporaryDirectory(prefix="aotc-gate-", ignore_cleanup_errors=True) as work:
+        yield Measuring(subject, Path(work))

@@ -1,0 +1,6 @@
+"""From a model that runs to its manifest.
+
+- `record`: the calls that a program makes (`aotc.record`); `recorded_manifest`: their manifest.
+- `first_manifest`: from a module and one call (`aotc init`).
+- `seen_calls`: inputs and buckets from calls. `module_factories`: the factory of a module that is there.
+"""

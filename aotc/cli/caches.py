@@ -60,7 +60,7 @@ def save(ref: str, given: Sequence[str], code: str, store_path: Path | str, as_j
     from aotc.store.layout.store import Store
     from aotc.store.reference import Reference, is_remote
     from aotc.tools.caches.folders import cache_folders
-    from aotc.tools.caches.origin import this_origin
+    from aotc.tools.caches.origin import HEADERS, this_origin
     from aotc.tools.caches.save import save as run_save
 
     end_on_sigterm()
@@ -85,6 +85,9 @@ def save(ref: str, given: Sequence[str], code: str, store_path: Path | str, as_j
     echo(f"  {size_text(saved.size)}, {size_text(saved.stored)} compressed")
     if saved.left_out:
         echo(f"  left out: {counted(saved.left_out, 'link or file')} that cannot be kept")
+    if saved.files.get("inductor") and origin.variables.get(HEADERS) != "0":
+        echo("warning: where there is C++ code, each start with this cache runs a C++ compiler for a header", err=True)
+        echo(f"  hint: export {HEADERS}=0 where the program compiles, where it is saved, and where it starts", err=True)
 
 
 @cache.command()
@@ -102,7 +105,8 @@ def restore(ref: str, given: Sequence[str], code: str, store_path: Path | str, a
     from aotc.errors import NotFoundError
     from aotc.store.signing.trust import read_trust
     from aotc.tools.caches.folders import cache_folders
-    from aotc.tools.caches.origin import this_origin
+    from aotc.tools.caches.origin import this_origin, variable_rules
+    from aotc.tools.caches.restore import cache_of
     from aotc.tools.caches.restore import restore as run_restore
 
     end_on_sigterm()
@@ -123,6 +127,10 @@ def restore(ref: str, given: Sequence[str], code: str, store_path: Path | str, a
     for kind, one in done.items():
         if any(one):
             _show(kind, one, folders[kind])
+    for rule in variable_rules(cache_of(store, bundle), here):
+        if rule.issue is not None:
+            echo(f"warning: {rule.issue.message}: what depends on it is compiled again", err=True)
+            echo(f"  hint: {rule.issue.hint}", err=True)
     if read_trust() is None:
         echo("warning: no signature was asked for, and compilers run what these files hold", err=True)
         echo("  hint: sign the cache with `aotc sign`, and set AOTC_TRUSTED_KEYS", err=True)

@@ -169,6 +169,9 @@ def _show_cache(cache: CompilerCache) -> None:
     echo(f"{cache.target}  a compiler cache, saved with torch {needs.torch}; `aotc cache restore` writes its files")
     if versions:
         echo(f"  packages     {versions}")
+    if cache.variables:
+        variables = " ".join(f"{name}={value}" for name, value in sorted(cache.variables.items()))
+        echo(f"  variables    {one_line(variables)}")
     if cache.code:
         echo(f"  code         {one_line(cache.code)}")
     on = f"{needs.gpu} of capability {needs.cuda_capability}, CUDA {needs.cuda}" if needs.cuda_capability else "CPU"

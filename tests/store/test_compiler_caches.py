@@ -28,7 +28,7 @@ from aotc.store.maintenance.fsck import fsck
 from aotc.store.reference import Reference, parse_reference
 from aotc.store.signing.release import sign_release
 from aotc.tools.caches.folders import cache_folders
-from aotc.tools.caches.origin import Origin, this_origin
+from aotc.tools.caches.origin import HEADERS, Origin, this_origin
 from aotc.tools.caches.restore import restore
 from aotc.tools.caches.save import save
 
@@ -44,7 +44,7 @@ GPU = Environment(
     gpu="NVIDIA H100 80GB HBM3",
 )
 GRAPH = "artifact_compile_range_1_8192_subgraph_0"
-ORIGIN = Origin(GPU, {"python": "cpython-312", "triton": "3.6.0", "vllm": "0.20.0"}, "commit-1")
+ORIGIN = Origin(GPU, {"python": "cpython-312", "triton": "3.6.0", "vllm": "0.20.0"}, "commit-1", {"TRITON_DEBUG": "1"})
 
 
 def fill(folder: Path, files: dict[str, str]) -> None:
@@ -388,15 +388,43 @@ print(counters["inductor"]["fxgraph_cache_hit"])
 """
 
 
-def test_a_fresh_process_takes_compiled_code_from_a_restored_folder(tmp_path: Path) -> None:
-    """In another folder than it was compiled in, and it compiles no C++ again."""
+@pytest.mark.every_torch
+def test_a_fresh_process_takes_compiled_code_from_a_restored_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In another folder than it was compiled in, and it runs no C++ compiler."""
     store, folder, away = tmp_path / "store", tmp_path / "first", tmp_path / "second"
+    monkeypatch.setenv(HEADERS, "0")
     assert run_python(COMPILED, TORCHINDUCTOR_CACHE_DIR=str(folder)).strip() == "0"
-    run("cache", "save", "sin:v1", "--store", store, "--cache", f"inductor={folder}")
-    assert run("cache", "restore", "sin:v1", "--store", store, "--cache", f"inductor={away}")[0] == 0
+    code, out = run("cache", "save", "sin:v1", "--store", store, "--cache", f"inductor={folder}")
+    assert code == 0 and "runs a C++ compiler" not in out
+    code, out = run("cache", "restore", "sin:v1", "--store", store, "--cache", f"inductor={away}")
+    assert code == 0 and HEADERS not in out
     libraries = {path.name for path in away.rglob("*.so")}
-    assert run_python(COMPILED, TORCHINDUCTOR_CACHE_DIR=str(away)).strip() == "1"
+    compiler = tmp_path / "g++"  # torch asks it for its version, which is in its keys
+    compiler.write_text(f"""#!/bin/sh\ncase "$*" in --version|-v) exec {shutil.which("g++")} "$@";; esac\nexit 1\n""")
+    compiler.chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    assert run_python(COMPILED, TORCHINDUCTOR_CACHE_DIR=str(away), PATH=path).strip() == "1"
     assert libraries and {path.name for path in away.rglob("*.so")} == libraries
+
+
+def test_variables_of_the_compilers_are_kept_and_compared(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = tmp_path / "store"
+    monkeypatch.delenv(HEADERS, raising=False)
+    code, out = run("cache", "save", "llm:v1", "--store", store)
+    assert code == 0 and "runs a C++ compiler for a header" in out and f"export {HEADERS}=0" in out
+    monkeypatch.setenv(HEADERS, "0")
+    code, out = run("cache", "restore", "llm:v1", "--store", store)
+    assert code == 0 and f"{HEADERS} is 0 here, and was not set where the cache was saved" in out
+    code, out = run("cache", "save", "llm:v2", "--store", store)
+    assert code == 0 and HEADERS not in out
+    assert f"variables    {HEADERS}=0" in run("inspect", "llm:v2", "--store", store)[1]
+    monkeypatch.delenv(HEADERS)
+    code, out = run("doctor", "llm:v2", "--store", store)
+    assert code == 0 and HEADERS in out
 
 
 def test_inspect_lists_the_files_of_a_cache_and_picks_says_that_it_is_one(saved: Store) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from aotc.digest import canonical_json
 from aotc.errors import CorruptError, StoreError
 from aotc.records import Environment, File, Record, decode
@@ -39,7 +41,8 @@ class CompilerCache(Record, frozen=True):
 
     `environment` is the machine that they come from; of its CPU's features, those that change which code a compiler
     writes. `packages` has versions by name, of Python its ABI. `code` is the version of the code that was compiled, as
-    the user names it. `pack` holds the bytes of all `files`, one after the other, in that order.
+    the user names it. `pack` holds the bytes of all `files`, one after the other, in that order. `variables` are those
+    of the environment that the compilers read, and that were set where it was saved.
     """
 
     model: str
@@ -48,6 +51,7 @@ class CompilerCache(Record, frozen=True):
     files: tuple[CachedFile, ...]
     pack: File
     code: str = ""
+    variables: dict[str, str] = msgspec.field(default_factory=dict)
 
     @property
     def target(self) -> str:

@@ -7,6 +7,7 @@ it compiles C++ with `-march=native`; of vLLM's compiled functions, the folder's
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import re
 import sysconfig
 from typing import NamedTuple
@@ -25,6 +26,12 @@ from aotc.store.layout.compiler_cache import CompilerCache
 _INSTRUCTIONS = re.compile(r"(avx|amx|sse|ssse|bmi|fma|f16c|abm|adx|aes|vaes|pclmul|vpclmul|gfni|sha_|movbe|popcnt).*")
 """Features of a CPU that `-march=native` makes code of. Others differ from one kernel of Linux to the next."""
 
+_VARIABLES = re.compile(r"(TORCHINDUCTOR|TRITON)_(?!.*(DIR|HOME|PATH)).+")
+"""What compilers are told by the environment: most of it is part of their keys, and where their files lie is not."""
+
+HEADERS = "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"
+"""Unless it is 0, torch runs a C++ compiler for a header before it looks at a library that is there."""
+
 _TRITON = ("triton", "pytorch-triton", "pytorch-triton-rocm", "triton-rocm", "pytorch-triton-xpu")
 
 
@@ -34,6 +41,7 @@ class Origin(NamedTuple):
     environment: Environment
     packages: dict[str, str]
     code: str
+    variables: dict[str, str]
 
     def tag(self) -> str:
         """The tag of a cache from here: its key, after what a person wants to know of it."""
@@ -49,7 +57,8 @@ def this_origin(code: str = "") -> Origin:
     features = tuple(flag for flag in here.cpu_features if _INSTRUCTIONS.fullmatch(flag))
     found = {"python": sysconfig.get_config_var("SOABI") or "", "triton": _version(*_TRITON), "vllm": _version("vllm")}
     packages = {name: version for name, version in found.items() if version}
-    return Origin(msgspec.structs.replace(here, cpu_features=features), packages, code)
+    variables = {name: value for name, value in sorted(os.environ.items()) if _VARIABLES.fullmatch(name)}
+    return Origin(msgspec.structs.replace(here, cpu_features=features), packages, code, variables)
 
 
 def _version(*distributions: str) -> str:
@@ -87,6 +96,22 @@ def rules(cache: CompilerCache, here: Origin) -> list[Rule]:
             fits=not missing,
         ),
     ]
+
+
+def variable_rules(cache: CompilerCache, here: Origin) -> list[Rule]:
+    """Of each variable of the environment that is set there or here. A cache is restored all the same: of what another
+    value is in the key of, a compiler finds nothing."""
+    found = []
+    for name in sorted({*cache.variables, *here.variables}):
+        there, now = cache.variables.get(name, "not set"), here.variables.get(name, "not set")
+        issue = Issue(
+            f"{name} is {now} here, and was {there} where the cache was saved",
+            expected=there,
+            actual=now,
+            hint=f"let {name} be where the program starts what it was where the program compiled",
+        )
+        found.append(Rule(name, there, now, None if there == now else issue))
+    return found
 
 
 def _rule(name: str, needed: str, here: str, fits: bool | None = None) -> Rule:

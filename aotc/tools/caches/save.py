@@ -55,7 +55,9 @@ def save(store: Store, reference: Reference, folders: Mapping[str, Path], origin
                         files.append(CachedFile(kind, path, sha256_bytes(data), len(data)))
         packed = store.blobs.put_file_zstd(pack, _LEVEL)
         cache = CompilerCache(
-            reference.model, origin.environment, origin.packages, tuple(files), packed, code=origin.code
+            *(reference.model, origin.environment, origin.packages, tuple(files), packed),
+            code=origin.code,
+            variables=origin.variables,
         )
         digest = publish_cache(store, cache, str(reference.tag))
     counts = {kind: sum(file.kind == kind for file in files) for kind in folders}

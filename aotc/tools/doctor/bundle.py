@@ -21,7 +21,7 @@ from aotc.store.remote.remote_store import RemoteStore
 from aotc.store.signing.attachments import reader_of
 from aotc.store.signing.trust import check_signatures, read_trust
 from aotc.tools.caches.origin import rules as cache_rules
-from aotc.tools.caches.origin import this_origin
+from aotc.tools.caches.origin import this_origin, variable_rules
 from aotc.tools.caches.restore import cache_of
 from aotc.tools.doctor.checks import Check, Status, failing, from_error, from_issue
 from aotc.tools.doctor.machine import check_code_memory, targets_here
@@ -49,7 +49,9 @@ def check_bundle(reference: Reference, where: str, compat: Compat = "minor") -> 
         checks += (signed := _signed(store, bundle, reference))
         if any(entry.is_cache for entry in bundle.artifacts):
             cache = cache_of(store, bundle)
-            return [*checks, *(_check_of(cache.target, rule, "fail") for rule in cache_rules(cache, this_origin()))]
+            here = this_origin()
+            checks += [_check_of(cache.target, rule, "fail") for rule in cache_rules(cache, here)]
+            return [*checks, *(_check_of(cache.target, rule, "warn") for rule in variable_rules(cache, here))]
         checks += check_code_memory("bundle")
         checks += _artifacts(store, bundle, compat, trusted=all(check.status != "fail" for check in signed))
     return checks

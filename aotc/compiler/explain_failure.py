@@ -158,9 +158,7 @@ def explain_failure(error: BaseException, stage: str) -> BuildError:
         hint = _NESTED if "torch.nested" in source else _ONLY_EXPORT
     if "data-dependent" in text and any("/torch/distributions/" in frame.filename for frame in stack):
         hint = (
-            "torch.distributions checks values here, in a branch: switch the check off with `validate_args=False`, or, "
-            "if the distribution is created by code that you cannot change, with "
-            "torch.distributions.Distribution.set_default_validate_args(False) in the factory"
+            "torch.distributions checks values here, in a branch, since it was told to: leave out `validate_args=True`"
         )
     if "expert" in source and "data-dependent" in text:
         hint += "; transformers: `experts_implementation: batched_mm` in the kwargs of the configuration"

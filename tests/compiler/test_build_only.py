@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 import torch
 
 from aotc.compiler.capture.facts.build_only import build_only_effects
@@ -27,6 +28,22 @@ def test_a_model_that_does_neither_is_told_nothing() -> None:
     with build_only_effects() as effects:
         torch.export.export(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout()), (torch.ones(2, 2),))
     assert effects == []
+
+
+class Scored(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.distributions.Normal(x, 1.0).log_prob(2 * x)
+
+
+def test_checks_of_distributions_are_left_out_and_told() -> None:
+    """In eager, before and after, they are made."""
+    x = torch.ones(2)
+    with build_only_effects() as effects:
+        exported = torch.export.export(Scored(), (x,))
+    assert [effect.startswith("torch.distributions checks arguments") for effect in effects] == [True]
+    torch.testing.assert_close(exported.module()(x), Scored()(x))
+    with pytest.raises(ValueError, match="to satisfy the constraint"):
+        Scored()(x * torch.nan)
 
 
 class Forward(torch.nn.Module):

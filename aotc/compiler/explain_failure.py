@@ -160,6 +160,11 @@ def explain_failure(error: BaseException, stage: str) -> BuildError:
         hint = (
             "torch.distributions checks values here, in a branch, since it was told to: leave out `validate_args=True`"
         )
+    if "Cannot access data pointer" in text and any("/torch/_functorch/" in frame.filename for frame in stack):
+        hint = (
+            "torch.export cannot follow a write in place (`z[…] = …`, `z.mul_(…)`) in what torch.func differentiates: "
+            "make new tensors there, as torch.where and torch.cat do"
+        )
     if "expert" in source and "data-dependent" in text:
         hint += "; transformers: `experts_implementation: batched_mm` in the kwargs of the configuration"
     proposal = _proposed_ranges(text)

@@ -519,6 +519,22 @@ def test_a_gradient_in_forward_is_refused_with_its_line_and_a_way_out(functional
         torch.testing.assert_close(given, model(x))
 
 
+def test_a_write_in_what_torch_func_differentiates_is_named() -> None:
+    class Slope(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            def scaled(y: Tensor) -> Tensor:
+                z = y * 2
+                z[:, :2] = y[:, :2] * 3
+                return z.sum()
+
+            return torch.func.grad(scaled)(x)
+
+    with pytest.raises(RuntimeError) as raised:
+        capture(Slope(), ROWS, [torch.randn(4, 4)], None, frozen=False)
+    told = explain_failure(raised.value, "export")
+    assert "what torch.func differentiates" in told.hint and "test_captured_arguments.py:" in told.fields["source"]
+
+
 def test_checks_that_torch_distributions_are_told_to_make_are_named() -> None:
     class Scores(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

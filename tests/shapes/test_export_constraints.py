@@ -132,6 +132,11 @@ class Learned(nn.Module):
         return x + self.position
 
 
+class Counted(nn.Module):
+    def forward(self, x):
+        return x[: int(x.shape[0] / 1)]
+
+
 class Pair(nn.Module):
     def forward(self, x, y):
         return x + y
@@ -431,6 +436,12 @@ def test_a_range_that_is_no_one_graph_is_refused_with_an_edit(
     error = refusal(spec_of(model, inputs, bucket), tmp_path)
     assert message in error.message
     assert proposal in error.hint
+
+
+def test_the_line_that_makes_a_size_a_number_is_told(spec_of: Any, tmp_path: Path) -> None:
+    counted, learned = (refusal(spec_of(name, ONE, "{n: [2, 32]}"), tmp_path) for name in ("Counted", "Learned"))
+    assert "x[: int(x.shape[0] / 1)]" in counted.fields["source"] and "keep it a size there" in counted.hint
+    assert "x + self.position" in learned.fields["source"] and "keep it a size" not in learned.hint
 
 
 @pytest.mark.parametrize(

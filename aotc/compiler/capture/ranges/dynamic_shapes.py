@@ -16,6 +16,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from aotc.amounts import listed
 from aotc.compiler.capture.ranges.bucket_proposals import sizes_of, split_proposal
+from aotc.compiler.explain_failure import lines_shown
 from aotc.errors import BuildError
 from aotc.expressions import Expression
 from aotc.models.calls import fill, passed
@@ -195,8 +196,12 @@ def constraints_explained(module: nn.Module, signature: Signature, bucket: Bucke
     except UserError as error:
         if (problem := explain_constraints(str(error), signature, bucket)) is None:
             raise
-        if _CONSTANT.search(str(error)) and any(isinstance(part, nn.RNNBase) for part in module.modules()):
-            problem.hint += _UNROLLED
+        if constant := _CONSTANT.search(str(error)):
+            if any(isinstance(part, nn.RNNBase) for part in module.modules()):
+                problem.hint += _UNROLLED
+            elif line := _line_of_constant(error, _public(constant["dim"]), signature):
+                problem.hint += _KEPT if re.search(r"\b(int|float|round|math)\b", line) else ""
+                problem = problem.with_fields(source=line)
         raise problem from error
 
 
@@ -206,29 +211,56 @@ _UNROLLED = (
 )
 
 
+_KEPT = ". Or keep it a size there: `//`, `*`, `min` and `max` of sizes give sizes, `int` and `math` give numbers"
+
 _VALUE = re.compile(r"\bz?[uf]+\d+\b")
 """torch's symbols for values of tensors."""
 
 
 def _in_words(error: BaseException, signature: Signature) -> str:
     """torch's message about a condition on a tensor's values, with dims in place of torch's symbols for sizes."""
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
     text = re.sub(r"  \(Size-like symbols: [^)]*\)", "", str(error))
-    selves = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
-    environment: Any = next((each for each in selves if isinstance(each, ShapeEnv)), None)
-    for symbol, sources in environment.var_to_sources.items() if environment is not None else ():
-        try:
-            name: Any = sources[0].name
-            size = _in_dims(name() if callable(name) else name, signature).text  # until torch 2.12 it is a method
-        except (KeyError, IndexError, ValueError):
-            continue
-        text = re.sub(rf"\b{re.escape(str(symbol))}\b", size if size.isidentifier() else f"({size})", text)
+    environment = _environment(error)
+    for symbol in environment.var_to_sources if environment is not None else ():
+        if size := _size_of(symbol, environment, signature):
+            text = re.sub(rf"\b{re.escape(str(symbol))}\b", size if size.isidentifier() else f"({size})", text)
     first, newline, rest = text.partition("\n")
     if values := sorted({*_VALUE.findall(first)}):
         are = "is a value" if len(values) == 1 else "are values"
         first = f"{first.rstrip('. ')}, where {' and '.join(values)} {are} in a tensor"
     return first + newline + rest
+
+
+def _line_of_constant(error: BaseException, dim: str, signature: Signature) -> str:
+    """The line of the model that made the dim's size a number; "" where it is not known."""
+    environment = _environment(error)
+    for symbol, place in environment.replacements_slocs.items() if environment is not None else ():
+        frame = place.framework_loc
+        if isinstance(frame, traceback.FrameSummary) and _size_of(symbol, environment, signature) == dim:
+            return lines_shown([frame])
+    return ""
+
+
+def _environment(error: BaseException) -> Any:
+    """The ShapeEnv of the capture that failed, or None."""
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    cause: BaseException | None = error
+    while cause is not None:
+        for frame, _ in traceback.walk_tb(cause.__traceback__):
+            if isinstance(found := frame.f_locals.get("self"), ShapeEnv):
+                return found
+        cause = cause.__context__
+    return None
+
+
+def _size_of(symbol: Any, environment: Any, signature: Signature) -> str:
+    """The size that one of torch's symbols stands for, in dims; "" where it is none."""
+    try:
+        name: Any = environment.var_to_sources[symbol][0].name
+        return _in_dims(name() if callable(name) else name, signature).text  # until torch 2.12 it is a method
+    except (KeyError, IndexError, ValueError):
+        return ""
 
 
 _GUARD = re.compile(r"satisfy the generated guard (?P<guard>.+?)\.?$", re.MULTILINE)

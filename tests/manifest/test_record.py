@@ -175,6 +175,23 @@ def test_images_get_a_bucket_for_each_size_and_multiples_are_expressions(tmp_pat
     assert [bucket["height"] for bucket in model["buckets"]] == [64, 128, 192]
 
 
+class Joined(nn.Module):
+    def forward(self, x: Tensor, y: Tensor, mask: Tensor, edges: Tensor) -> Tensor:
+        return x
+
+
+def test_sums_are_expressions(tmp_path: Path) -> None:
+    """Of lengths alone: a batch that is another size less one is so by chance."""
+    module = Joined()
+    with aotc.record(tmp_path / "joined.yaml", module):
+        for batch, first, second in ((1, 3, 9), (2, 7, 12), (3, 5, 30)):
+            module(*(torch.ones(batch, size) for size in (first, second, first + second, second + 1)))
+        module(*(torch.ones(2, size) for size in (2, 3, 5, 4)))
+    inputs = models_in(str(tmp_path / "joined.yaml"))["joined"]["inputs"]
+    shapes = [form["shape"] for form in inputs.values()]
+    assert shapes == [["batch", "seq"], ["batch", "seq2"], ["batch", "seq + seq2"], ["batch", "seq2 + 1"]]
+
+
 def test_what_a_manifest_cannot_hold_is_told_and_the_rest_is_written(
     nets: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

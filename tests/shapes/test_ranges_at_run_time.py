@@ -99,6 +99,20 @@ def test_a_range_with_a_multiple_and_a_derived_size(zoo: Any, zoo_store: Path, s
 
 
 @drawn
+@given(first=st.integers(0, 10), second=st.integers(1, 71), more=st.sampled_from([0, 0, 1, -1]))
+def test_a_size_that_is_the_sum_of_two_dims(zoo: Any, zoo_store: Path, first: int, second: int, more: int) -> None:
+    """`x: [2, first]`, `y: [2, second]`, `mask: [2, first + second]`."""
+    module = zoo.Joined().eval()
+    compiled = _once(f"{zoo_store}#joined", module)
+    given = torch.randn(2, first), torch.randn(2, second), torch.randn(2, max(first + second + more, 0))
+    if 1 <= first <= 9 and 2 <= second <= 70 and more == 0:
+        assert torch.allclose(compiled(*given), module(*given), rtol=1e-5, atol=1e-5)
+    else:
+        with pytest.raises(aotc.MissError):
+            compiled(*given)
+
+
+@drawn
 @given(seq=st.integers(0, 600))
 def test_any_length_of_a_range_is_as_eager_and_any_other_a_miss(zoo: Any, zoo_store: Path, seq: int) -> None:
     torch.manual_seed(seq)

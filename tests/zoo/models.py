@@ -138,6 +138,13 @@ class Branching(nn.Module):
         return x - 1
 
 
+class Joined(nn.Module):
+    """An input whose size is the sum of two others'."""
+
+    def forward(self, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        return (torch.cat([x, y], dim=1) * mask).cumsum(1)
+
+
 class Derived(nn.Module):
     """Inputs whose sizes are derived from one dim."""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import itertools
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -135,7 +137,8 @@ def kind_of_call(seen: Seen) -> object:
 def inputs_of_calls(calls: Sequence[Mapping[str, Seen]]) -> tuple[Inputs, Buckets]:
     """The inputs in a manifest's form, and the buckets. The calls are of one kind.
 
-    A size that varies is a dim, the same one wherever the sizes of all calls are the same. Batches and images get a
+    A size that varies is a dim, the same one wherever the sizes of all calls are the same, or an expression of dims:
+    `2*seq`, `seq + 1`, `seq + seq2`. Batches and images get a
     bucket for each size, lengths a range. Where no size varies, dims are guessed, and the bucket has the sizes seen.
     """
     tensors = [list(_tensors(call)) for call in calls]
@@ -190,10 +193,17 @@ class _Dims:
             return alike[0]
         if base in alike:
             return base
-        if len(set(sizes)) > 2:  # two sizes are some multiple of two others by chance
+        if len(set(sizes)) > 2:  # two sizes are some multiple or sum of two others by chance
             for name, known in self.sizes.items():
                 if factor := _multiple(sizes, known):
                     return f"{factor}*{name}"
+            like = {name: known for name, known in self.sizes.items() if name.rstrip("0123456789") == base}
+            for name, known in like.items():
+                if (more := sizes[0] - known[0]) in (1, 2) and list(sizes) == [size + more for size in known]:
+                    return f"{name} + {more}"
+            for (one, first), (other, second) in itertools.combinations(like.items(), 2):
+                if sizes == tuple(map(operator.add, first, second)):
+                    return f"{one} + {other}"
         name = next(name for name in (base, *(f"{base}{n}" for n in range(2, 100))) if name not in self.sizes)
         self.sizes[name] = sizes
         return name

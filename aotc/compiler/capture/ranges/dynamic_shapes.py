@@ -52,9 +52,14 @@ def _dim(name: str, size: int | SizeRange) -> Any:
 
 
 def _axis(entry: int | str, dims: Mapping[str, Any]) -> Any:
+    """A size of several dims (`seq + seq2`) is one of its own to torch.export, whose dims are of one only: where the
+    model needs both to be equal, that is a condition, which the shapes of the signature settle."""
     if isinstance(entry, int):
         return None
-    size = Expression(entry).evaluate(dims)
+    expression = Expression(entry)
+    if sum(not isinstance(dims[name], int) for name in expression.names) > 1:
+        return torch.export.Dim.AUTO
+    size = expression.evaluate(dims)
     return None if isinstance(size, int) else size
 
 

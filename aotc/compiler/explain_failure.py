@@ -119,6 +119,25 @@ _HINTS: tuple[tuple[str, str], ...] = (
     (r"\b(mutat|in-place\b)", "write the change as a new tensor, or keep the buffer out of forward"),
 )
 
+_HINTS_WITHIN: tuple[tuple[str, str, str], ...] = (
+    (
+        "data-dependent",
+        "distributions/",
+        "torch.distributions checks values here, in a branch, since it was told to: leave out `validate_args=True`",
+    ),
+    (
+        "data-dependent",
+        "nn/modules/batchnorm.py",
+        "a batch norm with `momentum=None` divides by a count, which is in a tensor: give it a momentum to train it",
+    ),
+    (
+        "Cannot access data pointer",
+        "_functorch/",
+        "torch.export cannot follow a write in place (`z[…] = …`, `z.mul_(…)`) in what torch.func differentiates: "
+        "make new tensors there, as torch.where and torch.cat do",
+    ),
+)
+"""For failures within a part of torch: what the message says, the part, and the hint."""
 
 _PLAIN: tuple[tuple[str, str], ...] = (
     (
@@ -156,15 +175,14 @@ def explain_failure(error: BaseException, stage: str) -> BuildError:
     hint = own or _fake_kernel_hint(f"{type(error).__name__}: {text}") or hint_for(f"{type(error).__name__} {text}")
     if stage == "export" and not hint:
         hint = _NESTED if "torch.nested" in source else _ONLY_EXPORT
-    if "data-dependent" in text and any("/torch/distributions/" in frame.filename for frame in stack):
-        hint = (
-            "torch.distributions checks values here, in a branch, since it was told to: leave out `validate_args=True`"
-        )
-    if "Cannot access data pointer" in text and any("/torch/_functorch/" in frame.filename for frame in stack):
-        hint = (
-            "torch.export cannot follow a write in place (`z[…] = …`, `z.mul_(…)`) in what torch.func differentiates: "
-            "make new tensors there, as torch.where and torch.cat do"
-        )
+    hint = next(
+        (
+            better
+            for pattern, folder, better in _HINTS_WITHIN
+            if pattern in text and any(f"/torch/{folder}" in frame.filename for frame in stack)
+        ),
+        hint,
+    )
     if "expert" in source and "data-dependent" in text:
         hint += "; transformers: `experts_implementation: batched_mm` in the kwargs of the configuration"
     proposal = _proposed_ranges(text)

@@ -519,6 +519,12 @@ def test_a_gradient_in_forward_is_refused_with_its_line_and_a_way_out(functional
         torch.testing.assert_close(given, model(x))
 
 
+def test_a_batch_norm_that_counts_its_batches_is_named_in_training() -> None:
+    with pytest.raises(Exception) as raised:
+        capture(nn.BatchNorm1d(4, momentum=None), ROWS, [torch.randn(4, 4)], None, frozen=False, train=True)
+    assert "give it a momentum" in explain_failure(raised.value, "export").hint
+
+
 def test_a_write_in_what_torch_func_differentiates_is_named() -> None:
     class Slope(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

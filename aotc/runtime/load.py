@@ -217,9 +217,10 @@ def load(
             ranks=ranks,
         )
         if artifact.native is not None:
-            from aotc.runtime.native import use_native
+            with no_collection():
+                from aotc.runtime.native import use_native
 
-            use_native(call, artifact.native, read_file)
+                use_native(call, artifact.native, read_file)
         if ranks is not None:
             ranks.agree("loaded", "")
         call.loaded = Loaded(reference.name, where, bundle.digest, timer.parts)
@@ -384,9 +385,8 @@ def _check_options(
     compat: Any,
 ) -> None:
     """Raises BindError for options of a wrong type, which would otherwise be ignored on some machines."""
-    wrong = []
     one_text = isinstance(ignore, str)
-    for name, value, fits, expected in (
+    checks = (
         ("ref", ref, isinstance(ref, str), "a text: [STORE#]model[:tag]"),
         ("module", module, module is None or isinstance(module, nn.Module), "a torch.nn.Module"),
         ("device", device, _is_device(device), "a torch.device, or a text like 'cpu', 'cuda' or 'cuda:0'"),
@@ -398,10 +398,8 @@ def _check_options(
         _choice("compat", compat, get_args(Compat)),
         ("ignore", ignore, not one_text, f"a list, like [{ignore!r}]"),
         *(_choice("ignore", check, get_args(ModuleCheck)) for check in ([] if one_text else ignore)),
-    ):
-        if not fits:
-            wrong.append((name, value, expected))
-    if wrong:
+    )
+    if wrong := [(name, value, expected) for name, value, fits, expected in checks if not fits]:
         from aotc.runtime.explain.arguments import options_error
 
         raise options_error(wrong)

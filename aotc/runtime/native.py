@@ -13,6 +13,7 @@ import functools
 import logging
 import operator
 import os
+import sys
 import sysconfig
 import threading
 import weakref
@@ -75,6 +76,8 @@ def _opened(file: File, read_file: Callable[[File], bytes]) -> Any:
             assert spec is not None
             module = module_from_spec(spec)
             loader.exec_module(module)
+        sys.modules.pop(name, None)  # who looks at the files of all modules would read what has that number by then
+        vars(module).pop("__file__", None)
         tensor = torch.empty(0)
         if module.INTERFACE != NATIVE_INTERFACE or module.tensor_at(tensor) != tensor._cdata:
             raise ImportError("the extension is not one for this torch")

@@ -136,6 +136,14 @@ def test_threads_call_while_weights_are_replaced(store: Path) -> None:
     assert ran(call) > 0
 
 
+def test_it_is_no_module_whose_file_others_read(store: Path) -> None:
+    """As Hypothesis and reloaders do with all of `sys.modules`: its file is a descriptor that is another's by then."""
+    assert aotc.load(f"{store}#pair", Pair().eval()).forward.native is not None
+    files = {name: str(getattr(module, "__file__", "")) for name, module in [*sys.modules.items()]}
+    assert not [name for name, file in files.items() if file.startswith("/proc")]
+    assert "aotc_native_call" not in files
+
+
 def test_a_forked_child_has_a_container_of_its_own(store: Path) -> None:
     script = f"""
 import os, threading, torch, aotc

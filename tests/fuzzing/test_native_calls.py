@@ -49,6 +49,7 @@ def inputs(batch: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.rand(batch, 4), torch.rand(batch, 2)
 
 
+@pytest.mark.every_torch
 def test_a_sample_gives_the_same_both_ways(store: Path) -> None:
     found = finish(start(ROOT / "tests" / "fuzzing" / "native_calls.py", STEPS, 7, "--store", store))
     assert found.returncode == 0, found.stdout + found.stderr

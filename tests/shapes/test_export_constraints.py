@@ -132,6 +132,11 @@ class Learned(nn.Module):
         return x + self.position
 
 
+class Lone(nn.Module):
+    def forward(self, x, y, m):
+        return m * 3 if m.shape[0] == 1 else m * 2, x, y
+
+
 class Counted(nn.Module):
     def forward(self, x):
         return x[: int(x.shape[0] / 1)]
@@ -533,6 +538,26 @@ def test_a_condition_over_two_dims_is_kept_in_their_names(spec_of: Any, tmp_path
     captured = capture(module, signature, leaves, dynamic_shapes(signature, bucket), frozen=False)
     assert all(limits.upper == 32 for limits in captured.program.range_constraints.values())
     assert conditions(captured.guards, signature, bucket) == ("b + a <= 40",)
+
+
+@pytest.mark.parametrize(
+    ("entry", "sizes", "needed"),
+    [
+        ("a*b", "{a: [1, 9], b: [1, 9]}", ("(a*b) >= 2",)),
+        ("a - b + 7", "{a: [2, 9], b: [2, 9]}", ("(a - b + 7) >= 2",)),
+        ("a + b", "{a: [1, 9], b: [1, 9]}", ()),
+    ],
+)
+def test_a_size_of_several_dims_is_not_taken_for_0_or_1(
+    spec_of: Any, tmp_path: Path, entry: str, sizes: str, needed: tuple[str, ...]
+) -> None:
+    """torch.export decides `m.shape[0] == 1` for good, and says so nowhere."""
+    spec = spec_of("Lone", f"inputs: {{x: {{shape: [a, 4]}}, y: {{shape: [b, 4]}}, m: {{shape: ['{entry}']}}}}", sizes)
+    module, (bucket,) = build_module(spec, tmp_path), spec.buckets
+    signature = make_signature(spec, module)
+    leaves = signature_leaves(spec, signature, tuned_dims(bucket), "cpu", 0, tmp_path)
+    captured = capture(module, signature, leaves, dynamic_shapes(signature, bucket), frozen=False)
+    assert conditions(captured.guards, signature, bucket) == needed
 
 
 def test_conditions_are_said_by_the_paths_of_nested_inputs(spec_of: Any) -> None:

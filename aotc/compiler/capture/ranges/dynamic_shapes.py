@@ -57,7 +57,7 @@ def _axis(entry: int | str, dims: Mapping[str, Any]) -> Any:
     if isinstance(entry, int):
         return None
     expression = Expression(entry)
-    if sum(not isinstance(dims[name], int) for name in expression.names) > 1:
+    if _is_of_several(expression, dims):
         return torch.export.Dim.AUTO
     size = expression.evaluate(dims)
     return None if isinstance(size, int) else size
@@ -76,7 +76,7 @@ def conditions(guards: Iterable[str], signature: Signature, bucket: Bucket) -> t
     """
     if not has_range(bucket):
         return ()
-    found: dict[str, Expression] = {}
+    found = {condition.text: condition for condition in _sizes_of_two_or_more(signature, bucket)}
     for guard in guards:
         if ".size()" not in guard:
             continue
@@ -94,6 +94,22 @@ def conditions(guards: Iterable[str], signature: Signature, bucket: Bucket) -> t
             found[condition.text] = condition
     _refuse_narrower(list(found.values()), bucket)
     return tuple(found)
+
+
+def _sizes_of_two_or_more(signature: Signature, bucket: Bucket) -> Iterator[Expression]:
+    """The conditions that no size of several dims is 0 or 1: of `Dim.AUTO`, torch.export takes that for granted."""
+    least = {name: size.min if isinstance(size, SizeRange) else size for name, size in bucket.items()}
+    entries = (entry for leaf in signature.leaves if isinstance(leaf, TensorLeaf) for entry in leaf.shape)
+    for entry in dict.fromkeys(entries):
+        if isinstance(entry, int) or not _is_of_several(Expression(entry), bucket):
+            continue
+        grows = not re.search(r"[^\w\s+*()]|\bm(in|ax)\b", entry)  # sums and products, least where their dims are
+        if not (grows and Expression(entry).evaluate(least) >= 2):
+            yield Expression(f"({entry}) >= 2")
+
+
+def _is_of_several(expression: Expression, sizes: Mapping[str, Any]) -> bool:
+    return sum(not isinstance(sizes[name], int) for name in expression.names) > 1
 
 
 def _compares_with_itself(text: str) -> bool:

@@ -47,9 +47,11 @@ def use_native(call: CompiledCall, native: NativeCall, read_file: Callable[[File
     """Let later calls, of a model by regions those of each region, run in the extension, where it is one for this torch
     and this Python, and they are such calls as it can make. `AOTC_NATIVE_CALL=0` switches it off."""
     fits = (native.torch, native.abi, native.interface) == (torch.__version__, abi(), NATIVE_INTERFACE)
+    if not fits or os.environ.get("AOTC_NATIVE_CALL") == "0":
+        return
     parts = cast("Any", call).regions.values() if call.artifact.regions else [call]
     called = [part for part in parts if can_be_native(part)]
-    if not fits or os.environ.get("AOTC_NATIVE_CALL") == "0" or not called:
+    if not called:
         return
     try:
         module = _opened(native.file, read_file)

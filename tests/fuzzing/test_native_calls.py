@@ -23,6 +23,7 @@ from processes import ROOT, finish, start
 
 import aotc
 from aotc.compiler.publish.merging import merge_stores
+from aotc.machine.cpp_compiler import compiler_version
 from aotc.records import Artifact
 from aotc.runtime import load
 from aotc.store.layout.bundle import read_artifact, read_bundle
@@ -179,6 +180,21 @@ def test_of_another_version_it_is_not_opened(store: Path, other: dict[str, Any])
     assert call.forward.native is None
     with torch.no_grad():
         assert call(*inputs())["y"].shape == (2, 4)
+
+
+def test_without_a_compiler_bundles_are_published_without_it(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CXX", "/nowhere/g++")
+    monkeypatch.setenv("AOTC_CACHE_DIR", str(tmp_path / "cache"))
+    compiler_version.cache_clear()
+    merge_stores([store], tmp_path / "merged", "latest")
+    compiler_version.cache_clear()
+    assert "calls of what is built here will be made by Python" in caplog.text
+    call = aotc.load(f"{tmp_path / 'merged'}#pair", Pair().eval())
+    assert call.forward.native is None
+    with torch.no_grad():
+        assert call(*inputs())[0].shape == (2, 4)
 
 
 def test_it_goes_where_its_artifact_goes(store: Path, tmp_path: Path) -> None:

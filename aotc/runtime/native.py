@@ -78,7 +78,7 @@ def _opened(file: File, read_file: Callable[[File], bytes]) -> Any:
             assert spec is not None
             module = module_from_spec(spec)
             loader.exec_module(module)
-        sys.modules.pop(name, None)  # who looks at the files of all modules would read what has that number by then
+        sys.modules.pop(name, None)  # its path is a descriptor's number, which other files get later
         vars(module).pop("__file__", None)
         tensor = torch.empty(0)
         if module.INTERFACE != NATIVE_INTERFACE or module.tensor_at(tensor) != tensor._cdata:

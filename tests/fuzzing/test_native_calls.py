@@ -138,8 +138,8 @@ def test_threads_call_while_weights_are_replaced(store: Path) -> None:
     assert ran(call) > 0
 
 
-def test_it_is_no_module_whose_file_others_read(store: Path) -> None:
-    """As Hypothesis and reloaders do with all of `sys.modules`: its file is a descriptor that is another's by then."""
+def test_its_file_is_named_by_no_module(store: Path) -> None:
+    """Hypothesis and reloaders read the files of all modules, and its file is a descriptor, which other files get."""
     assert aotc.load(f"{store}#pair", Pair().eval()).forward.native is not None
     files = {name: str(getattr(module, "__file__", "")) for name, module in [*sys.modules.items()]}
     assert not [name for name, file in files.items() if file.startswith("/proc")]

@@ -1,7 +1,7 @@
 """[inductor] A scalar constant to a power ends in a StopIteration.
 
-Expected: its value. Seen: `pow` of `lowering.py` takes the dtype from arguments that are a `TensorBox`; a buffer of one
-element, and what `expand` gives of it, is none.
+Expected: its value. Seen: `pow` of `lowering.py` takes the dtype from the first argument that is a `TensorBox`. A
+buffer of one element is a `Constant`, and its `expand` an `ExpandView`.
 """
 
 from __future__ import annotations

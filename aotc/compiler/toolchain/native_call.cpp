@@ -134,7 +134,7 @@ bool equal_constant(PyObject* value, PyObject* expected) {
   return (PyLong_CheckExact(value) || PyUnicode_CheckExact(value)) && PyObject_RichCompareBool(value, expected, Py_EQ) == 1;
 }
 
-PyObject* held_at(PyObject* dict, PyObject* key) {  // None where there is none, as `dict.get`
+PyObject* held_at(PyObject* dict, PyObject* key) {  // None where the key is absent, as `dict.get`
   PyObject* value = PyDict_GetItemWithError(dict, key);
   return value ? value : Py_None;
 }

@@ -33,8 +33,8 @@ _log = logging.getLogger("aotc")
 
 @contextmanager
 def native_call_compiled(store: Store, *, early: bool = False) -> Iterator[Callable[[], NativeCall | None]]:
-    """What is given compiles it into the store at the first call, and gives its record, None where there is none.
-    With `early` it is compiled while what is within runs."""
+    """Give a function that compiles the extension into the store when it is first called, and returns its record, or
+    None where the extension cannot be compiled. With `early`, the extension is compiled while the block runs."""
     with ThreadPoolExecutor(1) as pool:
         compiling = functools.cache(lambda: pool.submit(_compiled, store))
         if early:

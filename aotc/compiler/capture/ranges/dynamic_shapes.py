@@ -52,8 +52,9 @@ def _dim(name: str, size: int | SizeRange) -> Any:
 
 
 def _axis(entry: int | str, dims: Mapping[str, Any]) -> Any:
-    """A size of several dims (`seq + seq2`) is one of its own to torch.export, whose dims are of one only: where the
-    model needs both to be equal, that is a condition, which the shapes of the signature settle."""
+    """The size of an axis, for torch.export. Its dims cannot be computed from several others: for `seq + seq2` it gets
+    a size of its own, and finds a condition where the model needs that size to be the sum. The signature's shapes,
+    which every call compares, meet such a condition."""
     if isinstance(entry, int):
         return None
     expression = Expression(entry)

@@ -132,7 +132,7 @@ _HINTS_WITHIN: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "Cannot access data pointer",
-        "_functorch/",
+        "_functorch/eager_transforms.py",
         "torch.export cannot follow a write in place (`z[…] = …`, `z.mul_(…)`) in what torch.func differentiates: "
         "make new tensors there, as torch.where and torch.cat do",
     ),

@@ -541,6 +541,17 @@ def test_a_write_in_what_torch_func_differentiates_is_named() -> None:
     assert "what torch.func differentiates" in told.hint and "test_captured_arguments.py:" in told.fields["source"]
 
 
+def test_a_kernel_that_takes_an_address_is_told_to_be_an_operator() -> None:
+    class Launched(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            x.data_ptr()
+            return x * 2
+
+    with pytest.raises(RuntimeError) as raised:
+        capture(Launched(), ROWS, [torch.randn(4, 4)], None, frozen=False)
+    assert "torch.library.wrap_triton(kernel)[grid]" in explain_failure(raised.value, "export").hint
+
+
 def test_checks_that_torch_distributions_are_told_to_make_are_named() -> None:
     class Scores(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

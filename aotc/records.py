@@ -20,7 +20,7 @@ from aotc.errors import CorruptError, SchemaVersionError
 from aotc.garbage import no_collection
 
 SCHEMA_VERSION = 2
-NATIVE_INTERFACE = 1  # of `NativeCall`: a loader uses one of its own number
+NATIVE_INTERFACE = 2  # of `NativeCall`: a loader uses one of its own number
 
 OTHER_VERSION = "build it again with this aotc, or load it with the one that built it: 0.1 for schema 1"
 

@@ -82,6 +82,8 @@ class CompiledCall:
     native: Callable[..., Any] | None = None
     """Asked first: it gives the result of a call like one that `remember` was told of, or NotImplemented."""
     remember: Callable[[CompiledCall, Plan, list[Any], State], None] | None = None
+    forget: Callable[[], None] | None = None
+    """Lets go of the tensors of the module that `remember` was told of."""
 
     def __init__(
         self,
@@ -216,9 +218,33 @@ class CompiledCall:
             if ran[index].stride() != strides:
                 strided = with_strides(ran[index], strides, detached=not ran[index].requires_grad)
                 ran = [*ran[:index], strided, *ran[index + 1 :]]
-        for index in self._written_on_gpu:  # else a library for GPUs writes to an aligned copy, and the result is lost
-            if ran[index].data_ptr() % ALIGNMENT:
-                ran = [*ran[:index], ran[index].clone(), *ran[index + 1 :]]
+        for index in self._unaligned(ran):
+            ran = [*ran[:index], ran[index].clone(), *ran[index + 1 :]]
+        result = self._launch(ran, state, plan, leaves)
+        self._counters.count_call(plan)
+        if self.remember is not None and ran is leaves:
+            self.remember(self, plan, leaves, state)
+        return result
+
+    def launch_again(self, plan: Plan, state: State, leaves: list[Any]) -> Any:
+        """A call that is like one which ran with `leaves` as they came, in all that the extension compares; or
+        NotImplemented, where it differs in what that does not."""
+        aliases = self._guards.state_aliases
+        if (
+            not self._guards.lie_apart(leaves)
+            or self._unaligned(leaves)
+            or (aliases is not None and aliases.issues(leaves, state))
+        ):
+            return NotImplemented
+        if self._streams:
+            self._streams.note()
+        return self._launch(leaves, state, plan, leaves)
+
+    def _unaligned(self, leaves: Sequence[Any]) -> list[int]:
+        """Where a library for GPUs would write to an aligned copy, and the result would be lost."""
+        return [index for index in self._written_on_gpu if leaves[index].data_ptr() % ALIGNMENT]
+
+    def _launch(self, ran: list[Any], state: State, plan: Plan, leaves: list[Any]) -> Any:
         run = self._attached[plan.variant].run
         if self._streams and self._streams.is_captured():
             self._keep_for_replays(state)
@@ -226,7 +252,7 @@ class CompiledCall:
 
             run = functools.partial(run_captured, self._attached[plan.variant])
         try:
-            result = run(ran, state, plan, leaves)
+            return run(ran, state, plan, leaves)
         except BaseException as error:
             self._counters.count_error(error)
             if not isinstance(error, LibraryError):
@@ -234,10 +260,6 @@ class CompiledCall:
             from aotc.runtime.explain.indices import with_indices
 
             raise with_indices(error, self.artifact.signature.leaves, leaves) from error.__cause__
-        self._counters.count_call(plan)
-        if self.remember is not None and ran is leaves:
-            self.remember(self, plan, leaves, state)
-        return result
 
     def _keep_for_replays(self, state: State) -> None:
         """A CUDA graph of the caller's reads these tensors for as long as it is replayed, also after a swap."""
@@ -286,6 +308,10 @@ class CompiledCall:
 
         return explain_call(self, args, kwargs)
 
+    def parts(self) -> Sequence[CompiledCall]:
+        """What runs libraries: itself, or the callables of its regions."""
+        return [self]
+
     # -- swapping -----------------------------------------------------------------------------------------------------
 
     def update_weights(self, weights: Weights) -> None:
@@ -307,6 +333,8 @@ class CompiledCall:
         if self.module is None:
             return
         self._check_again()
+        if self.forget is not None:
+            self.forget()
         self._state.refresh()
         self._guards.refresh()
         if self._watch is not None:

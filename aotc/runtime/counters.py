@@ -13,7 +13,7 @@ class Counters:
     """Counters of a callable. Any thread may count, and a signal handler within another count of its thread.
 
     names, rows: of each bucket its calls, its padded calls, and elements of the inputs as they came and as they ran.
-    native: of those that Python did not see, none of them padded. kind_of: the kind of each miss by the hash of its
+    native: rows of those that Python did not see. kind_of: the kind of each miss by the hash of its
     form. log: when a minute began; kinds logged and not since.
     """
 
@@ -24,7 +24,7 @@ class Counters:
         self.miss_kinds, self.kind_of = dict[str, int](), dict[int, str]()
         self.log = (-60.0, 0, 0)
         self.errors: dict[str, int] = {}
-        self.native: Callable[[], list[tuple[int, int, int]]] = list
+        self.native: Callable[[], list[tuple[int, int, int, int]]] = list
         renew_in_child(self, Counters._renew)
 
     def _renew(self) -> None:

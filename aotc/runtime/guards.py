@@ -131,19 +131,21 @@ class Guards:
         for index, leaf in self.constants:
             if not equal_constant(leaves[index], leaf.value):
                 return False
-        if self._meet is not None and self._meet(leaves):
-            return False
-        for index in self.from_storage:
-            if leaves[index].storage_offset():
-                return False
         return (
-            self.ambient_holds()
+            self.lie_apart(leaves)
+            and self.ambient_holds()
             and (self.module is None or self.module.training is self.training)
             and list(map(_training_of, self._with_mode)) == self.modes
             and not any(read() is not mode and read() != mode for read, mode in self._asked)
             and not (OF_INPUT in self.asked and any(leaves[index].requires_grad for index, *_ in self.tensors))
             and not (forward_ad._current_level >= 0 and has_tangent(leaves[index] for index, *_ in self.tensors))
         )
+
+    def lie_apart(self, leaves: Sequence[Any]) -> bool:
+        """Whether inputs that are written to meet no other one, and those read as storages begin where these do."""
+        if self._meet is not None and self._meet(leaves):
+            return False
+        return not any(leaves[index].storage_offset() for index in self.from_storage)
 
 
 def asked_readers(asked: Iterable[str], module: nn.Module | None) -> dict[str, Callable[[], Any]]:

@@ -1,9 +1,9 @@
 """Calls in one call of C, for artifacts that have the extension for it (`aotc/compiler/toolchain/native_call.cpp`).
 
-Python decides: a call that it ran as it came, on a CPU, without pads, copies or writes, is remembered with all that it
-compared, and later calls ask the extension first. Where anything differs, that answers NotImplemented, and Python does
-the whole call. What replaces the values that Python compares with (`refresh`, other weights, a fork) replaces objects
-that the extension compares, too: nothing tells it.
+Python decides: a call that it ran as it came is remembered with all that it compared, and later calls ask the extension
+first. Where anything differs, that answers NotImplemented, and Python does the whole call. Where nothing does, it runs
+the library, or has Python run it: on a GPU, with pads, writes, gradients, or operators of Python's. What replaces the
+values that Python compares with (`refresh`, other weights, a fork) replaces objects that the extension compares, too.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import torch
 from torch.autograd import forward_ad
 
 from aotc.errors import LibraryError
-from aotc.reads.modes import ASKED, OF_INPUT, OF_STATE
+from aotc.reads.modes import ASKED, OF_INPUT, OF_STATE, matmul_precision
 from aotc.reads.tensors import dtype_of
 from aotc.reads.watch import Seen
 from aotc.records import NATIVE_INTERFACE, Artifact, File, NativeCall, TensorLeaf, Variant
@@ -49,8 +49,7 @@ def use_native(call: CompiledCall, native: NativeCall, read_file: Callable[[File
     fits = (native.torch, native.abi, native.interface) == (torch.__version__, abi(), NATIVE_INTERFACE)
     if not fits or os.environ.get("AOTC_NATIVE_CALL") == "0":
         return
-    parts = cast("Any", call).regions.values() if call.artifact.regions else [call]
-    called = [part for part in parts if can_be_native(part)]
+    called = [part for part in call.parts() if can_be_native(part)]
     if not called:
         return
     try:
@@ -88,25 +87,30 @@ def _opened(file: File, read_file: Callable[[File], bytes]) -> Any:
 
 
 def can_be_native(call: CompiledCall) -> bool:
-    """Whether any call of it can be: the arguments are its leaves, nothing is written, all modes can be told."""
+    """Whether any call of it can be: the arguments are its leaves, and all modes can be told."""
     artifact, guards = call.artifact, call._guards
     signature = artifact.signature
     extras = sum(each.kind == "extra" for each in signature.parameters)
     return (
         type(call) is CompiledCall
-        and call.device.type == "cpu"
-        and all(type(library) is CLibrary for library in call._libraries)
         and [each.tree for each in signature.parameters] == [*range(len(signature.leaves))]
         and not any(isinstance(leaf, TensorLeaf) and leaf.default is not None for leaf in signature.leaves)
-        and not any(variant.empty_is_none or variant.backward is not None for variant in artifact.variants)
+        and not any(variant.empty_is_none for variant in artifact.variants)
         and (extras < 2 or all(variant.any_order for variant in artifact.variants))
-        and not guards.mutated
-        and not guards.from_storage
-        and guards.state_aliases is None
-        and not any(variant.mutated_state for variant in artifact.variants)
         and all(name in ASKED or name == OF_INPUT or name.startswith(OF_STATE) for name in guards.asked)
         and guards.asked.get("device", "cpu") == "cpu"
         and (call.module is None or "training" in vars(call.module))
+    )
+
+
+def _runs_in_c(call: CompiledCall, plan: Plan) -> bool:
+    """Whether nothing but the library runs in a call."""
+    guards, attached = call._guards, call._attached[plan.variant]
+    return (
+        call.device.type == "cpu"
+        and type(call._libraries[plan.variant]) is CLibrary
+        and attached.launch is attached.direct
+        and not (plan.pads or plan.crops or guards.mutated or guards.from_storage or attached.variant.mutated_state)
     )
 
 
@@ -121,17 +125,22 @@ class Native:
         self._armed_with: tuple[Any, ...] = ()
         self._known: set[tuple[int, ...]] = set()
         self._alone = threading.Lock()
-        call.native, call.remember = native, self.remember
+        call.native, call.remember, call.forget = native, self.remember, self.forget
         call._counters.native = native.counts
 
     def remember(self, call: CompiledCall, plan: Plan, leaves: Sequence[Any], state: State) -> None:
         """After a call that Python ran with these leaves, as they came. Where another thread is here, not this time."""
-        if plan.pads or plan.crops or not self._alone.acquire(blocking=False):
+        if not self._alone.acquire(blocking=False):
             return
         try:
             self._remember(call, plan, leaves, state)
         finally:
             self._alone.release()
+
+    def forget(self) -> None:
+        """Hold none of the module's tensors: they are being replaced."""
+        self._armed_with, self._known = (), set()
+        self._native.disarm()
 
     def _remember(self, call: CompiledCall, plan: Plan, leaves: Sequence[Any], state: State) -> None:
         if isinstance(call._state, ModuleState) and call._state._seen.state is not state:
@@ -143,26 +152,37 @@ class Native:
         if plan.sizes in self._known:
             return
         self._known.add(plan.sizes)
+        of_form = (
+            tuple(leaves[index] for index, *_ in call._guards.tensors),
+            plan.variant,
+            (bool(plan.pads), plan.request_elements, plan.run_elements),
+        )
+        if not _runs_in_c(call, plan):
+            self._native.add_launched(*of_form, functools.partial(_launched, weakref.ref(call), plan, state))
+            return
         attached, library = call._attached[plan.variant], call._libraries[plan.variant]
         assert isinstance(library, CLibrary)
-        if attached.launch is not attached.direct or not library._container:
+        if not library._container:
             return
         run = ctypes.cast(getattr(library._library, library._run_name), ctypes.c_void_p).value
         self._native.add(
-            tuple(leaves[index] for index, *_ in call._guards.tensors),
+            *of_form,
             run,
             library._container.value,
             _positions(call.artifact, attached.variant),
             library.counts[1],
-            plan.variant,
-            plan.request_elements,
-            plan.run_elements,
             _shape_of_result(attached.variant, library.counts[1]),
             attached._assemble,
             state,
             functools.partial(_raise_failure, weakref.ref(call), library),
             library,
         )
+
+
+def _launched(of: Callable[[], CompiledCall | None], plan: Plan, state: State, leaves: list[Any]) -> Any:
+    call = of()
+    assert call is not None  # it is being called
+    return call.launch_again(plan, state, leaves)
 
 
 def _raise_failure(of: Callable[[], CompiledCall | None], library: CLibrary, leaves: list[Any]) -> None:
@@ -198,7 +218,12 @@ def _compared_with(call: CompiledCall, state: State) -> tuple[Any, ...]:
     """The objects that Python compared this call with, each of which is replaced and never changed."""
     seen = call._watch._seen if call._watch is not None else None
     of_state = call._state._seen if type(call._state) is ModuleState else None
-    return seen, of_state, state, call._guards.modes, *(vars(library)["_container"] for library in call._libraries)
+    return seen, of_state, state, call._guards.modes, *(vars(library)["_container"] for library in _containers_of(call))
+
+
+def _containers_of(call: CompiledCall) -> list[CLibrary]:
+    """The libraries that the extension runs, whose containers a fork replaces."""
+    return [library for library in call._libraries if type(library) is CLibrary]
 
 
 def spec_of(call: CompiledCall, state: State) -> dict[str, Any]:
@@ -210,7 +235,7 @@ def spec_of(call: CompiledCall, state: State) -> dict[str, Any]:
         (vars(forward_ad), "_current_level", forward_ad._current_level),
         (vars(guards), "modes", guards.modes),
         *((attributes, "training", mode) for attributes, mode in zip(guards._with_mode, guards.modes, strict=True)),
-        *((vars(library), "_container", vars(library)["_container"]) for library in call._libraries),
+        *((vars(library), "_container", vars(library)["_container"]) for library in _containers_of(call)),
     ]
     if call.module is not None:
         slots.append((vars(call.module), "training", guards.training))
@@ -225,7 +250,7 @@ def spec_of(call: CompiledCall, state: State) -> dict[str, Any]:
             else each.default
             for each in parameters
         ),
-        "tensors": tuple(index for index, *_ in guards.tensors),
+        "tensors": tuple((index, index in guards.with_gradients) for index, *_ in guards.tensors),
         "constants": tuple((index, leaf.value, None) for index, leaf in guards.constants),
         "gradients": tuple(_gradients(guards)),
         "tables": (),
@@ -263,6 +288,7 @@ def spec_of(call: CompiledCall, state: State) -> dict[str, Any]:
         "inference": int(guards.asked.get("inference", -1)),  # type: ignore[arg-type]
         "of_input": int(OF_INPUT in guards.asked),
         "variants": len(call._libraries),
+        "gpu": call.device.index if call.device.type == "cuda" else -1,
     }
     return {**spec, **numbers, "slots": tuple(slots), "readers": tuple(readers)}
 
@@ -272,13 +298,13 @@ def _ambient(call: CompiledCall) -> list[tuple[Callable[[], Any], Any]]:
     ambient = call._guards.ambient
     readers: list[tuple[Callable[[], Any], Any]] = [
         (torch.get_default_dtype, dtype_of(ambient.default_dtype)),
-        (torch.get_float32_matmul_precision, ambient.float32_matmul_precision),
+        (matmul_precision, ambient.float32_matmul_precision),
         (torch.are_deterministic_algorithms_enabled, ambient.deterministic),
     ]
     if ambient.num_threads is not None:
         readers.append((torch.get_num_threads, ambient.num_threads))
     if ambient.autocast is not None:
-        readers.append((functools.partial(torch.get_autocast_dtype, "cpu"), dtype_of(ambient.autocast)))
+        readers.append((functools.partial(torch.get_autocast_dtype, call.device.type), dtype_of(ambient.autocast)))
     return readers
 
 

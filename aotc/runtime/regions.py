@@ -205,6 +205,9 @@ class CompiledRegions(CompiledCall):
         with torch.no_grad():
             return self._run(args, kwargs)
 
+    def parts(self) -> Sequence[CompiledCall]:
+        return [*self.regions.values()]
+
     def _run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if self._padded is not None:
             return self._padded.run(self._run_module, args, kwargs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Callable
 
@@ -64,8 +65,8 @@ class Stats(msgspec.Struct):
 def snapshot(counters: Counters) -> Stats:
     with counters.lock:
         rows = [[*row] for row in counters.rows]
-        for row, (calls, request, ran) in zip(rows, counters.native(), strict=False):
-            row[:] = row[0] + calls, row[1], row[2] + request, row[3] + ran
+        for row, seen in zip(rows, counters.native(), strict=False):
+            row[:] = map(operator.add, row, seen)
         buckets = {name: BucketStats(*row) for name, row in zip(counters.names, rows, strict=True)}
         return Stats(
             calls=sum(stats.calls for stats in buckets.values()),

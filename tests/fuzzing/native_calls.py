@@ -26,13 +26,21 @@ import torch
 if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parents[1])]
 from fuzzing import native_models
-from fuzzing.native_models import Blocks, Called, Pair, frozen_pair
+from fuzzing.native_models import Blocks, Called, CallingBack, Pair, Writing, frozen_pair
 from processes import ROOT
 from torch import Tensor, nn
 
 import aotc
 
-CLASSES: dict[str, Callable[[], nn.Module]] = {"called": Called, "pair": Pair, "blocks": Blocks, "frozen": frozen_pair}
+CLASSES: dict[str, Callable[[], nn.Module]] = {
+    "called": Called,
+    "pair": Pair,
+    "blocks": Blocks,
+    "frozen": frozen_pair,
+    "padded": CallingBack,
+    "writing": Writing,
+    "trained": Pair,
+}
 
 
 class Other(Tensor):
@@ -44,8 +52,8 @@ class Both:
 
     def __init__(self, store: Path, name: str) -> None:
         torch.manual_seed(0)
-        first = CLASSES[name]().eval()
-        second = CLASSES[name]().eval()
+        first = CLASSES[name]().train(name == "trained")
+        second = CLASSES[name]().train(name == "trained")
         second.load_state_dict(first.state_dict())
         self.modules: list[Any] = [first, second]
         ref = f"{store}#{name}"
@@ -56,6 +64,7 @@ class Both:
         assert None not in natives(self.calls[0])
         assert {*natives(self.calls[1])} == {None}
         self.undo: list[Callable[[], None]] = []
+        self.left: list[Any] = []
 
 
 def natives(call: Any) -> list[Any]:
@@ -242,9 +251,35 @@ def draw_part(module: nn.Module, number: float) -> nn.Module:
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 
-def outcome(call: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def outcomes(both: Both, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
+    """What each call gave, and what it left in its arguments; both begin with the same."""
+    memory = [each.untyped_storage() for each in (*args, *kwargs.values()) if has_bytes(each)]
+    before, found = [storage.clone() for storage in memory], []
+    for call, module in zip(both.calls, both.modules, strict=True):
+        for storage, data in zip(memory, before, strict=True):
+            storage.copy_(data)
+        found.append(outcome(call, module, args, kwargs))
+        both.left.append([storage.tolist() for storage in memory])
+    return found
+
+
+def has_bytes(given: Any) -> bool:
+    if not isinstance(given, Tensor) or given.is_nested or given.layout is not torch.strided:
+        return False
+    return given.device.type == "cpu" and not given._is_zerotensor()
+
+
+def outcome(call: Any, module: nn.Module, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """The results, with the gradients of the module's parameters."""
     try:
-        return call.forward(*args, **kwargs)
+        results = call.forward(*args, **kwargs)
+        trained = [each for each in results if isinstance(each, Tensor) and each.requires_grad]
+        if not trained:
+            return results
+        gradients = torch.autograd.grad(
+            sum(each.sum() for each in trained), [*module.parameters()], allow_unused=True, materialize_grads=True
+        )
+        return [*results, *gradients]
     except Exception as error:
         return type(error), _ADDRESS.sub("0x", str(error))
 
@@ -287,10 +322,14 @@ def fuzz(store: Path, steps: int, seed: int = 0) -> Counter[str]:
                 undo()
             both.undo.clear()
         args, kwargs = arguments(name, draw)
-        mode = draw.choice(MODES)() if draw.random() < 0.15 else torch.no_grad()
+        usual = torch.enable_grad() if name == "trained" else torch.no_grad()
+        mode = draw.choice(MODES)() if draw.random() < 0.15 else usual
         before = ran(both.calls[0])
         with torch.no_grad(), mode:
-            found = [outcome(call, args, kwargs) for call in both.calls]
+            found = outcomes(both, args, kwargs)
+        one, other = both.left
+        both.left.clear()
+        assert one == other, f"step {step} of {seed}, {name}: {args} {kwargs} {mode}: {one} was left, and {other}"
         assert same(*found, [*args, *kwargs.values()]), (
             f"step {step} of {seed}, {name}: {args} {kwargs} {mode}: {found}"
         )

@@ -58,6 +58,36 @@ class Blocks(nn.Module):
         return x * self.scale, other * 2
 
 
+@torch.library.custom_op("native_models::halved", mutates_args=())
+def halved(x: Tensor) -> Tensor:
+    return x / 2
+
+
+@halved.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+class CallingBack(Pair):
+    """Calls an operator of Python's."""
+
+    def forward(self, x: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+        return self.linear(halved(x)), other * 2
+
+
+class Writing(Pair):
+    """Writes to an input and to a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+        other.add_(1)
+        self.calls.add_(1)
+        return self.linear(x) + self.calls, other * 2
+
+
 def frozen_pair() -> Pair:
     """With the same weights each time."""
     with torch.random.fork_rng():

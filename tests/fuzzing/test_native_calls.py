@@ -115,6 +115,19 @@ def test_calls_keep_nothing(store: Path) -> None:
         gc.enable()
 
 
+@pytest.mark.parametrize("name", ["pair", "padded"])
+def test_replaced_weights_are_dropped_before_the_next_call(store: Path, name: str) -> None:
+    both = Both(store, name)
+    call, given = both.calls[0], inputs()
+    with torch.no_grad():
+        call(*given), call(*given)
+        old = weakref.ref(call.forward._state._seen.state)
+        call.update_weights({"linear.bias": torch.ones(4)})
+        assert ran(call) == 1
+        assert old() is None
+        assert torch.equal(call(*given)[0], both.modules[0](*given)[0])
+
+
 def test_threads_call_while_weights_are_replaced(store: Path) -> None:
     module = Pair().eval()
     call = aotc.load(f"{store}#pair", module, concurrency=2)

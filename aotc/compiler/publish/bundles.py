@@ -60,7 +60,7 @@ def publish_bundles(
     """Publish one bundle for each model all of whose units were built.
 
     With `partial`, also of a model of which some were: of the artifacts in which each region has code. `native` gives
-    the extension for calls on this machine's CPU.
+    the extension for calls.
     """
     done, created = Publication([*results], {}, {}), source_date()
     for model in dict.fromkeys(outcome.model for outcome, _ in results):
@@ -88,9 +88,8 @@ def publish_bundles(
 
 def with_native_call(artifact: BuiltArtifact, native: Callable[[], NativeCall | None]) -> BuiltArtifact:
     """With the extension, if it can make calls of such an artifact."""
-    is_called = not (artifact.trains or artifact.parallel) and artifact.target.startswith("cpu:")
     here = artifact.environment.machine == platform.machine()
-    return msgspec.structs.replace(artifact, native=native()) if is_called and here else artifact
+    return msgspec.structs.replace(artifact, native=native()) if here and not artifact.parallel else artifact
 
 
 def regions_without_code(artifact: BuiltArtifact) -> list[str]:

@@ -1,4 +1,5 @@
-// A call of compiled code on a CPU, in one call of C: the looks that Python takes in each call, and the run.
+// A call of compiled code, in one call of C: the looks that Python takes in each call, and the run, which is a library's
+// own on a CPU, and elsewhere a function of Python's.
 //
 // `aotc.runtime.native` arms it with what Python found in a call that ran, and asks it first in later ones. It answers
 // with the result, or with NotImplemented: then Python does the whole call. It decides no miss and words no error.
@@ -29,10 +30,9 @@ extern "C" int aoti_torch_delete_tensor_object(void* handle);
 
 namespace {
 
-constexpr long INTERFACE = 1;  // NATIVE_INTERFACE of aotc/records.py
+constexpr long INTERFACE = 2;  // NATIVE_INTERFACE of aotc/records.py
 constexpr size_t MOST_PLANS = 16384;
 constexpr auto AUTOGRAD = c10::autograd_dispatch_keyset_with_ADInplaceOrView;
-constexpr c10::DispatchKeySet PLAIN(c10::DispatchKey::CPU);  // dense: no conj, no neg, not nested
 
 struct TensorObject {  // the beginning of THPVariable
   PyObject_HEAD at::TensorBase tensor;
@@ -59,16 +59,20 @@ struct Owned {  // a reference that is dropped with the GIL held
   ~Owned() { Py_XDECREF(object); }
 };
 
-struct Plan {
-  Owned keep;  // the library, and the tuple that `add` was given
+using Row = std::array<long, 4>;  // calls, padded calls, elements of the inputs, elements that ran: as of `Counters`
+
+struct Plan {  // `launch` runs it, with a list of the leaves, or else `run`
+  Owned keep;
   std::vector<Form> forms;
-  int (*run)(void*, void**, size_t, void**, size_t, void*, void*);
-  void* container;
+  size_t variant;
+  Row counted;
+  PyObject* launch = nullptr;
+  int (*run)(void*, void**, size_t, void**, size_t, void*, void*) = nullptr;
+  void* container = nullptr;
   std::vector<size_t> arguments;
   std::vector<at::TensorBase> state;
-  size_t outputs, variant;
-  long request, ran;
-  PyObject *result, *assemble, *failed, *tensors;
+  size_t outputs = 0;
+  PyObject *result = nullptr, *assemble = nullptr, *failed = nullptr, *tensors = nullptr;
   explicit Plan(PyObject* tuple) : keep(tuple) {}
 };
 
@@ -79,14 +83,15 @@ struct Held { PyObject* object; const void* address; Form form; };
 struct Armed {
   Owned spec;
   std::vector<PyObject*> names, defaults, types, empty;
-  std::vector<size_t> tensors;
+  std::vector<std::pair<size_t, bool>> tensors;  // places among the arguments, and which may require gradients
   size_t positional = 0;
   std::vector<Entry> constants, slots, attributes, gradients;
   std::vector<std::pair<PyObject*, PyObject*>> tables, lists, classes, readers;
   std::vector<std::pair<PyObject*, Py_ssize_t>> lengths;
   std::vector<Marked> marks;
   std::vector<Held> state;
-  long grad = -1, inference = -1, of_input = 0;
+  long grad = -1, inference = -1, of_input = 0, gpu = -1;
+  c10::DispatchKeySet plain;  // of dense tensors on its device: no conj, no neg, not nested
   uint64_t included = 0, excluded = 0;
   std::unordered_multimap<uint64_t, std::shared_ptr<Plan>> plans;
   explicit Armed(PyObject* given) : spec(given) {}
@@ -94,7 +99,7 @@ struct Armed {
 
 struct Native {
   PyObject_HEAD std::shared_ptr<Armed> armed;
-  std::vector<std::array<long, 3>> counts;
+  std::vector<Row> counts;
 };
 
 // -- the looks ----------------------------------------------------------------------------------------------------
@@ -118,9 +123,10 @@ bool is_plain(const Armed& armed, PyObject* object) {
   return false;
 }
 
-bool may_be_given(const Armed& armed, const at::TensorBase& tensor) {
-  if ((tensor.key_set() - AUTOGRAD - c10::autocast_dispatch_keyset) != PLAIN) return false;
-  if (tensor.requires_grad() && (armed.of_input || c10::GradMode::is_enabled())) return false;
+bool may_be_given(const Armed& armed, const at::TensorBase& tensor, bool differentiable) {
+  if ((tensor.key_set() - AUTOGRAD - c10::autocast_dispatch_keyset) != armed.plain) return false;
+  if (armed.gpu >= 0 && tensor.device().index() != armed.gpu) return false;
+  if (tensor.requires_grad() && (armed.of_input || (c10::GradMode::is_enabled() && !differentiable))) return false;
   return !tensor.numel() || address_of(tensor);
 }
 
@@ -211,16 +217,17 @@ bool bound(const Armed& armed, PyObject* args, PyObject* kwargs, std::vector<PyO
 
 std::shared_ptr<Plan> plan_for(const Armed& armed, const std::vector<PyObject*>& values) {
   uint64_t hash = 0;
-  for (size_t index : armed.tensors) {
+  for (auto& [index, differentiable] : armed.tensors) {
     PyObject* object = values[index];
-    if (!is_plain(armed, object) || !may_be_given(armed, tensor_of(object))) return nullptr;
+    if (!is_plain(armed, object) || !may_be_given(armed, tensor_of(object), differentiable)) return nullptr;
     for (int64_t size : tensor_of(object).sizes()) hash = (hash ^ static_cast<uint64_t>(size)) * 1099511628211u;
   }
   auto [first, last] = armed.plans.equal_range(hash);
   for (; first != last; ++first) {
     size_t next = 0;
     bool fits = true;
-    for (size_t index : armed.tensors) fits = fits && first->second->forms[next++].is_of(tensor_of(values[index]));
+    for (auto& [index, _] : armed.tensors)
+      fits = fits && first->second->forms[next++].is_of(tensor_of(values[index]));
     if (fits) return first->second;
   }
   return nullptr;
@@ -256,7 +263,7 @@ PyObject* result_of(const Plan& plan, const std::vector<PyObject*>& values, std:
   return built;
 }
 
-PyObject* run(Native* self, std::shared_ptr<Plan> plan, const std::vector<PyObject*>& values) {
+PyObject* run_library(const std::shared_ptr<Plan>& plan, const std::vector<PyObject*>& values) {
   std::vector<void*> inputs, outputs(plan->outputs, nullptr);
   for (size_t position : plan->arguments) {
     const at::TensorBase& tensor =
@@ -275,9 +282,21 @@ PyObject* run(Native* self, std::shared_ptr<Plan> plan, const std::vector<PyObje
       if (handle) aoti_torch_delete_tensor_object(handle);
     return nullptr;
   }
-  PyObject* result = result_of(*plan, values, outputs);
-  auto& counts = self->counts[plan->variant];
-  counts[0]++, counts[1] += plan->request, counts[2] += plan->ran;
+  return result_of(*plan, values, outputs);
+}
+
+PyObject* run(Native* self, std::shared_ptr<Plan> plan, const std::vector<PyObject*>& values) {
+  PyObject* result;
+  if (plan->launch) {
+    PyObject* leaves = list_of(values);
+    result = leaves ? PyObject_CallOneArg(plan->launch, leaves) : nullptr;
+    Py_XDECREF(leaves);
+  } else {
+    result = run_library(plan, values);
+  }
+  if (result && result != Py_NotImplemented)
+    for (size_t index = 0; index < plan->counted.size(); index++)
+      self->counts[plan->variant][index] += plan->counted[index];
   return result;
 }
 
@@ -340,7 +359,8 @@ PyObject* arm(PyObject* object, PyObject* spec) {  // `aotc.runtime.native.spec_
     auto armed = std::make_shared<Armed>(spec);
     armed->names = field(spec, "names"), armed->defaults = field(spec, "defaults");
     armed->types = field(spec, "types"), armed->empty = field(spec, "empty");
-    for (PyObject* index : field(spec, "tensors")) armed->tensors.push_back(PyLong_AsSize_t(index));
+    for (auto& [index, differentiable] : pairs(spec, "tensors"))
+      armed->tensors.push_back({PyLong_AsSize_t(index), differentiable == Py_True});
     armed->positional = number(spec, "positional");
     armed->constants = entries(spec, "constants"), armed->slots = entries(spec, "slots");
     armed->attributes = entries(spec, "attributes"), armed->gradients = entries(spec, "gradients");
@@ -354,7 +374,8 @@ PyObject* arm(PyObject* object, PyObject* spec) {  // `aotc.runtime.native.spec_
     for (auto& [tensor, address, same] : entries(spec, "state"))
       armed->state.push_back({tensor, PyLong_AsVoidPtr(address), Form(tensor_of(same))});
     armed->grad = number(spec, "grad"), armed->inference = number(spec, "inference");
-    armed->of_input = number(spec, "of_input");
+    armed->of_input = number(spec, "of_input"), armed->gpu = number(spec, "gpu");
+    armed->plain = c10::DispatchKeySet(armed->gpu < 0 ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA);
     armed->included = included_now(), armed->excluded = excluded_now();
     self->counts.resize(number(spec, "variants"));
     if (PyErr_Occurred()) return nullptr;
@@ -366,34 +387,34 @@ PyObject* arm(PyObject* object, PyObject* spec) {  // `aotc.runtime.native.spec_
   }
 }
 
-// (leaves, run, container, arguments, outputs, variant, request, ran, result, assemble, tensors, failed, library)
-PyObject* add(PyObject* object, PyObject* args) {
+PyObject* disarm(PyObject* object, PyObject*) {  // lets go of all that it holds
+  std::shared_ptr<Armed> armed;
+  reinterpret_cast<Native*>(object)->armed.swap(armed);
+  Py_RETURN_NONE;
+}
+
+struct Given {  // the beginning of what `add` and `add_launched` are given
+  PyObject* leaves;
+  Py_ssize_t variant;
+  long padded, request, ran;
+};
+
+template <typename Fill>
+PyObject* added(PyObject* object, const Given& given, PyObject* kept, Fill fill) {  // takes `kept` over
   auto* self = reinterpret_cast<Native*>(object);
-  PyObject *leaves, *arguments, *result, *assemble, *tensors, *failed, *library;
-  unsigned long long address, container;
-  Py_ssize_t outputs, variant;
-  long request, ran;
-  if (!PyArg_ParseTuple(args, "O!KKO!nnllOOO!OO", &PyTuple_Type, &leaves, &address, &container, &PyTuple_Type, &arguments,
-                        &outputs, &variant, &request, &ran, &result, &assemble, &PyList_Type, &tensors, &failed, &library))
-    return nullptr;
+  Owned keep(kept);
+  Py_XDECREF(kept);
+  if (!kept) return nullptr;
   if (!self->armed || self->armed->plans.size() >= MOST_PLANS) Py_RETURN_NONE;
   try {
-    PyObject* kept = PyTuple_Pack(5, result, assemble, tensors, failed, library);
-    if (!kept) return nullptr;
     auto plan = std::make_shared<Plan>(kept);
-    Py_DECREF(kept);
     uint64_t hash = 0;
-    for (PyObject* leaf : items_of(leaves)) {
+    for (PyObject* leaf : items_of(given.leaves)) {
       plan->forms.emplace_back(tensor_of(leaf));
       for (int64_t size : plan->forms.back().sizes) hash = (hash ^ static_cast<uint64_t>(size)) * 1099511628211u;
     }
-    std::memcpy(&plan->run, &address, sizeof plan->run);
-    plan->container = reinterpret_cast<void*>(container);
-    for (PyObject* position : items_of(arguments)) plan->arguments.push_back(PyLong_AsSize_t(position));
-    for (Py_ssize_t index = 0; index < PyList_GET_SIZE(tensors); index++)
-      plan->state.push_back(tensor_of(PyList_GET_ITEM(tensors, index)));
-    plan->outputs = outputs, plan->variant = variant, plan->request = request, plan->ran = ran;
-    plan->result = result, plan->assemble = assemble, plan->failed = failed, plan->tensors = tensors;
+    plan->variant = given.variant, plan->counted = {1, given.padded, given.request, given.ran};
+    fill(*plan);
     if (PyErr_Occurred()) return nullptr;
     self->armed->plans.emplace(hash, plan);
     Py_RETURN_NONE;
@@ -403,11 +424,42 @@ PyObject* add(PyObject* object, PyObject* args) {
   }
 }
 
-PyObject* counts(PyObject* object, PyObject*) {  // of each variant: calls, elements of the inputs, elements that ran
+// (leaves, variant, (padded, request, ran), launch): `launch(leaves)` is the result, or NotImplemented
+PyObject* add_launched(PyObject* object, PyObject* args) {
+  Given given;
+  PyObject* launch;
+  if (!PyArg_ParseTuple(args, "O!n(lll)O", &PyTuple_Type, &given.leaves, &given.variant, &given.padded, &given.request,
+                        &given.ran, &launch))
+    return nullptr;
+  return added(object, given, PyTuple_Pack(1, launch), [&](Plan& plan) { plan.launch = launch; });
+}
+
+// (leaves, variant, (padded, request, ran), run, container, arguments, outputs, result, assemble, tensors, failed, library)
+PyObject* add(PyObject* object, PyObject* args) {
+  Given given;
+  PyObject *arguments, *result, *assemble, *tensors, *failed, *library;
+  unsigned long long address, container;
+  Py_ssize_t outputs;
+  if (!PyArg_ParseTuple(args, "O!n(lll)KKO!nOOO!OO", &PyTuple_Type, &given.leaves, &given.variant, &given.padded,
+                        &given.request, &given.ran, &address, &container, &PyTuple_Type, &arguments, &outputs, &result,
+                        &assemble, &PyList_Type, &tensors, &failed, &library))
+    return nullptr;
+  return added(object, given, PyTuple_Pack(5, result, assemble, tensors, failed, library), [&](Plan& plan) {
+    std::memcpy(&plan.run, &address, sizeof plan.run);
+    plan.container = reinterpret_cast<void*>(container);
+    for (PyObject* position : items_of(arguments)) plan.arguments.push_back(PyLong_AsSize_t(position));
+    for (Py_ssize_t index = 0; index < PyList_GET_SIZE(tensors); index++)
+      plan.state.push_back(tensor_of(PyList_GET_ITEM(tensors, index)));
+    plan.outputs = outputs;
+    plan.result = result, plan.assemble = assemble, plan.failed = failed, plan.tensors = tensors;
+  });
+}
+
+PyObject* counts(PyObject* object, PyObject*) {  // of each variant
   auto* self = reinterpret_cast<Native*>(object);
   PyObject* list = PyList_New(0);
-  for (auto& [calls, request, ran] : self->counts) {
-    PyObject* row = Py_BuildValue("(lll)", calls, request, ran);
+  for (auto& [calls, padded, request, ran] : self->counts) {
+    PyObject* row = Py_BuildValue("(llll)", calls, padded, request, ran);
     if (!list || !row || PyList_Append(list, row)) return nullptr;
     Py_DECREF(row);
   }
@@ -420,7 +472,7 @@ PyObject* create(PyTypeObject* type, PyObject*, PyObject*) {
   auto* self = reinterpret_cast<Native*>(type->tp_alloc(type, 0));
   if (self) {
     new (&self->armed) std::shared_ptr<Armed>();
-    new (&self->counts) std::vector<std::array<long, 3>>();
+    new (&self->counts) std::vector<Row>();
   }
   return reinterpret_cast<PyObject*>(self);
 }
@@ -458,7 +510,9 @@ PyObject* tensor_at(PyObject*, PyObject* tensor) {  // what `_cdata` says, if te
 }
 
 PyMethodDef native_methods[] = {
-    {"arm", arm, METH_O, nullptr}, {"add", add, METH_VARARGS, nullptr}, {"counts", counts, METH_NOARGS, nullptr}, {}};
+    {"arm", arm, METH_O, nullptr},       {"disarm", disarm, METH_NOARGS, nullptr},
+    {"add", add, METH_VARARGS, nullptr}, {"add_launched", add_launched, METH_VARARGS, nullptr},
+    {"counts", counts, METH_NOARGS, nullptr}, {}};
 PyType_Slot native_slots[] = {
     {Py_tp_new, reinterpret_cast<void*>(create)},         {Py_tp_call, reinterpret_cast<void*>(call)},
     {Py_tp_traverse, reinterpret_cast<void*>(traverse)},  {Py_tp_clear, reinterpret_cast<void*>(clear)},

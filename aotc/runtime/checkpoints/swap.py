@@ -124,6 +124,9 @@ def update_weights(compiled: CompiledCall, weights: Weights) -> None:
         bound, parts = compiled._replaceable()
         graphs = [[graph for one in part for graph in graphs_of(one.launch)] for part in parts]
         replace_weights(bound, compiled._part_of(open_weights(weights)), graphs, compiled._streams, compiled.device)
+    for call in compiled.parts():
+        if call.forget is not None:
+            call.forget()  # it holds the old tensors
 
 
 def replace_weights(

@@ -87,7 +87,7 @@ class _InRanks(CompiledCall):
         self._waiting.failure = self._waiting.failure or GroupError(
             f"the process group of {self!r} was destroyed", hint="call aotc.load again with a new group"
         )
-        for call in self._with_graphs():
+        for call in self.parts():
             call._attached = []
 
     def _part_of(self, checkpoint: Checkpoint) -> Checkpoint:
@@ -97,9 +97,6 @@ class _InRanks(CompiledCall):
                 hint="load the weights into the module: compiled code uses its tensors where they lie",
             )
         return self._ranks.part_of(checkpoint, self.artifact)
-
-    def _with_graphs(self) -> list[CompiledCall]:
-        return [self]
 
 
 class ParallelCall(_InRanks):
@@ -134,9 +131,6 @@ class ParallelRegions(_InRanks, CompiledRegions):
         forward = vars(self.module).get("forward")
         if not self._attached_names and isinstance(forward, WatchedForward):
             forward.put_back()
-
-    def _with_graphs(self) -> list[CompiledCall]:
-        return list(self.regions.values())
 
 
 def _form(leaves: Sequence[Any]) -> str:

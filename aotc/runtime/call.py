@@ -80,10 +80,10 @@ class CompiledCall:
     on_sizes: Callable[[Shape], object] | None = None
     """Called with the sizes of `dims` in each call that binds, before a bucket is chosen. It must not raise."""
     native: Callable[..., Any] | None = None
-    """Asked first: it gives the result of a call like one that `remember` was told of, or NotImplemented."""
+    """Asked first: it gives the result of a call like one that `remember` was told of, or NotImplemented. `forget` lets
+    go of the tensors that `remember` was told of."""
     remember: Callable[[CompiledCall, Plan, list[Any], State], None] | None = None
-    forget: Callable[[], None] | None = None
-    """Lets go of the tensors of the module that `remember` was told of."""
+    forget: Callable[[], None] = staticmethod(lambda: None)
 
     def __init__(
         self,
@@ -138,7 +138,6 @@ class CompiledCall:
         self._watch, self._check_again = watch, check_again
         self._updating = threading.RLock()
         self._streams = streams or streams_on(device)
-        self._in_graphs: list[State] = []
         self._take_state = self._streams.noted(state.take) if self._streams else state.take
         names = [spec.name for spec in artifact.state] if artifact.weights == "live" else []
         self._attached = [
@@ -218,36 +217,22 @@ class CompiledCall:
             if ran[index].stride() != strides:
                 strided = with_strides(ran[index], strides, detached=not ran[index].requires_grad)
                 ran = [*ran[:index], strided, *ran[index + 1 :]]
-        for index in self._unaligned(ran):
+        for index in self.unaligned(ran):
             ran = [*ran[:index], ran[index].clone(), *ran[index + 1 :]]
-        result = self._launch(ran, state, plan, leaves)
+        result = self.launch(ran, state, plan, leaves)
         self._counters.count_call(plan)
         if self.remember is not None and ran is leaves:
             self.remember(self, plan, leaves, state)
         return result
 
-    def launch_again(self, plan: Plan, state: State, leaves: list[Any]) -> Any:
-        """A call that is like one which ran with `leaves` as they came, in all that the extension compares; or
-        NotImplemented, where it differs in what that does not."""
-        aliases = self._guards.state_aliases
-        if (
-            not self._guards.lie_apart(leaves)
-            or self._unaligned(leaves)
-            or (aliases is not None and aliases.issues(leaves, state))
-        ):
-            return NotImplemented
-        if self._streams:
-            self._streams.note()
-        return self._launch(leaves, state, plan, leaves)
-
-    def _unaligned(self, leaves: Sequence[Any]) -> list[int]:
+    def unaligned(self, leaves: Sequence[Any]) -> list[int]:
         """Where a library for GPUs would write to an aligned copy, and the result would be lost."""
         return [index for index in self._written_on_gpu if leaves[index].data_ptr() % ALIGNMENT]
 
-    def _launch(self, ran: list[Any], state: State, plan: Plan, leaves: list[Any]) -> Any:
+    def launch(self, ran: list[Any], state: State, plan: Plan, leaves: list[Any]) -> Any:
         run = self._attached[plan.variant].run
         if self._streams and self._streams.is_captured():
-            self._keep_for_replays(state)
+            self._streams.keep_for_replays(state)
             from aotc.runtime.cuda.options import run_captured
 
             run = functools.partial(run_captured, self._attached[plan.variant])
@@ -260,11 +245,6 @@ class CompiledCall:
             from aotc.runtime.explain.indices import with_indices
 
             raise with_indices(error, self.artifact.signature.leaves, leaves) from error.__cause__
-
-    def _keep_for_replays(self, state: State) -> None:
-        """A CUDA graph of the caller's reads these tensors for as long as it is replayed, also after a swap."""
-        if not any(kept is state or [*map(id, kept)] == [*map(id, state)] for kept in self._in_graphs):
-            self._in_graphs.append(state)
 
     def _plan(self, leaves: list[Any]) -> Plan | None:
         """None for a miss: no variant takes these sizes, or the leaves have none."""
@@ -333,8 +313,7 @@ class CompiledCall:
         if self.module is None:
             return
         self._check_again()
-        if self.forget is not None:
-            self.forget()
+        self.forget()
         self._state.refresh()
         self._guards.refresh()
         if self._watch is not None:

@@ -180,9 +180,19 @@ class Native:
 
 
 def _launched(of: Callable[[], CompiledCall | None], plan: Plan, state: State, leaves: list[Any]) -> Any:
+    """NotImplemented where the call differs from the one that ran in what the extension does not compare."""
     call = of()
     assert call is not None  # it is being called
-    return call.launch_again(plan, state, leaves)
+    aliases = call._guards.state_aliases
+    if (
+        not call._guards.lie_apart(leaves)
+        or call.unaligned(leaves)
+        or (aliases is not None and aliases.issues(leaves, state))
+    ):
+        return NotImplemented
+    if call._streams:
+        call._streams.note()
+    return call.launch(leaves, state, plan, leaves)
 
 
 def _raise_failure(of: Callable[[], CompiledCall | None], library: CLibrary, leaves: list[Any]) -> None:

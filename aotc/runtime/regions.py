@@ -129,7 +129,6 @@ class CompiledRegions(CompiledCall):
         """Inside are calls of the model; `update_weights` is alone."""
         self._updating = threading.RLock()
         self._streams = streams_on(device)
-        self._in_graphs: list[State] = []
         self._graphs, self._pool = graphs, _pool_of(graphs, device)
         self._padded: PaddedCalls | None = None
         if artifact.calls:
@@ -199,7 +198,7 @@ class CompiledRegions(CompiledCall):
         if self._streams:
             self._streams.note()
             if self._streams.is_captured():
-                self._keep_for_replays(State(named_state(self.module).values()))
+                self._streams.keep_for_replays(State(named_state(self.module).values()))
         if self.artifact.trains:
             return self._run(args, kwargs)
         with torch.no_grad():

@@ -37,6 +37,7 @@ class Streams:
         self._seen: set[int] = set()
         self._others = False
         self._waiting: list[Tensor] = []
+        self._in_graphs: list[State] = []
 
     def note(self) -> None:
         handle = torch._C._cuda_getCurrentRawStream(self._device.index)
@@ -73,6 +74,11 @@ class Streams:
     def keep(self, owner: object, tensors: Callable[[], Sequence[Tensor]]) -> None:
         """Keep `tensors()` until `owner` is gone, and then until the work on every stream is done."""
         weakref.finalize(owner, lambda: self._release(tensors())).atexit = False
+
+    def keep_for_replays(self, state: State) -> None:
+        """A CUDA graph of the caller's reads these tensors for as long as it is replayed, also after a swap."""
+        if not any(kept is state or [*map(id, kept)] == [*map(id, state)] for kept in self._in_graphs):
+            self._in_graphs.append(state)
 
     def is_captured(self) -> bool:
         """Whether what this thread launches now is recorded into a CUDA graph."""
@@ -125,8 +131,7 @@ def update_weights(compiled: CompiledCall, weights: Weights) -> None:
         graphs = [[graph for one in part for graph in graphs_of(one.launch)] for part in parts]
         replace_weights(bound, compiled._part_of(open_weights(weights)), graphs, compiled._streams, compiled.device)
     for call in compiled.parts():
-        if call.forget is not None:
-            call.forget()  # it holds the old tensors
+        call.forget()  # the extension holds the old tensors
 
 
 def replace_weights(

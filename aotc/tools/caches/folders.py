@@ -16,6 +16,9 @@ from aotc.store.files.disk import typed_errors
 from aotc.store.layout.compiler_cache import KINDS, MOST_FOLDERS
 from aotc.store.layout.name_flaws import file_name_flaw
 
+VARIABLES = {"inductor": "TORCHINDUCTOR_CACHE_DIR", "triton": "TRITON_CACHE_DIR", "vllm": "VLLM_CACHE_ROOT"}
+"""The variable that names the folder of each cache."""
+
 _OF_VLLM = ("torch_compile_cache", "torch_aot_compile")
 """vLLM's other files in its cache folder are not compiled code: it keeps downloads and statistics there, too."""
 
@@ -51,13 +54,13 @@ def cache_folders(given: Sequence[str] = ()) -> dict[str, Path]:
 def _default(kind: str) -> str:
     set_here = os.environ.get
     if kind == "inductor":  # torch/_inductor/runtime/cache_dir_utils.py
-        return set_here("TORCHINDUCTOR_CACHE_DIR") or str(
+        return set_here(VARIABLES[kind]) or str(
             Path(tempfile.gettempdir()) / ("torchinductor_" + re.sub(r'[\\/:*?"<>|]', "_", _user()))
         )
     if kind == "triton":  # triton/knobs.py, and triton/runtime/cache.py before 3.4
-        return set_here("TRITON_CACHE_DIR", "").strip() or str(Path(set_here("TRITON_HOME", "~")) / ".triton" / "cache")
+        return set_here(VARIABLES[kind], "").strip() or str(Path(set_here("TRITON_HOME", "~")) / ".triton" / "cache")
     # vllm/envs.py
-    return set_here("VLLM_CACHE_ROOT") or str(Path(set_here("XDG_CACHE_HOME") or "~/.cache") / "vllm")
+    return set_here(VARIABLES[kind]) or str(Path(set_here("XDG_CACHE_HOME") or "~/.cache") / "vllm")
 
 
 def _user() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from aotc.store.layout.store import Store
 from aotc.store.reference import Reference
 from aotc.tools.caches.folders import files_worth_keeping, without_paths
 from aotc.tools.caches.origin import Origin
+from aotc.tools.caches.receipt import REQUIREMENTS, Receipt
 
 _LEVEL = 6
 """Of zstd. Compiled code grows by a few percent against the level of artifacts, and is saved several times as fast."""
@@ -31,12 +33,25 @@ class Saved(NamedTuple):
     left_out: int
 
 
-def save(store: Store, reference: Reference, folders: Mapping[str, Path], origin: Origin) -> Saved:
-    """Publish the files of cache folders, by kind, as the bundle that `reference`, a tag, names.
+def save(
+    store: Store,
+    reference: Reference,
+    folders: Mapping[str, Path],
+    origin: Origin,
+    receipt: Receipt | None = None,
+) -> Saved:
+    """Publish the files of cache folders, by kind, as the bundle that `reference`, a tag, names; with a `receipt` only
+    those that a start from the cache has used.
 
     Compilers may write to the folders meanwhile: they give a file its name when it is whole, and what comes later is
     left out. Raises NotFoundError where the folders hold nothing, StoreError, CorruptError.
     """
+    if receipt is not None and (flaws := receipt.flaws(REQUIREMENTS)):
+        raise StoreError(
+            "the receipt is of a start that compiled, so it does not say what a start needs",
+            issues=tuple(flaws),
+            hint="save the whole cache, restore it, start the program from it, and save with that receipt",
+        )
     kept = {kind: files_worth_keeping(kind, folder) for kind, folder in folders.items()}
     if not any(found.files for found in kept.values()):
         raise NotFoundError(
@@ -50,6 +65,8 @@ def save(store: Store, reference: Reference, folders: Mapping[str, Path], origin
         with typed_errors("write", pack), pack.open("wb") as stream:
             for kind, found in kept.items():
                 for path in found.files:
+                    if receipt is not None and os.path.realpath(folders[kind] / path) not in receipt.used:
+                        continue
                     if (data := _read(folders[kind] / path)) is not None:
                         stream.write(data)
                         files.append(CachedFile(kind, path, sha256_bytes(data), len(data)))

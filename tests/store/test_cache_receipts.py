@@ -1,0 +1,155 @@
+"""Receipts of restored caches: what a start used, what it wrote, and which compilers ran."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import environment, finish, run_aotc, run_python, start
+from test_compiler_caches import COMPILED, GPU, ORIGIN, REF, fill
+
+from aotc.errors import CorruptError, NotFoundError, StoreError
+from aotc.store.layout.bundle import read_bundle
+from aotc.store.layout.store import Store
+from aotc.tools.caches.origin import HEADERS
+from aotc.tools.caches.receipt import REQUIREMENTS, Receipt, begin, read
+from aotc.tools.caches.restore import cache_of, restore
+from aotc.tools.caches.save import save
+
+assert GPU
+
+
+@pytest.fixture
+def begun(store: Store, tmp_path: Path) -> dict[str, str]:
+    """A restored cache of three files, beside one that was there; the variables of a program that is watched."""
+    first = {"inductor": tmp_path / "first"}
+    fill(first["inductor"], {"a/used.so": "ELF", "a/read.py": "1", "b/idle": "2"})
+    save(store, REF, first, ORIGIN)
+    folders = {"inductor": tmp_path / "fresh"}
+    fill(folders["inductor"], {"b/mine": "before"})
+    bundle = read_bundle(store, REF)
+    restore(store, bundle, folders, ORIGIN)
+    return begin(tmp_path / "receipt", cache_of(store, bundle), folders)
+
+
+def after(tmp_path: Path, code: str, variables: dict[str, str], **more: str) -> Receipt:
+    paths = os.pathsep.join((variables["PYTHONPATH"], environment()["PYTHONPATH"]))
+    ran = finish(start("-c", code, cwd=tmp_path / "fresh", **{**variables, "PYTHONPATH": paths, **more}))
+    assert ran.returncode == 0, ran.stderr
+    return read(tmp_path / "receipt")
+
+
+def names(paths: tuple[str, ...], tmp_path: Path) -> list[str]:
+    return [str(Path(path).relative_to(tmp_path / "fresh")) for path in paths]
+
+
+def test_what_is_opened_mapped_written_and_replaced_is_told_apart(begun: dict[str, str], tmp_path: Path) -> None:
+    code = (
+        "import ctypes, pathlib, mmap\n"
+        "open('b/mine').read()\n"
+        "open('new', 'w').write('x')\n"
+        "file = open('a/read.py')\n"
+        "pathlib.Path('a/used.so').unlink(), pathlib.Path('a/used.so').write_text('other')\n"
+    )
+    found = after(tmp_path, code, begun)
+    assert (found.restored, found.processes) == (3, 1)
+    assert names(found.used, tmp_path) == ["a/read.py"]
+    assert names(found.written, tmp_path) == ["new"]
+    assert names(found.replaced, tmp_path) == ["a/used.so"]
+    assert [flaw.where.rpartition("/")[2] for flaw in found.flaws(["used"])] == ["new", "used.so"]
+    assert found.flaws(["no-compiler"]) == []
+
+
+def test_what_c_maps_and_what_children_open_is_used(begun: dict[str, str], tmp_path: Path) -> None:
+    code = (
+        "import mmap, os, subprocess, sys\n"
+        "descriptor = os.open('a/used.so', os.O_RDWR)\n"  # not a look at it
+        "kept = mmap.mmap(descriptor, 3, mmap.MAP_SHARED)\n"
+        "subprocess.run([sys.executable, '-c', 'open(\"a/read.py\")'], check=True)\n"
+        "if not os.fork():\n"
+        "    open('b/idle')\n"
+        "    os._exit(0)\n"
+        "os.wait()\n"
+    )
+    found = after(tmp_path, code, begun)
+    assert names(found.used, tmp_path) == ["a/read.py", "a/used.so", "b/idle"]
+    assert found.processes == 2
+    assert found.flaws(REQUIREMENTS) == []
+
+
+def test_a_compiler_is_named_with_its_source_and_may_be_refused(begun: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "x.cpp").write_text("int x;")
+    compiling = "import subprocess; subprocess.run(['g++', '-c', '-o', '/dev/null', '../x.cpp'], check=True)"
+    asking = "import subprocess; subprocess.run(['g++', '--version'], check=True, capture_output=True)"
+    assert after(tmp_path, asking, begun).compilers == ()
+    (ran,) = after(tmp_path, compiling, begun).compilers
+    assert (ran.compiler, ran.sources) == ("g++", ("../x.cpp",))
+    refused = finish(
+        start("-c", compiling, cwd=tmp_path / "fresh", PYTHONPATH=begun["PYTHONPATH"], AOTC_NO_COMPILER="1")
+    )
+    assert refused.returncode == 1
+    assert "RuntimeError: g++ was started for ../x.cpp" in refused.stderr
+
+
+def test_the_module_that_it_hides_is_run(begun: dict[str, str], tmp_path: Path) -> None:
+    fill(tmp_path / "theirs", {"sitecustomize.py": "print('theirs')"})
+    paths = os.pathsep.join((begun["PYTHONPATH"], str(tmp_path / "theirs")))
+    assert run_python("import sys; print(sys.modules['sitecustomize'].__file__)", **{**begun, "PYTHONPATH": paths}) == (
+        f"theirs\n{tmp_path}/theirs/sitecustomize.py\n"
+    )
+    lost = finish(start("-c", "", PYTHONPATH=begun["PYTHONPATH"], AOTC_RECEIPT=str(tmp_path / "none")))
+    assert lost.returncode == 0 and "nothing can be written down there" in lost.stderr
+
+
+def test_of_a_program_that_is_not_watched_only_what_it_wrote_is_known(begun: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "fresh" / "new").write_text("x")
+    found = read(tmp_path / "receipt")
+    assert names(found.written, tmp_path) == ["new"]
+    assert "no process wrote down" in found.flaws(["no-compiler"])[0].message
+
+
+def test_a_folder_without_a_receipt_and_a_broken_one_are_refused(begun: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="no receipt"):
+        read(tmp_path)
+    (tmp_path / "receipt" / "log").write_text("{")
+    with pytest.raises(CorruptError, match="cannot be read"):
+        read(tmp_path / "receipt")
+
+
+def test_only_what_a_start_used_is_kept(begun: dict[str, str], store: Store, tmp_path: Path) -> None:
+    folders = {"inductor": tmp_path / "fresh"}
+    found = after(tmp_path, "open('a/used.so'), open('b/mine')", begun)
+    save(store, REF, folders, ORIGIN, found)
+    assert [file.path for file in cache_of(store, read_bundle(store, REF)).files] == ["a/used.so"]
+    (tmp_path / "fresh" / "new").write_text("x")
+    with pytest.raises(StoreError, match="of a start that compiled"):
+        save(store, REF, folders, ORIGIN, read(tmp_path / "receipt"))
+
+
+@pytest.mark.every_torch
+def test_a_program_runs_from_a_cache_with_a_receipt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of torch.compile, without a compiler; and after a library was lost, with one."""
+    monkeypatch.setenv(HEADERS, "0")
+    store, first, away = tmp_path / "store", tmp_path / "first", tmp_path / "away"
+    run_python(COMPILED, TORCHINDUCTOR_CACHE_DIR=str(first))
+    assert run_aotc("cache", "save", "sin:v1", "--store", store, "--cache", f"inductor={first}").returncode == 0
+    program = tmp_path / "program.py"
+    program.write_text(COMPILED)
+    running: list[Any] = ["cache", "run", "sin:v1", "--store", store, "--cache", f"inductor={away}"]
+    running += ["--require", "used", "--require", "no-compiler", "--", "python", program]
+    ran = run_aotc(*running)
+    assert (ran.returncode, ran.stdout) == (0, "1\n"), ran.stderr
+    assert "0 written anew, 0 replaced, 0 compiles" in ran.stderr
+    library = next(away.rglob("*.so"))
+    restored = ["cache", "restore", "sin:v1", "--store", store, "--cache", f"inductor={away}"]
+    done = run_aotc(*restored, "--receipt", tmp_path / "receipt", "--json")
+    variables = json.loads(done.stdout)["variables"]
+    library.unlink()
+    paths = os.pathsep.join((variables["PYTHONPATH"], environment()["PYTHONPATH"]))
+    run_python(COMPILED, **{**variables, "PYTHONPATH": paths}, TORCHINDUCTOR_CACHE_DIR=str(away))
+    told = run_aotc("cache", "receipt", tmp_path / "receipt", "--require", "no-compiler")
+    assert told.returncode == 1
+    assert "1 compile" in told.stdout and ".cpp" in told.stderr

@@ -286,6 +286,7 @@ def test_the_public_surface() -> None:
         "Compiled",
         "CorruptError",
         "EnvironmentMismatchError",
+        "ForkError",
         "GradientError",
         "GroupError",
         "Issue",
@@ -309,6 +310,7 @@ def test_the_public_surface() -> None:
         "fetch",
         "load",
         "optim",
+        "prepare",
         "record",
         "telemetry",
     ]

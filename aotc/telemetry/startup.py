@@ -23,7 +23,8 @@ def startup_report(models: Mapping[str, Compiled]) -> dict[str, Any]:
     """The state of this process after its models were loaded, as JSON values.
 
     `seconds_since_process_start` is from Linux's record of the process, in steps of 10 ms; it and `rss_mib`, the
-    resident memory, are None elsewhere. `load_ms` is the time of each part of a load. `compilers_imported` lists which
+    resident memory, are None elsewhere. `load_ms` is the time of each part of a load, and
+    `prepare_ms` that of `aotc.prepare`, in the parent where this process is `forked`. `compilers_imported` lists which
     of torch._dynamo, torch._inductor, triton and sympy the process has imported, by whatever means.
 
     Example:

@@ -66,14 +66,14 @@ class Checkpoint(Protocol):
         """The tensor, wherever and in whatever layout it lies."""
         ...
 
-    @property
-    def owned(self) -> bool:
-        """Whether the tensors of `read` are reachable from nowhere else."""
-        ...
+    owned: bool
+    """Whether the tensors of `read` are reachable from nowhere else."""
 
 
-def open_weights(weights: Weights) -> Checkpoint:
-    """Raises BindError where there is no checkpoint, or it cannot be read."""
+def open_weights(weights: Weights | Checkpoint) -> Checkpoint:
+    """Raises BindError where there is no checkpoint, or it cannot be read. One that is open stays as it is."""
+    if isinstance(weights, MappingCheckpoint | FileCheckpoint):
+        return weights
     if isinstance(weights, Mapping):
         if any(hasattr(tensor, "__tensor_flatten__") for tensor in weights.values()):
             from aotc.runtime.checkpoints.subclasses import open_mapping

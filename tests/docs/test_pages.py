@@ -32,6 +32,7 @@ RUN = [
         "aotc/store/REMOTES.md",
         "aotc/store/SECURITY.md",
         "examples/kubernetes/README.md",
+        "examples/warm/README.md",
     )
 ]
 TUTORIALS = [

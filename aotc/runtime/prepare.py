@@ -104,6 +104,8 @@ class Prepared:
         timer.took("weights")
         self._asked = asked._replace(weights=weights, store=None if reference.store else where)
         self.prepare_ms = timer.parts
+        if (early := sys.modules.get("aotc.early")) is not None:
+            early.wait()
         end_threads()
         _alive.add(self)
         _log.info("prepared %s from %s, %s for %s in %s", self.ref, where, self.digest, self.kind, timer)
@@ -164,8 +166,8 @@ class Prepared:
                     where="cuda",
                     expected="no context at the fork",
                     actual=f"a context of process {_fork.parent}",
-                    hint="touch no GPU before the fork: no tensor on it, no torch.cuda.is_available() unless "
-                    "PYTORCH_NVML_BASED_CUDA_CHECK=1, no aotc.early(cuda=True); or start the process with `spawn`",
+                    hint="touch no GPU before the fork: no tensor on it, no aotc.early.start(cuda=True), and no "
+                    "torch.cuda.is_available() unless PYTORCH_NVML_BASED_CUDA_CHECK=1; or start it with `spawn`",
                 )
             )
         if asked.group is not None and _fork.group:

@@ -3,7 +3,7 @@
 The forms (dtype and shape) of all tensors are known and compared before one of them is read, so everything that is
 wrong with a checkpoint is said at once, and nothing is half done. On a CPU, tensors of a file are views of the mapped
 file, which is private to the process: what is written to them stays in it. To a GPU they are copied straight from the
-mapping, by several threads, so the host never holds a whole copy.
+mapping, by several threads (`staged`), so the host never holds a whole copy.
 """
 
 from __future__ import annotations
@@ -430,6 +430,14 @@ def _copy_all(copies: Sequence[tuple[Tensor, Tensor]], device: torch.device) -> 
             for placed, tensor in copies:
                 placed.copy_(tensor)
         return
+    from aotc.runtime.checkpoints.staged import copy_to_gpu
+
+    if copies := copy_to_gpu(copies, device):
+        copy_plainly(copies, device)
+
+
+def copy_plainly(copies: Sequence[tuple[Tensor, Tensor]], device: torch.device) -> None:
+    """To a GPU by `copy_`, in some threads."""
     here = torch.cuda.current_stream(device)
     largest_first = sorted(copies, key=lambda copy: -copy[1].nbytes)
     with ThreadPoolExecutor(COPIERS) as pool:

@@ -175,7 +175,7 @@ class Found:
 
     def __init__(self, store: StoreReader, bundle: Bundle) -> None:
         self.store, self.bundle = store, bundle
-        self.read_artifact = functools.cache(lambda entry: read_artifact(store, entry))
+        self.read_artifact: Read = functools.cache(lambda entry: read_artifact(store, entry))
         self.read_file = functools.cache(lambda file: store.blobs.load(file, READ_LIMIT))
         self.has = functools.cache(lambda entry: store.blobs.has(entry.digest, entry.size))
         self.files: dict[tuple[File, ...], LibraryFiles] = {}

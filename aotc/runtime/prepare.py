@@ -26,7 +26,7 @@ from aotc.runtime.forks import end_threads, end_threads_before_forks
 from aotc.runtime.libraries.library import calls_back, opened
 from aotc.runtime.libraries.operators import Imports, provide_operators
 from aotc.runtime.load import Found, Request, Timer, blaming_the_record, check_options
-from aotc.runtime.select import device_of, select_target
+from aotc.runtime.select import select_target
 
 if TYPE_CHECKING:
     from aotc.runtime.checkpoints.files import Weights
@@ -101,6 +101,7 @@ class Prepared:
         self._found = asked.find(functools.partial(_candidates, asked), functools.partial(_fill, asked, timer))
         self.digest, self.kind = self._found.bundle.digest, _kind(asked, self._found.bundle.artifacts)
         weights = _prepared_weights(asked, self._found)
+        self._found.read_artifact = functools.partial(self._read_artifact, self._found.read_artifact)
         timer.took("weights")
         self._asked = asked._replace(weights=weights, store=None if reference.store else where)
         self.prepare_ms = timer.parts
@@ -144,9 +145,9 @@ class Prepared:
             group=group,
             group_timeout=group_timeout,
         )
-        check_options(asked, module)
-        self._check_fork(asked)
-        self._check_kind(asked, module)
+        if os.getpid() != self._process:
+            check_options(asked, module)
+            self._check_fork(asked)
         compiled = asked.load(module, self._found)
         call = compiled._aotc
         assert call.loaded is not None
@@ -155,8 +156,6 @@ class Prepared:
 
     def _check_fork(self, asked: Request) -> None:
         """Raises ForkError with everything that this process has inherited and cannot use."""
-        if os.getpid() == self._process:
-            return
         issues = []
         kind = self.kind if asked.device is None else torch.device(asked.device).type
         if kind == "cuda" and (torch.cuda._is_in_bad_fork() or _fork.context):
@@ -188,18 +187,17 @@ class Prepared:
             )
         _fork.warn(self.ref)
 
-    def _check_kind(self, asked: Request, module: nn.Module | None) -> None:
-        """Raises BindError where the load is for another kind of device than was prepared, and the bundle has that."""
-        module = module.module if isinstance(module, Compiled) else module
-        kinds = {entry.target.partition(":")[0] for entry in self._found.bundle.artifacts}
-        on = device_of(module, asked.device, {entry.target for entry in self._found.bundle.artifacts})
-        if on.type != self.kind and on.type in kinds:
+    def _read_artifact(self, read: Read, entry: BundleEntry) -> Artifact:
+        """Raises BindError where a load asks for an artifact of another kind than was prepared."""
+        kind = entry.target.partition(":")[0]
+        if kind != self.kind:
             raise BindError(
-                f"`{self.ref}` was prepared for {self.kind}, and is to run on {on}",
-                hint=f'aotc.prepare(…, device="{on.type}")',
+                f"`{self.ref}` was prepared for {self.kind}, and is to run on {kind}",
+                hint=f'aotc.prepare(…, device="{kind}")',
                 expected=self.kind,
-                actual=str(on),
+                actual=kind,
             )
+        return read(entry)
 
     def __repr__(self) -> str:
         return f"<aotc.Prepared {self.ref} for {self.kind}>"

@@ -29,6 +29,7 @@ RUN = [
         "aotc/compiler/GUIDE.md",
         "aotc/manifest/GUIDE.md",
         "aotc/runtime/GUIDE.md",
+        "aotc/runtime/FAST_START.md",
         "aotc/store/REMOTES.md",
         "aotc/store/SECURITY.md",
         "examples/kubernetes/README.md",

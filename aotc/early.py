@@ -15,7 +15,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -60,9 +60,9 @@ def start(
     if cuda is not False:
         parts["context"] = lambda: _retain_context(int(cuda) if cuda is not True else 0)
     if ref is not None:
-        parts["store"] = lambda: _read_ahead(_files_of_bundle(ref, store))
+        parts["store"] = lambda: read_ahead(_files_of_bundle(ref, store))
     if weights is not None:
-        parts["weights"] = lambda: _read_ahead(_files_of_weights(Path(weights)))
+        parts["weights"] = lambda: read_ahead(_files_of_weights(Path(weights)))
     _state.ms, _state.failed = {}, {}
     _state.thread = threading.Thread(target=_run, args=(parts,), name="aotc.early", daemon=True)
     _state.thread.start()
@@ -115,7 +115,7 @@ def _retain_context(ordinal: int) -> None:
             raise RuntimeError(f"{name}: CUresult {result}")
 
 
-def _read_ahead(files: Iterator[Path]) -> None:
+def read_ahead(files: Iterable[Path]) -> None:
     """Ask the kernel for files, and go on."""
     for file in files:
         with suppress(FileNotFoundError), file.open("rb", buffering=0) as stream:

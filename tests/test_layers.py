@@ -52,7 +52,7 @@ STORE = {
     "nacl",
     "obstore",
 }
-RUNTIME = {*MACHINE, *STORE, "aotc.runtime"}
+RUNTIME = {*MACHINE, *STORE, "aotc.early", "aotc.runtime"}
 COMPILING = {"sympy", "torchgen", "triton"}
 MESSAGES = "aotc.compiler.workers.messages"
 VERDICTS = "aotc.verify.report"

@@ -101,7 +101,7 @@ class Prepared:
         self._found = asked.find(functools.partial(_candidates, asked), functools.partial(_fill, asked, timer))
         self.digest, self.kind = self._found.bundle.digest, _kind(asked, self._found.bundle.artifacts)
         weights = _prepared_weights(asked, self._found)
-        self._found.read_artifact = functools.partial(self._read_artifact, self._found.read_artifact)
+        self._found.read_artifact = functools.partial(_read_of_kind, self.ref, self.kind, self._found.read_artifact)
         timer.took("weights")
         self._asked = asked._replace(weights=weights, store=None if reference.store else where)
         self.prepare_ms = timer.parts
@@ -187,18 +187,6 @@ class Prepared:
             )
         _fork.warn(self.ref)
 
-    def _read_artifact(self, read: Read, entry: BundleEntry) -> Artifact:
-        """Raises BindError where a load asks for an artifact of another kind than was prepared."""
-        kind = entry.target.partition(":")[0]
-        if kind != self.kind:
-            raise BindError(
-                f"`{self.ref}` was prepared for {self.kind}, and is to run on {kind}",
-                hint=f'aotc.prepare(…, device="{kind}")',
-                expected=self.kind,
-                actual=kind,
-            )
-        return read(entry)
-
     def __repr__(self) -> str:
         return f"<aotc.Prepared {self.ref} for {self.kind}>"
 
@@ -231,6 +219,19 @@ def _candidates(asked: Request, entries: Entries, read: Read) -> Sequence[Bundle
     if not found:
         select_target(entries, read, torch.device(kind), asked.target, asked.compat)
     return found
+
+
+def _read_of_kind(ref: str, prepared: str, read: Read, entry: BundleEntry) -> Artifact:
+    """Raises BindError where a load asks for an artifact for another kind of device than was prepared."""
+    kind = entry.target.partition(":")[0]
+    if kind != prepared:
+        raise BindError(
+            f"`{ref}` was prepared for {prepared}, and is to run on {kind}",
+            hint=f'aotc.prepare(…, device="{kind}")',
+            expected=prepared,
+            actual=kind,
+        )
+    return read(entry)
 
 
 def _fill(asked: Request, timer: Timer, found: Found) -> Found:
@@ -280,10 +281,13 @@ def _prepared_weights(asked: Request, found: Found) -> Given:
     """For a CPU, the tensors as the code takes them; else the checkpoint, open. Raises BindError."""
     if asked.weights is None:
         return None
-    from aotc.runtime.checkpoints.files import open_weights
+    from aotc.early import read_ahead
+    from aotc.runtime.checkpoints.files import FileCheckpoint, open_weights
     from aotc.runtime.checkpoints.state import CheckpointState, bind_weights
 
     checkpoint = open_weights(asked.weights)  # type: ignore[arg-type]
+    if isinstance(checkpoint, FileCheckpoint):
+        read_ahead(checkpoint.files)
     if _kind(asked, found.bundle.artifacts) == "cpu":
         (entry,) = _candidates(asked, found.bundle.artifacts, found.read_artifact)
         artifact = found.read_artifact(entry)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from processes import ROOT, run_python
 from safetensors.torch import save_file
 
 import aotc
+from aotc.garbage import no_collection
 from aotc.runtime.prepare import Prepared
 from aotc.store.layout.bundle import BundleEntry
 from aotc.telemetry import startup_report
@@ -170,6 +172,13 @@ def test_callables_share_weights_until_one_updates_its_own(zoo_store: Path, weig
     assert shared == again
 
 
+def test_a_checkpoint_is_read_ahead(zoo_store: Path, weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Path] = []
+    monkeypatch.setattr("aotc.early.read_ahead", asked.extend)
+    aotc.prepare(f"{zoo_store}#linear", weights=weights)
+    assert asked == [weights]
+
+
 def test_each_callable_has_its_own_of_what_the_model_writes(zoo_store: Path, zoo: Any, tmp_path: Path) -> None:
     import shape_models
 
@@ -199,6 +208,16 @@ def test_another_kind_of_device_than_was_prepared_is_refused(
         prepared.load(device="cuda:0")
     assert (caught.value.expected, caught.value.actual) == ("cpu", "cuda")
     assert caught.value.hint == 'aotc.prepare(…, device="cuda")'
+
+
+def test_its_files_are_closed_with_it(zoo_store: Path, zoo: Any) -> None:
+    prepared = aotc.prepare(f"{zoo_store}#linear")
+    module = zoo.Linear().eval()
+    prepared.load(module)(torch.zeros(2, 8))
+    gone = weakref.ref(next(iter(prepared._found.files.values())))
+    with no_collection():
+        del prepared
+        assert gone() is None
 
 
 def test_it_is_named_by_its_reference_and_cannot_be_pickled(zoo_store: Path) -> None:

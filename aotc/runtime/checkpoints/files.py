@@ -134,8 +134,8 @@ class FileCheckpoint:
         self.where = str(path)
         self.forms: dict[str, Form] = {}
         self._file_of: dict[str, Any] = {}
-        files, file_of = _files(path)
-        opened = {file.name: _open(file) for file in files}
+        self.files, file_of = _files(path)
+        opened = {file.name: _open(file) for file in self.files}
         self._opened = list(opened.values())
         held = {file: frozenset(shard.keys()) for file, shard in opened.items()}
         for name, file in {**_outside(path, held, file_of), **file_of}.items():

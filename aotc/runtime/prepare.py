@@ -292,7 +292,8 @@ def _prepared_weights(asked: Request, found: Found) -> Given:
         (entry,) = _candidates(asked, found.bundle.artifacts, found.read_artifact)
         artifact = found.read_artifact(entry)
         if not artifact.regions and artifact.parallel is None:
-            bound = bind_weights(artifact, checkpoint, torch.device("cpu"), found.read_file)
+            with blaming_the_record(artifact):
+                bound = bind_weights(artifact, checkpoint, torch.device("cpu"), found.read_file)
             assert isinstance(bound, CheckpointState)
             return bound
     checkpoint.owned = False  # several loads read it
@@ -316,7 +317,7 @@ class _Fork:
         self.threads = tuple(one.name for one in threading.enumerate() if one is not threading.current_thread())
         distributed, early = sys.modules.get("torch.distributed"), sys.modules.get("aotc.early")
         self.group = distributed is not None and distributed.is_available() and distributed.is_initialized()
-        self.context = early is not None and early.has_context()
+        self.context = self.context or (early is not None and early.has_context())  # a grandparent's counts, too
 
     def warn(self, ref: str) -> None:
         """Say once in a child which threads its parent had."""

@@ -1,8 +1,8 @@
 """aotc: compile PyTorch models ahead of time; start services with no compiler in the process.
 
 `aotc.load` is what a service calls, or `aotc.attach` for the components of a pipeline; `aotc.fetch` brings an artifact
-to its machine before. Building (`aotc build`), checking (`aotc verify`) and looking (`aotc ls`, `aotc inspect`) are
-commands.
+to its machine before, and `aotc.prepare` loads all that needs no device, before a fork. Building (`aotc build`),
+checking (`aotc verify`) and looking (`aotc ls`, `aotc inspect`) are commands.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from aotc.errors import (
     BuildError,
     CorruptError,
     EnvironmentMismatchError,
+    ForkError,
     GradientError,
     GroupError,
     Issue,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from aotc.runtime.compiled import Compiled
     from aotc.runtime.fetch import fetch
     from aotc.runtime.load import load
+    from aotc.runtime.prepare import prepare
     from aotc.runtime.training.step import TrainingStep
     from aotc.tools.recording.record import record
 
@@ -52,6 +54,7 @@ __all__ = [
     "Compiled",
     "CorruptError",
     "EnvironmentMismatchError",
+    "ForkError",
     "GradientError",
     "GroupError",
     "Issue",
@@ -75,6 +78,7 @@ __all__ = [
     "fetch",
     "load",
     "optim",
+    "prepare",
     "record",
     "telemetry",
 ]
@@ -91,6 +95,7 @@ _MODULES = {
     "attach": "aotc.runtime.attach",
     "fetch": "aotc.runtime.fetch",
     "load": "aotc.runtime.load",
+    "prepare": "aotc.runtime.prepare",
     "adapters": "aotc.adapters",
     "optim": "aotc.optim",
     "record": "aotc.tools.recording.record",

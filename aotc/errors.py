@@ -244,6 +244,13 @@ class GroupError(AotcError, RuntimeError):
     """
 
 
+class ForkError(AotcError, RuntimeError):
+    """A forked child cannot load what its parent prepared: `issues` names all that it inherited and cannot use.
+
+    Field: `parent`, the process that it was forked from.
+    """
+
+
 class OperatorError(AotcError, LookupError):
     """Compiled code calls operators that this process has not registered. `issues` says of each who registers it."""
 

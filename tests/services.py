@@ -19,7 +19,7 @@ from processes import ROOT
 
 STARTUP_LIMIT = 120
 """Seconds; a service starts in about two."""
-LISTENING = re.compile(r"(?:listening|running) on http://127\.0\.0\.1:(\d+)")
+LISTENING = re.compile(r"(?:listening on|running on|Listening at:) http://127\.0\.0\.1:(\d+)")
 BANNED = ("torch._dynamo", "torch._inductor", "triton", "sympy", "aotc.compiler")
 
 # The modules are found and cannot be executed: `import torch` itself may look some of them up.

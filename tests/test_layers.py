@@ -52,7 +52,7 @@ STORE = {
     "nacl",
     "obstore",
 }
-RUNTIME = {*MACHINE, *STORE, "aotc.runtime"}
+RUNTIME = {*MACHINE, *STORE, "aotc.early", "aotc.runtime"}
 COMPILING = {"sympy", "torchgen", "triton"}
 MESSAGES = "aotc.compiler.workers.messages"
 VERDICTS = "aotc.verify.report"
@@ -67,6 +67,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aotc.errors": {"msgspec"},
     "aotc.digest": {"msgspec"},
     "aotc.garbage": set(),
+    "aotc.early": set(),
     "aotc.log": set(),
     "aotc.expressions": RECORDS,
     "aotc.records": RECORDS,
@@ -227,8 +228,9 @@ def imported_by(statement: str) -> set[str]:
     return set(run_python(f"import sys\n{statement}\nprint(*sys.modules)").split())
 
 
-def test_importing_aotc_imports_no_torch() -> None:
-    assert not {"torch", "yaml", "rich", "click", "zstandard"} & imported_by("import aotc")
+@pytest.mark.parametrize("name", ["aotc", "aotc.early"])
+def test_importing_aotc_imports_no_torch(name: str) -> None:
+    assert not {"torch", "yaml", "rich", "click", "zstandard"} & imported_by(f"import {name}")
 
 
 def test_advice_imports_neither_torch_nor_yaml() -> None:
@@ -286,6 +288,7 @@ def test_the_public_surface() -> None:
         "Compiled",
         "CorruptError",
         "EnvironmentMismatchError",
+        "ForkError",
         "GradientError",
         "GroupError",
         "Issue",
@@ -309,6 +312,7 @@ def test_the_public_surface() -> None:
         "fetch",
         "load",
         "optim",
+        "prepare",
         "record",
         "telemetry",
     ]

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from aotc.errors import UnverifiedError
 from aotc.records import Artifact, LaunchPick
 from aotc.store.signing.attestations import Attestation
+from aotc.store.signing.verified import check_verified_there
+
+if TYPE_CHECKING:
+    from aotc.runtime.load import Found, Request
+    from aotc.store.layout.bundle import BundleEntry
+
+
+def attested_once(asked: Request, found: Found, entry: BundleEntry) -> Artifact:
+    """As `attested`, for a request; looked for once in what was found."""
+    if entry.digest not in found.attested:
+        which = (asked.place()[1], found.store, found.bundle.digest, entry, asked.ref, asked.trusted_keys, asked.cache)
+        found.attested[entry.digest] = attested(found.read_artifact(entry), lambda: check_verified_there(*which))
+    return found.attested[entry.digest]
 
 
 def attested(artifact: Artifact, check: Callable[[], Attestation]) -> Artifact:

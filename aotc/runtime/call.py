@@ -22,7 +22,7 @@ from aotc.runtime.dispatch import Dispatcher, Plan, Shape
 from aotc.runtime.forks import renew_in_child
 from aotc.runtime.guards import Guards, has_tangent, is_followed
 from aotc.runtime.libraries.library import Library
-from aotc.runtime.state.weights import ALIGNMENT, Bound, ModuleState, State
+from aotc.runtime.state.weights import ALIGNMENT, Bound, State
 from aotc.runtime.variant import Attached, direct_launch
 from aotc.tensors.layouts import with_strides
 
@@ -266,14 +266,6 @@ class CompiledCall:
         from aotc.runtime.explain.misses import answer_miss
 
         return answer_miss(self, args, kwargs, form, leaves)
-
-    def _run_eager(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        run = self._eager or self._run_module
-        if not isinstance(self._state, ModuleState):
-            return run(*args, **kwargs)
-        if self._streams:
-            self._streams.note()
-        return self._state.run_eagerly(lambda: run(*args, **kwargs))
 
     def _run_module(self, *args: Any, **kwargs: Any) -> Any:
         """Where this object is the module's forward (`child.forward = compiled`), eager is the forward of its class."""

@@ -7,7 +7,6 @@ from the module's. So `parent.child = compiled` changes no name in a `state_dict
 
 from __future__ import annotations
 
-import inspect
 import sys
 import weakref
 from collections.abc import Callable
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import torch
 from torch import nn
 
-from aotc.errors import BindError
 from aotc.records import Artifact
 from aotc.runtime.call import CompiledCall, ModelSignature, OnMiss
 
@@ -26,11 +24,15 @@ if TYPE_CHECKING:
     from aotc.runtime.stats import Stats
 
 
-def _no_python() -> BindError:
-    return BindError(
-        "compiled code cannot be traced or scripted: it has no Python code that torch could follow",
-        hint="trace the module: compiled.module",
-    )
+def _refusing(what: str) -> Callable[..., NoReturn]:
+    """A method that raises BindError: `what` of `aotc.runtime.explain.refusals`."""
+
+    def _refuse(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
+        from aotc.runtime.explain import refusals
+
+        raise getattr(refusals, what)(self)
+
+    return _refuse
 
 
 class _Forward:
@@ -40,11 +42,11 @@ class _Forward:
         if instance is not None:
             return instance._aotc
         if sys._getframe(1).f_globals.get("__name__") == "torch.fx._symbolic_trace":
-            raise _no_python()
+            _refusing("tracing_refused")(instance)
         return self
 
     def __set__(self, instance: Compiled, forward: Any) -> NoReturn:
-        raise _forward_is_fixed(instance)
+        _refusing("forward_is_fixed")(instance)
 
 
 class Compiled(nn.Module):
@@ -125,13 +127,12 @@ class Compiled(nn.Module):
 
     forward: Any = _Forward()
 
-    def __prepare_scriptable__(self) -> NoReturn:
-        """Raises BindError: torch.jit.script asks this first."""
-        raise _no_python()
+    __prepare_scriptable__ = _refusing("tracing_refused")
+    """torch.jit.script asks this first."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == self._aotc.artifact.method and name:
-            raise _forward_is_fixed(self)
+            _refusing("forward_is_fixed")(self)
         super().__setattr__(name, value)
 
     def __repr__(self) -> str:
@@ -217,38 +218,16 @@ class Compiled(nn.Module):
         return self._aotc.buckets
 
 
-def _forward_is_fixed(compiled: Compiled) -> BindError:
-    return BindError(
-        f"the forward of {compiled!r} cannot be replaced: its calls would not run it",
-        hint="put a module of your own that calls it in its place; libraries that wrap forwards to move weights "
-        "(accelerate's offloading) cannot be used with compiled code",
-    )
-
-
 Compiled.__call__ = Compiled._aotc  # type: ignore[method-assign]  # a call costs no frame of Python's more
 
 HOOKS = ("forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook", "backward_hook")
 
 
-def _refuse_hook(self: Compiled, *args: Any, **kwargs: Any) -> NoReturn:
-    raise BindError(
-        f"no hook can be registered on {self!r}: its calls would not run it",
-        hint="register it on a module that runs eagerly around it; one that is part of the model, before `aotc build`",
-    )
-
-
 for _name in HOOKS:
-    setattr(Compiled, f"register_{_name}", _refuse_hook)
+    setattr(Compiled, f"register_{_name}", _refusing("hook_refused"))
 
 
-def _refuse_compile(self: Compiled, *args: Any, **kwargs: Any) -> NoReturn:
-    raise BindError(
-        f"{self!r} is compiled already, and torch.compile would import its compilers into this process",
-        hint="leave out the call of compile(); to compile the module itself, call compiled.module.compile()",
-    )
-
-
-Compiled.compile = _refuse_compile  # type: ignore[method-assign,assignment]
+Compiled.compile = _refusing("compile_refused")  # type: ignore[method-assign]
 
 
 def compiled_module(call: CompiledCall) -> Compiled:
@@ -281,7 +260,7 @@ def _class_for(base: type[Compiled], model: type[nn.Module], method: str) -> typ
     if (made := _classes.get((base, model, method))) is None:
         names: dict[str, Any] = {"__module__": model.__module__, "__qualname__": model.__qualname__, "__slots__": ()}
         if method:
-            names |= {method: Compiled._aotc, "__call__": _refuse_call}
+            names |= {method: Compiled._aotc, "__call__": _refusing("call_refused")}
         try:
             made = type.__new__(type(model), model.__name__, (base, model), names)
         except TypeError:
@@ -290,36 +269,12 @@ def _class_for(base: type[Compiled], model: type[nn.Module], method: str) -> typ
     return cast("type[Compiled]", made)
 
 
-def _refuse_call(self: Compiled, *args: Any, **kwargs: Any) -> NoReturn:
-    method = self.artifact.method
-    raise BindError(
-        f"{self!r} was compiled for the method `{method}`, and a call of it would be another than the module's",
-        hint=f"call compiled.{method}(…); compiled.module(…) runs the module's own forward",
-    )
-
-
-class _BecomesMethod:
-    """What stands in a module's table of children while `child.forward = compiled` puts `compiled` there.
-
-    torch registers every module that is set as an attribute, and then would call the method of the class. This one is
-    dropped as soon as torch has put the child in its place, and moves it to where a method is looked for first.
-    """
-
-    def __init__(self, owner: nn.Module, name: str, compiled: Compiled) -> None:
-        self.owner, self.name, self.compiled = owner, name, compiled
-
-    def __del__(self) -> None:
-        self.owner._modules.pop(self.name, None)
-        vars(self.owner)[self.name] = self.compiled.forward
-
-
 def _before_registration(owner: nn.Module, name: str, child: nn.Module | None) -> None:
     """Only a method is looked up before the children: a child called so would never be found."""
     if isinstance(child, Compiled) and hasattr(type(owner), name):
-        if isinstance(owner, Compiled):
-            raise _forward_is_fixed(owner)
-        if inspect.isroutine(getattr(type(owner), name)):
-            cast("dict[str, Any]", owner._modules)[name] = _BecomesMethod(owner, name, child)
+        from aotc.runtime.explain.refusals import become_method
+
+        become_method(owner, name, child)
 
 
 nn.modules.module.register_module_module_registration_hook(_before_registration)

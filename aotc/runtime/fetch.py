@@ -9,15 +9,14 @@ import weakref
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
-from torch import nn
 
 from aotc.errors import CorruptError, EnvironmentMismatchError, Issue, StoreError
 from aotc.machine.environment import Compat
 from aotc.records import Artifact
-from aotc.runtime.select import device_of, select_artifact, select_target
+from aotc.runtime.select import select_artifact
 from aotc.store.cache_folder import cache_folder
 from aotc.store.files.temporary_folders import TemporaryFolder
 from aotc.store.layout.bundle import Bundle, BundleEntry, read_bundle
@@ -27,6 +26,9 @@ from aotc.store.reference import Reference, is_remote, parse_reference
 from aotc.store.remote.fetch import Choose, of_targets
 from aotc.store.remote.fetch import fetch as fetch_into
 from aotc.store.signing.trust import Trust, read_trust
+
+if TYPE_CHECKING:
+    from aotc.runtime.load import Request
 
 T = TypeVar("T")
 
@@ -116,27 +118,13 @@ def runnable(
     return chosen
 
 
-def load_fetched(
-    reference: Reference,
-    where: str,
-    wanted: tuple[nn.Module | None, torch.device | str | None, str | None, Compat],
-    cache: str | os.PathLike[str] | None,
-    trusted_keys: Sequence[str | os.PathLike[str]] | None,
-    signed_after: datetime | str | None,
-    load: Callable[[StoreReader, Bundle], T],
-) -> T:
-    """`load` of the bundle in the local store that it was fetched into: of it, the artifact that is `wanted` by
-    `aotc.load`. A damaged blob there is fetched again."""
-    module, device, target, compat = wanted
-
-    def choose(entries: Sequence[BundleEntry], read: Callable[[BundleEntry], Artifact]) -> list[BundleEntry]:
-        on = device_of(module, device, {entry.target for entry in entries})
-        chosen = select_target(entries, read, on, target, compat)
-        return [entry for entry in entries if entry.target == chosen.target]
-
+def load_fetched(asked: Request, choose: Choose, load: Callable[[StoreReader, Bundle], T]) -> T:
+    """`load` of the bundle in the local store that it was fetched into: of it, what `choose` chooses. A damaged blob
+    there is fetched again."""
+    reference, where = asked.place()
     source = Reference(where, reference.model, tag=reference.tag, digest=reference.digest)
-    trust = read_trust(trusted_keys, signed_after, cache)
-    fetched = _fetched_for_load(source, choose, cache, trust)
+    trust = read_trust(asked.trusted_keys, asked.signed_after, asked.cache)
+    fetched = _fetched_for_load(source, choose, asked.cache, trust)
     try:
         return load(*fetched)
     except CorruptError as error:
@@ -145,7 +133,7 @@ def load_fetched(
             raise
         _log.warning("%s; it is fetched again", error.message)
         fetched[0].blobs.remove_damaged(damaged)
-    return load(*_fetched_for_load(source, choose, cache, trust))
+    return load(*_fetched_for_load(source, choose, asked.cache, trust))
 
 
 def _fetched_for_load(

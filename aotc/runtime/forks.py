@@ -69,9 +69,9 @@ def _torch() -> ctypes.CDLL:
     return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
 
 
-def _end_threads() -> None:
+def end_threads() -> None:
     for pause in list(_pauses.values()):
         pause(_SOFT)
 
 
-os.register_at_fork(before=_end_threads)
+os.register_at_fork(before=end_threads)

@@ -6,11 +6,11 @@ import functools
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
 
 import torch
 from torch import nn
@@ -22,7 +22,7 @@ from aotc.reads.module_check import ModuleCheck, check_module, watch_module
 from aotc.records import Artifact, File, Variant, part_name
 from aotc.runtime.call import CompiledCall, OnMiss
 from aotc.runtime.compiled import Compiled, compiled_module
-from aotc.runtime.libraries.files import LibraryFiles, Source, read_all
+from aotc.runtime.libraries.files import LibraryFiles, read_all
 from aotc.runtime.libraries.library import Library, check_counts, open_library
 from aotc.runtime.select import device_of, select_target
 from aotc.runtime.state.weights import Bound, bind_state
@@ -31,10 +31,21 @@ from aotc.store.layout.reader import StoreReader
 from aotc.store.reference import is_remote, parse_reference, store_named
 
 if TYPE_CHECKING:
-    from aotc.runtime.checkpoints.files import Weights
+    from aotc.runtime.checkpoints.files import Checkpoint, Weights
+    from aotc.runtime.checkpoints.state import CheckpointState
     from aotc.runtime.cuda.options import GraphOptions
     from aotc.runtime.libraries.operators import Imports
     from aotc.runtime.parallel.ranks import Ranks
+    from aotc.store.layout.bundle import BundleEntry
+    from aotc.store.reference import Reference
+    from aotc.store.remote.fetch import Choose
+
+    Given = Weights | Checkpoint | CheckpointState | None
+
+T = TypeVar("T")
+Entries = Sequence["BundleEntry"]
+Read = Callable[["BundleEntry"], Artifact]
+FilesOf = Callable[[Variant], LibraryFiles]
 
 DEFAULT_STORE = "aotc-store"
 _TRUST = {"AOTC_TRUSTED_KEYS", "AOTC_SIGNED_AFTER"}
@@ -153,106 +164,176 @@ def load(
         >>> compiled(torch.randn(1, 128, 256)).shape
         torch.Size([1, 128, 256])
     """
-    _check_options(ref, module, device, concurrency, ignore, cache, cuda_graphs, capture, outputs, compat)
-    refuse_free_threading()
-    if isinstance(module, Compiled):
-        module = module.module
-    timer = Timer()
-    reference = parse_reference(ref)
-    where = store_of(store_named(reference, os.fspath(store) if store else None, "store="))
-    ranks: Ranks | None = None
-    if group is not None:
-        from aotc.runtime.parallel.ranks import Ranks
+    return Request(
+        *(ref, weights, store, device, target, on_miss, concurrency, ignore, cache, cuda_graphs, capture, outputs),
+        *(trusted_keys, signed_after, require_verified, allow_imports, allow_untested, group, group_timeout, compat),
+    ).load(module)
 
-        ranks = Ranks(group, group_timeout)
 
-    def load_from(opened: StoreReader, bundle: Bundle) -> Compiled:
-        on = device_of(module, device, {entry.target for entry in bundle.artifacts})
-        here = [entry for entry in bundle.artifacts if opened.blobs.has(entry.digest, entry.size)]  # fetched in part
-        entries = bundle.artifacts if target or not here else here
-        if len(entries) < len(bundle.artifacts):
-            absent = ", ".join(entry.target for entry in bundle.artifacts if entry not in entries)
-            _log.info("%s: the artifacts for %s are not in this store", reference.name, absent)
-        artifact = select_target(entries, lambda entry: read_artifact(opened, entry), on, target, compat)
-        if require_verified or (artifact.untested and not allow_untested):
-            from aotc.runtime.attested import attested
-            from aotc.store.signing.verified import check_verified_there
+class Found:
+    """A bundle in a local store, and what was read of it: each part once."""
 
-            chosen = next(entry for entry in entries if entry.target == artifact.target)
-            which = (where, opened, bundle.digest, chosen, ref, trusted_keys, cache)
-            artifact = attested(artifact, lambda: check_verified_there(*which))
-        if ranks is None and artifact.parallel is not None:
-            from aotc.runtime.explain.arguments import group_error
+    def __init__(self, store: StoreReader, bundle: Bundle) -> None:
+        self.store, self.bundle = store, bundle
+        self.read_artifact: Read = functools.cache(lambda entry: read_artifact(store, entry))
+        self.read_file = functools.cache(lambda file: store.blobs.load(file, READ_LIMIT))
+        self.has = functools.cache(lambda entry: store.blobs.has(entry.digest, entry.size))
+        self.files: dict[tuple[File, ...], LibraryFiles] = {}
+        self.attested: dict[str, Artifact] = {}
 
-            raise group_error(artifact)
-        if ranks is not None:
-            ranks.join(artifact, next(entry.digest for entry in entries if entry.target == artifact.target), on)
-            artifact = artifact.of_rank(ranks.rank)
-        files_of = _files_of(artifact, opened.blobs)
-        if compat == "abi":
-            from aotc.runtime.libraries.torch_abi import check_symbols
+    def files_of(self, artifact: Artifact, variant: Variant) -> LibraryFiles:
+        """The files of a variant. When the first is asked for, those of all are read, several at a time."""
+        if variant.files not in self.files:
+            self.files |= read_all(artifact.variants, self.store.blobs)
+        return self.files[variant.files]
 
-            check_symbols(artifact, files_of)
-        graphs = None
-        if on.type == "cuda" or cuda_graphs == "always":
-            from aotc.runtime.cuda.options import GraphOptions
 
-            use = cuda_graphs if ranks is None or ranks.is_capturable(on) else "never"
-            graphs = GraphOptions(use=use, capture=capture, outputs=outputs)
-        timer.took("record")
-        read_file = functools.cache(lambda file: opened.blobs.load(file, READ_LIMIT))
-        call = bind_artifact(
-            artifact,
-            files_of,
-            module,
-            on,
-            on_miss=on_miss,
-            concurrency=concurrency,
-            ignore=ignore,
-            read_file=read_file,
-            weights=weights,
-            graphs=graphs,
-            allow_imports=allow_imports,
-            timer=timer,
-            ranks=ranks,
-        )
-        if artifact.native is not None:
-            with no_collection():
-                from aotc.runtime.native import use_native
+class Request(NamedTuple):
+    """The arguments of a load but for the module. `find` needs no device, and `aotc.prepare` does it; `load` is all."""
 
-                use_native(call, artifact.native, read_file)
-        if ranks is not None:
-            ranks.agree("loaded", "")
-        call.loaded = Loaded(reference.name, where, bundle.digest, timer.parts)
-        _log.info(
-            "loaded %s from %s, %s for %s: %d %s in %s",
-            *(reference.name, where, bundle.digest, artifact.target, count := len(artifact.variants)),
-            *("bucket" if count == 1 else "buckets", timer),
-        )
-        return compiled_module(call)
+    ref: str
+    weights: Given
+    store: str | os.PathLike[str] | None
+    device: torch.device | str | None
+    target: str | None
+    on_miss: OnMiss
+    concurrency: int
+    ignore: Collection[ModuleCheck]
+    cache: str | os.PathLike[str] | None
+    cuda_graphs: Literal["picked", "always", "never"]
+    capture: Literal["eager", "lazy"]
+    outputs: Literal["copy", "view"]
+    trusted_keys: Sequence[str | os.PathLike[str]] | None
+    signed_after: datetime | str | None
+    require_verified: bool
+    allow_imports: Imports
+    allow_untested: bool
+    group: Any
+    group_timeout: float
+    compat: Compat
 
-    try:
+    def place(self) -> tuple[Reference, str]:
+        """The reference, and the store that it is in."""
+        reference = parse_reference(self.ref)
+        store = os.fspath(self.store) if self.store else None
+        return reference, store_of(store_named(reference, store, "store="))
+
+    def find(self, choose: Choose, use: Callable[[Found], T]) -> T:
+        """`use` of the bundle, which is signed as asked. Of a remote one, what `choose` chooses is fetched."""
+        reference, where = self.place()
         if is_remote(where):
             from aotc.runtime.fetch import load_fetched
 
-            wanted = (module, device, target, compat)
-            return load_fetched(reference, where, wanted, cache, trusted_keys, signed_after, load_from)
+            return load_fetched(self, choose, lambda *found: use(Found(*found)))
         opened = StoreReader.open(Path(where))
         bundle = read_bundle(opened, reference)
-        if trusted_keys is not None or signed_after is not None or _TRUST & os.environ.keys():
+        if self.trusted_keys is not None or self.signed_after is not None or _TRUST & os.environ.keys():
             from aotc.store.signing.trust import check_bundle
 
-            check_bundle(opened, bundle, reference, trusted_keys, signed_after, cache)
-        return load_from(opened, bundle)
-    except BaseException as error:
-        if ranks is not None:
-            ranks.fail(error)
-        raise
+            check_bundle(opened, bundle, reference, self.trusted_keys, self.signed_after, self.cache)
+        return use(Found(opened, bundle))
+
+    def choose(
+        self,
+        module: nn.Module | None,
+        entries: Entries,
+        read: Read,
+        has: Callable[[BundleEntry], bool] = lambda _: True,
+    ) -> tuple[torch.device, BundleEntry]:
+        """Where the code runs, and the artifact for that, of those that the store `has`: some may not be fetched."""
+        on = device_of(module, self.device, {entry.target for entry in entries})
+        here = [entry for entry in entries if has(entry)]
+        among = entries if self.target or not here else here
+        if len(among) < len(entries):
+            absent = ", ".join(entry.target for entry in entries if entry not in among)
+            _log.info("%s: the artifacts for %s are not in this store", self.place()[0].name, absent)
+        target = select_target(among, read, on, self.target, self.compat).target
+        return on, next(entry for entry in among if entry.target == target)
+
+    def accepted(self, found: Found, entry: BundleEntry) -> Artifact:
+        """The artifact, which has run where it was built, or is attested."""
+        artifact = found.read_artifact(entry)
+        if self.require_verified or (artifact.untested and not self.allow_untested):
+            from aotc.runtime.attested import attested_once
+
+            return attested_once(self, found, entry)
+        return artifact
+
+    def load(self, module: nn.Module | None, found: Found | None = None) -> Compiled:
+        """As `aotc.load`; of what was found before, if it is given."""
+        check_options(self, module)
+        refuse_free_threading()
+        if isinstance(module, Compiled):
+            module = module.module
+        timer = Timer()
+        reference, where = self.place()
+        ranks: Ranks | None = None
+        if self.group is not None:
+            from aotc.runtime.parallel.ranks import Ranks
+
+            ranks = Ranks(self.group, self.group_timeout)
+
+        def load_found(found: Found) -> Compiled:
+            on, entry = self.choose(module, found.bundle.artifacts, found.read_artifact, found.has)
+            artifact = self.accepted(found, entry)
+            if ranks is not None:
+                artifact = ranks.join(artifact, entry.digest, on)
+            elif artifact.parallel is not None:
+                from aotc.runtime.explain.arguments import group_error
+
+                raise group_error(artifact)
+            files_of = functools.partial(found.files_of, artifact)
+            if self.compat == "abi":
+                from aotc.runtime.libraries.torch_abi import check_symbols
+
+                check_symbols(artifact, files_of)
+            graphs = None
+            if on.type == "cuda" or self.cuda_graphs == "always":
+                from aotc.runtime.cuda.options import GraphOptions
+
+                use = self.cuda_graphs if ranks is None or ranks.is_capturable(on) else "never"
+                graphs = GraphOptions(use=use, capture=self.capture, outputs=self.outputs)
+            timer.took("record")
+            call = bind_artifact(
+                *(artifact, files_of, module, on),
+                on_miss=self.on_miss,
+                concurrency=self.concurrency,
+                ignore=self.ignore,
+                read_file=found.read_file,
+                weights=self.weights,
+                graphs=graphs,
+                allow_imports=self.allow_imports,
+                timer=timer,
+                ranks=ranks,
+            )
+            if artifact.native is not None:
+                with no_collection():
+                    from aotc.runtime.native import use_native
+
+                    use_native(call, artifact.native, found.read_file)
+            if ranks is not None:
+                ranks.agree("loaded", "")
+            call.loaded = Loaded(reference.name, where, found.bundle.digest, timer.parts)
+            _log.info(
+                "loaded %s from %s, %s for %s: %d %s in %s",
+                *(reference.name, where, found.bundle.digest, artifact.target, count := len(artifact.variants)),
+                *("bucket" if count == 1 else "buckets", timer),
+            )
+            return compiled_module(call)
+
+        try:
+            if found is not None:
+                return load_found(found)
+            return self.find(lambda *among: [self.choose(module, *among)[1]], load_found)
+        except BaseException as error:
+            if ranks is not None:
+                ranks.fail(error)
+            raise
 
 
 def bind_artifact(
     artifact: Artifact,
-    files_of: Callable[[Variant], LibraryFiles],
+    files_of: FilesOf,
     module: nn.Module | None,
     device: torch.device,
     *,
@@ -261,7 +342,7 @@ def bind_artifact(
     ignore: Collection[ModuleCheck] = (),
     read_file: Callable[[File], bytes],
     graphs: GraphOptions | None = None,
-    weights: Weights | None = None,
+    weights: Given = None,
     allow_imports: Imports = False,
     timer: Timer | None = None,
     ranks: Ranks | None = None,
@@ -272,7 +353,7 @@ def bind_artifact(
     a CorruptError.
     """
     timer = timer or Timer()
-    with _blaming_the_record(artifact):
+    with blaming_the_record(artifact):
         if module is not None and weights is not None:
             raise BindError(
                 "both a module and weights were given",
@@ -292,8 +373,7 @@ def bind_artifact(
             graphs = None
         on_gpu = graphs if device.type == "cuda" else None
         if artifact.regions:
-            _provide_operators(artifact, allow_imports)
-            libraries = _open_all(artifact, files_of, device, concurrency)
+            libraries = _open_all(artifact, files_of, device, concurrency, allow_imports)
             timer.took("libraries")
             from aotc.runtime.regions import attach_regions
 
@@ -306,8 +386,7 @@ def bind_artifact(
             watch = watch_module(artifact, module, ignore, read_file) if module is not None else None
         state = _bind(artifact, module, weights, device, read_file, ranks)
         timer.took("module")
-        _provide_operators(artifact, allow_imports)
-        libraries = _open_all(artifact, files_of, device, concurrency)
+        libraries = _open_all(artifact, files_of, device, concurrency, allow_imports)
         timer.took("libraries")
         with no_collection():
             make = CompiledCall
@@ -331,7 +410,7 @@ def bind_artifact(
 
 
 @contextmanager
-def _blaming_the_record(artifact: Artifact) -> Iterator[None]:
+def blaming_the_record(artifact: Artifact) -> Iterator[None]:
     """Raise CorruptError in place of an internal error where the record is the cause."""
     try:
         yield
@@ -346,12 +425,15 @@ def _blaming_the_record(artifact: Artifact) -> Iterator[None]:
 
 
 class Loaded(NamedTuple):
-    """The reference and the store of a load, the digest of the bundle, and milliseconds by part."""
+    """The reference and the store of a load, the digest of the bundle, and milliseconds by part; `prepare_ms` of what
+    `aotc.prepare` did before, which was in another process where this one is `forked`."""
 
     ref: str
     store: str
     digest: str
     load_ms: dict[str, float]
+    prepare_ms: dict[str, float] | None = None
+    forked: bool = False
 
 
 class Timer:
@@ -372,32 +454,21 @@ class Timer:
         return f"{1000 * (self._last - self._began):.1f} ms ({parts})"
 
 
-def _check_options(
-    ref: Any,
-    module: Any,
-    device: Any,
-    concurrency: Any,
-    ignore: Any,
-    cache: Any,
-    cuda_graphs: Any,
-    capture: Any,
-    outputs: Any,
-    compat: Any,
-) -> None:
+def check_options(asked: Request, module: Any) -> None:
     """Raises BindError for options of a wrong type, which would otherwise be ignored on some machines."""
-    one_text = isinstance(ignore, str)
+    one_text = isinstance(asked.ignore, str)
     checks = (
-        ("ref", ref, isinstance(ref, str), "a text: [STORE#]model[:tag]"),
+        ("ref", asked.ref, isinstance(asked.ref, str), "a text: [STORE#]model[:tag]"),
         ("module", module, module is None or isinstance(module, nn.Module), "a torch.nn.Module"),
-        ("device", device, _is_device(device), "a torch.device, or a text like 'cpu', 'cuda' or 'cuda:0'"),
-        ("cache", cache, "\0" not in str(cache), "a folder"),
-        ("concurrency", concurrency, isinstance(concurrency, int) and concurrency > 0, "1 or more"),
-        _choice("cuda_graphs", cuda_graphs, ("picked", "always", "never")),
-        _choice("capture", capture, ("eager", "lazy")),
-        _choice("outputs", outputs, ("copy", "view")),
-        _choice("compat", compat, get_args(Compat)),
-        ("ignore", ignore, not one_text, f"a list, like [{ignore!r}]"),
-        *(_choice("ignore", check, get_args(ModuleCheck)) for check in ([] if one_text else ignore)),
+        ("device", asked.device, _is_device(asked.device), "a torch.device, or a text like 'cpu', 'cuda' or 'cuda:0'"),
+        ("cache", asked.cache, "\0" not in str(asked.cache), "a folder"),
+        ("concurrency", asked.concurrency, isinstance(asked.concurrency, int) and asked.concurrency > 0, "1 or more"),
+        _choice("cuda_graphs", asked.cuda_graphs, ("picked", "always", "never")),
+        _choice("capture", asked.capture, ("eager", "lazy")),
+        _choice("outputs", asked.outputs, ("copy", "view")),
+        _choice("compat", asked.compat, get_args(Compat)),
+        ("ignore", asked.ignore, not one_text, f"a list, like [{asked.ignore!r}]"),
+        *(_choice("ignore", check, get_args(ModuleCheck)) for check in ([] if one_text else asked.ignore)),
     )
     if wrong := [(name, value, expected) for name, value, fits, expected in checks if not fits]:
         from aotc.runtime.explain.arguments import options_error
@@ -416,32 +487,15 @@ def _choice(name: str, value: Any, choices: Sequence[str]) -> tuple[str, Any, bo
     return name, value, value in choices, " or ".join(map(repr, choices))
 
 
-def _files_of(artifact: Artifact, blobs: Source) -> Callable[[Variant], LibraryFiles]:
-    """The files of each variant. When the first is asked for, all are read, several at a time."""
-
-    @functools.cache
-    def files() -> Mapping[tuple[File, ...], LibraryFiles]:
-        return read_all(artifact.variants, blobs)
-
-    return lambda variant: files()[variant.files]
-
-
 def store_of(store: str | os.PathLike[str] | None) -> str:
     """The store that is named, else `$AOTC_STORE`, else `aotc-store`."""
     return os.fspath(store or os.environ.get("AOTC_STORE") or DEFAULT_STORE)
 
 
-def _provide_operators(artifact: Artifact, allow_imports: Imports) -> None:
-    if needs := artifact.operators:
-        from aotc.runtime.libraries.operators import provide_operators
-
-        provide_operators(needs, allow_imports)
-
-
 def _bind(
     artifact: Artifact,
     module: nn.Module | None,
-    weights: Weights | None,
+    weights: Given,
     device: torch.device,
     read_file: Callable[[File], bytes],
     ranks: Ranks | None,
@@ -449,22 +503,18 @@ def _bind(
     if weights is None:
         with no_collection():
             return bind_state(artifact, module, device)
-    from aotc.constants import decode_constants
-    from aotc.runtime.checkpoints.files import open_weights
-    from aotc.runtime.checkpoints.state import bind_checkpoint
+    from aotc.runtime.checkpoints.state import bind_weights
 
-    checkpoint = open_weights(weights)
-    if ranks is not None:
-        checkpoint = ranks.part_of(checkpoint, artifact)
-    file = artifact.constants
-    return bind_checkpoint(
-        artifact, checkpoint, lambda: {} if file is None else decode_constants(read_file(file)), device
-    )
+    return bind_weights(artifact, weights, device, read_file, ranks)
 
 
 def _open_all(
-    artifact: Artifact, files_of: Callable[[Variant], LibraryFiles], device: torch.device, concurrency: int
+    artifact: Artifact, files_of: FilesOf, device: torch.device, concurrency: int, allow_imports: Imports
 ) -> list[Library]:
+    if needs := artifact.operators:
+        from aotc.runtime.libraries.operators import provide_operators
+
+        provide_operators(needs, allow_imports)
     with no_collection():
         files = [files_of(variant) for variant in artifact.variants]
         libraries = []

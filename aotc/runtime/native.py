@@ -46,19 +46,31 @@ _modules: dict[str, Any] = {}
 def use_native(call: CompiledCall, native: NativeCall, read_file: Callable[[File], bytes]) -> None:
     """Let later calls, of a model by regions those of each region, run in the extension, where it is one for this torch
     and this Python, and they are such calls as it can make. `AOTC_NATIVE_CALL=0` switches it off."""
-    fits = (native.torch, native.abi, native.interface) == (torch.__version__, abi(), NATIVE_INTERFACE)
-    if not fits or os.environ.get("AOTC_NATIVE_CALL") == "0":
+    if not _fits(native):
         return
     called = [part for part in call.parts() if can_be_native(part)]
     if not called:
         return
+    if (module := open_native(call.artifact, read_file)) is not None:
+        for part in called:
+            Native(part, module.Native())
+
+
+def open_native(artifact: Artifact, read_file: Callable[[File], bytes]) -> Any | None:
+    """The extension of an artifact; None where it has none that can be used here."""
+    native = artifact.native
+    if native is None or not _fits(native):
+        return None
     try:
-        module = _opened(native.file, read_file)
+        return _opened(native.file, read_file)
     except (ImportError, OSError, LibraryError) as error:  # of a newer libc, or where no file may be mapped as code
-        _log.info("%s: calls are made by Python: %s", call.artifact.model, error)
-        return
-    for part in called:
-        Native(part, module.Native())
+        _log.info("%s: calls are made by Python: %s", artifact.model, error)
+        return None
+
+
+def _fits(native: NativeCall) -> bool:
+    fits = (native.torch, native.abi, native.interface) == (torch.__version__, abi(), NATIVE_INTERFACE)
+    return fits and os.environ.get("AOTC_NATIVE_CALL") != "0"
 
 
 def abi() -> str:

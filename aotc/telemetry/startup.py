@@ -23,8 +23,9 @@ def startup_report(models: Mapping[str, Compiled]) -> dict[str, Any]:
     """The state of this process after its models were loaded, as JSON values.
 
     `seconds_since_process_start` is from Linux's record of the process, in steps of 10 ms; it and `rss_mib`, the
-    resident memory, are None elsewhere. `load_ms` is the time of each part of a load. `compilers_imported` lists which
-    of torch._dynamo, torch._inductor, triton and sympy the process has imported, by whatever means.
+    resident memory, are None elsewhere. `early` is what `aotc.early` did. `load_ms` is the time of each part of a load,
+    and `prepare_ms` that of `aotc.prepare`, in the parent where this process is `forked`. `compilers_imported` lists
+    which of torch._dynamo, torch._inductor, triton and sympy the process has imported, by whatever means.
 
     Example:
         >>> report = startup_report({"quickstart": compiled})
@@ -35,9 +36,11 @@ def startup_report(models: Mapping[str, Compiled]) -> dict[str, Any]:
     """
     import aotc
 
+    early = sys.modules.get("aotc.early")
     return {
         "event": "aotc.startup",
         "seconds_since_process_start": seconds_since_process_start(),
+        "early": early.report() if early is not None else None,
         "models": {name: _of_model(compiled) for name, compiled in models.items()},
         "compilers_imported": [name for name in COMPILERS if name in sys.modules],
         "rss_mib": _resident_mib(),

@@ -224,3 +224,56 @@ def test_swaps_do_not_add_up_memory(gpu: Gpu) -> None:
         torch.cuda.synchronize()
         used.append(torch.cuda.memory_allocated())
     assert used[-1] <= used[1]
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+def test_large_weights_go_through_small_pinned_buffers(
+    pinned: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of several sizes and layouts, some of which are copied plainly; all are, where no memory can be pinned."""
+    from aotc.runtime.checkpoints import files, staged
+
+    if not pinned:
+
+        def refuse(*_: object) -> None:
+            raise RuntimeError("the limit on locked memory")
+
+        monkeypatch.setattr(staged, "CudaLane", refuse)
+    device = torch.device("cuda", torch.cuda.current_device())
+    sources = [torch.randn(9 << 20), torch.randn(3000, 3001).t(), torch.randn(7, dtype=torch.bfloat16)]
+    sources += [torch.randn(1000, 2000)[:, ::2], torch.randn(1 << 20, device=device), torch.randn(11 << 20)[1:]]
+    copies = [(torch.empty_like(each, device=device), each) for each in sources]
+    for placed, _ in copies:
+        placed.fill_(-1)  # on the caller's stream, just before
+    with caplog.at_level("INFO", logger="aotc"):
+        files._copy_all(copies, device)
+    assert all(torch.equal(placed.cpu(), source.cpu()) for placed, source in copies)
+    assert ("no memory can be pinned" in caplog.text) is not pinned
+
+
+def test_a_child_of_a_process_that_prepared_loads_on_the_gpu(gpu: Gpu, tmp_path: Path) -> None:
+    """Twice, in children of one parent that has touched no GPU; not in one of a parent that has."""
+    save_file({name: each.cpu() for name, each in scaled(gpu.module("mlp"), 1).items()}, tmp_path / "m.safetensors")
+    code = (
+        "import os, sys, torch, aotc\n"
+        "prepared = aotc.prepare(sys.argv[1] + '#mlp', weights=sys.argv[2])\n"
+        "def child():\n"
+        "    reading, writing = os.pipe()\n"
+        "    if os.fork() == 0:\n"
+        "        try:\n"
+        "            y = prepared.load()(torch.ones(4, 64, device='cuda')).sum().item()\n"
+        "            os.write(writing, f'{y:.4f}'.encode())\n"
+        "        except Exception as error:\n"
+        "            os.write(writing, type(error).__name__.encode())\n"
+        "        os._exit(0)\n"
+        "    os.close(writing)\n"
+        "    os.wait()\n"
+        "    return os.read(reading, 100).decode()\n"
+        "assert not torch.cuda.is_initialized()\n"
+        "said = [child(), child()]\n"
+        "said.append(f\"{prepared.load()(torch.ones(4, 64, device='cuda')).sum().item():.4f}\")\n"
+        "print(*said, child())\n"
+    )
+    first, second, here, refused = run_python(code, gpu.store, tmp_path / "m.safetensors").split()
+    assert first == second == here
+    assert refused == "ForkError"

@@ -29,9 +29,11 @@ RUN = [
         "aotc/compiler/GUIDE.md",
         "aotc/manifest/GUIDE.md",
         "aotc/runtime/GUIDE.md",
+        "aotc/runtime/FAST_START.md",
         "aotc/store/REMOTES.md",
         "aotc/store/SECURITY.md",
         "examples/kubernetes/README.md",
+        "examples/warm/README.md",
     )
 ]
 TUTORIALS = [

@@ -105,6 +105,9 @@ def of_dtensors(group: Any) -> list[float]:
             "feed-forward", weights=path, store=STORE, device=DEVICE, group=mesh, group_timeout=TIMEOUT
         )
         found.append(float((compiled(x) - whole(x)).abs().max()))
+        prepared = aotc.prepare("feed-forward", weights=path, store=STORE, device=DEVICE.type)
+        halves = prepared.load(group=mesh, group_timeout=TIMEOUT)
+        found.append(float((halves(x) - whole(x)).abs().max()))
     whole.up.weight.mul_(1.5)
     compiled.update_weights({"up.weight": whole.up.weight})
     return [*found, float((compiled(x) - whole(x)).abs().max())]

@@ -26,6 +26,7 @@ BUILTINS = {
     "MissError": LookupError,
     "OperatorError": LookupError,
     "GroupError": RuntimeError,
+    "ForkError": RuntimeError,
     "VerifyError": RuntimeError,
     "TraceError": ValueError,
     "GradientError": RuntimeError,

@@ -3,7 +3,7 @@
 The forms (dtype and shape) of all tensors are known and compared before one of them is read, so everything that is
 wrong with a checkpoint is said at once, and nothing is half done. On a CPU, tensors of a file are views of the mapped
 file, which is private to the process: what is written to them stays in it. To a GPU they are copied straight from the
-mapping, by several threads, so the host never holds a whole copy.
+mapping, by several threads (`staged`), so the host never holds a whole copy.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ class Checkpoint(Protocol):
         """The tensor, wherever and in whatever layout it lies."""
         ...
 
-    @property
-    def owned(self) -> bool:
-        """Whether the tensors of `read` are reachable from nowhere else."""
-        ...
+    owned: bool
+    """Whether the tensors of `read` are reachable from nowhere else."""
 
 
-def open_weights(weights: Weights) -> Checkpoint:
-    """Raises BindError where there is no checkpoint, or it cannot be read."""
+def open_weights(weights: Weights | Checkpoint) -> Checkpoint:
+    """Raises BindError where there is no checkpoint, or it cannot be read. One that is open stays as it is."""
+    if isinstance(weights, MappingCheckpoint | FileCheckpoint):
+        return weights
     if isinstance(weights, Mapping):
         if any(hasattr(tensor, "__tensor_flatten__") for tensor in weights.values()):
             from aotc.runtime.checkpoints.subclasses import open_mapping
@@ -134,8 +134,8 @@ class FileCheckpoint:
         self.where = str(path)
         self.forms: dict[str, Form] = {}
         self._file_of: dict[str, Any] = {}
-        files, file_of = _files(path)
-        opened = {file.name: _open(file) for file in files}
+        self.files, file_of = _files(path)
+        opened = {file.name: _open(file) for file in self.files}
         self._opened = list(opened.values())
         held = {file: frozenset(shard.keys()) for file, shard in opened.items()}
         for name, file in {**_outside(path, held, file_of), **file_of}.items():
@@ -430,6 +430,14 @@ def _copy_all(copies: Sequence[tuple[Tensor, Tensor]], device: torch.device) -> 
             for placed, tensor in copies:
                 placed.copy_(tensor)
         return
+    from aotc.runtime.checkpoints.staged import copy_to_gpu
+
+    if copies := copy_to_gpu(copies, device):
+        copy_plainly(copies, device)
+
+
+def copy_plainly(copies: Sequence[tuple[Tensor, Tensor]], device: torch.device) -> None:
+    """To a GPU by `copy_`, in some threads."""
     here = torch.cuda.current_stream(device)
     largest_first = sorted(copies, key=lambda copy: -copy[1].nbytes)
     with ThreadPoolExecutor(COPIERS) as pool:

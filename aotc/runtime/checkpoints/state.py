@@ -2,17 +2,51 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from aotc.constants import decode_constants
 from aotc.errors import BindError, CorruptError
+from aotc.reads.outside import ReadFile
 from aotc.reads.tensors import dtype_name
 from aotc.records import Artifact, StateSpec
-from aotc.runtime.checkpoints.files import Checkpoint, Placing, by_inner_names, check_forms, read_tensors
+from aotc.runtime.checkpoints.files import (
+    Checkpoint,
+    Placing,
+    Weights,
+    by_inner_names,
+    check_forms,
+    open_weights,
+    read_tensors,
+)
 from aotc.runtime.checkpoints.module_swap import with_tensors
-from aotc.runtime.state.weights import Bound, State, Swap, names_of, written_state
+from aotc.runtime.state.weights import Bound, State, Swap, is_written, names_of, written_state
+
+if TYPE_CHECKING:
+    from aotc.runtime.parallel.ranks import Ranks
+
+
+def bind_weights(
+    artifact: Artifact,
+    weights: Weights | Checkpoint | CheckpointState,
+    device: torch.device,
+    read_file: ReadFile,
+    ranks: Ranks | None = None,
+) -> Bound:
+    """The tensors of `weights` in the order of `artifact.state`. Raises BindError, with every mismatch at once."""
+    if isinstance(weights, CheckpointState):
+        return weights.shared()
+    checkpoint = open_weights(weights)
+    if ranks is not None:
+        checkpoint = ranks.part_of(checkpoint, artifact)
+    file = artifact.constants
+    return bind_checkpoint(
+        artifact, checkpoint, lambda: {} if file is None else decode_constants(read_file(file)), device
+    )
 
 
 def bind_checkpoint(
@@ -58,6 +92,18 @@ class CheckpointState:
         check_forms(checkpoint, expected, {*self._known, *kept})
         read = read_tensors(checkpoint, expected, device, lambda spec: spec.name in self._written)
         self._state = State({**kept, **read}[spec.name] for spec in artifact.state)
+
+    def shared(self) -> CheckpointState:
+        """The same tensors for one callable more; of those that the model writes to, a copy."""
+        other = copy.copy(self)
+        with torch.inference_mode(False), torch.no_grad():
+            other._state = State(
+                torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device=each.device).copy_(each)
+                if is_written(spec, self._written)
+                else each
+                for spec, each in zip(self._specs, self._state, strict=True)
+            )
+        return other
 
     def take(self) -> State:
         return self._state

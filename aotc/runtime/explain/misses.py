@@ -22,6 +22,7 @@ from aotc.runtime.explain.guards import guard_issues, shape_hint, tangent_issues
 from aotc.runtime.explain.values import describe, describe_form
 from aotc.runtime.forms import form_of, in_compiled_layout
 from aotc.runtime.guards import PLAIN_TENSORS, is_followed, transform
+from aotc.runtime.state.weights import ModuleState
 from aotc.runtime.stats import count_miss
 
 if TYPE_CHECKING:
@@ -86,11 +87,20 @@ def answer_miss(
         given = f"; in this call {tensors}" if tensors else ""
         _log.warning("%s: a call that no variant may run: %s%s", call.artifact.model, text, given)
     if call.on_miss == "eager":
-        return call._run_eager(args, kwargs)
+        return _run_eager(call, args, kwargs)
     error = miss_error(call, explain_call(call, args, kwargs))
     if callable(call.on_miss):
         return call.on_miss(error, *args, **kwargs)
     raise error
+
+
+def _run_eager(call: CompiledCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    run = call._eager or call._run_module
+    if not isinstance(call._state, ModuleState):
+        return run(*args, **kwargs)
+    if call._streams:
+        call._streams.note()
+    return call._state.run_eagerly(lambda: run(*args, **kwargs))
 
 
 def module_takes(call: CompiledCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from aotc.errors import BindError, Issue
 from aotc.reads.tensors import dtype_name, dtype_of
-from aotc.records import StateSpec
+from aotc.records import Artifact, StateSpec
 from aotc.runtime.state.weights import (
     ALIGNMENT,
     DENSE_COPY,
@@ -126,3 +126,20 @@ def _state_issues(spec: StateSpec, tensor: Tensor | None, device: torch.device, 
         for label, expected, actual in pairs
         if expected != actual
     ]
+
+
+def no_weights_error(artifact: Artifact) -> BindError:
+    return BindError(
+        f"the artifact of `{artifact.model}` uses the module's own weights, and no module was given",
+        hint="pass the module: aotc.load(ref, module); or a checkpoint: aotc.load(ref, "
+        'weights="model.safetensors"); or build it with `weights: frozen`',
+    )
+
+
+def unchanging_error(artifact: Artifact) -> BindError:
+    """Of weights that would be put in the place of those of the library, or of none."""
+    why = "holds frozen weights" if artifact.weights == "frozen" else "has no weights"
+    return BindError(
+        f"the artifact of `{artifact.model}` {why}, and none can be put in their place",
+        hint="build it with `weights: live`, or load the artifact that was built for the new weights",
+    )

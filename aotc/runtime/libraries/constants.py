@@ -36,7 +36,12 @@ class Weights:
 
     def on(self, device: torch.device) -> Tensor:
         if str(device) not in self._on:
-            self._on[str(device)] = self._on["cpu"].to(device)
+            from aotc.runtime.checkpoints.staged import copy_to_gpu
+
+            placed = torch.empty_like(self._on["cpu"], device=device)
+            for rest, source in copy_to_gpu([(placed, self._on["cpu"])], device):
+                rest.copy_(source)
+            self._on[str(device)] = placed
         return self._on[str(device)]
 
 

@@ -106,15 +106,10 @@ class FilesInMemory:
         if all(name.endswith(".so") for name in self.streams):  # which read no files beside them
             yield known or _keep(key, path_of(own))
             return
-        from aotc.runtime.libraries.on_disk import private_folder
+        from aotc.runtime.libraries.on_disk import side_by_side
 
-        folder = private_folder()
-        try:
-            for name, stream in {**self.streams, self.library: file or own}.items():
-                (folder.path / name).symlink_to(f"/proc/self/fd/{stream.fileno()}")
-            yield _keep(key, str(folder.path / self.library), own)
-        finally:
-            folder.remove()
+        with side_by_side({**self.streams, self.library: file or own}) as folder:
+            yield _keep(key, str(folder / self.library), own)
 
     def constants(self, device: torch.device) -> LibraryConstants | None:
         if not self._constants:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import BinaryIO
 
 from aotc.errors import Issue, LibraryError
@@ -26,6 +28,18 @@ def file_on_disk(is_executable: Callable[[int], bool]) -> BinaryIO:
         issues=tuple(issues),
         hint="let TMPDIR be a folder that can be written and is not mounted noexec",
     )
+
+
+@contextmanager
+def side_by_side(streams: Mapping[str, BinaryIO]) -> Iterator[Path]:
+    """A folder with the open files by their names, within the context. Raises LibraryError."""
+    folder = private_folder()
+    try:
+        for name, stream in streams.items():
+            (folder.path / name).symlink_to(f"/proc/self/fd/{stream.fileno()}")
+        yield folder.path
+    finally:
+        folder.remove()
 
 
 def private_folder() -> TemporaryFolder:

@@ -107,8 +107,8 @@ class Ranks:
 
     # -- a load -------------------------------------------------------------------------------------------------------
 
-    def join(self, artifact: Artifact, digest: str, device: torch.device) -> None:
-        """Take part in the load of this artifact, once all ranks say that they load the same.
+    def join(self, artifact: Artifact, digest: str, device: torch.device) -> Artifact:
+        """Take part in the load of this artifact, once all ranks say that they load the same. Gives this rank's.
 
         Raises BindError where the group does not fit the artifact, GroupError where another rank loads another
         artifact, has failed, or is not heard of.
@@ -143,6 +143,7 @@ class Ranks:
         if self._backend(device) == "gloo":  # an abort of it does not end a collective that waits
             self.group._get_backend(device)._set_default_timeout(datetime.timedelta(seconds=self.timeout))
         self._name()
+        return artifact.of_rank(self.rank)
 
     def _check_backend(self, device: torch.device) -> None:
         """Raises BindError for a group without collectives of tensors on the device."""

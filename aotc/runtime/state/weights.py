@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from aotc.errors import BindError
 from aotc.reads.tensors import dtype_of, plain_state
 from aotc.records import Artifact, StateSpec
 from aotc.runtime.state.gate import Gate
@@ -108,11 +107,9 @@ def bind_state(artifact: Artifact, module: nn.Module | None, device: torch.devic
             return SubclassState(module, artifact.state, device, written, gate)
         return ModuleState(module, artifact.state, device, written, gate)
     if artifact.state:
-        raise BindError(
-            f"the artifact of `{artifact.model}` uses the module's own weights, and no module was given",
-            hint="pass the module: aotc.load(ref, module); or a checkpoint: aotc.load(ref, "
-            'weights="model.safetensors"); or build it with `weights: frozen`',
-        )
+        from aotc.runtime.explain.weights import no_weights_error
+
+        raise no_weights_error(artifact)
     nothing = State()
     return Unchanging(artifact, lambda: lambda: nothing)
 
@@ -123,9 +120,7 @@ class Unchanging:
     owned = False
 
     def __init__(self, artifact: Artifact, watch: Callable[[], TakeState]) -> None:
-        self._watch, self._take = watch, watch()
-        self._why = "holds frozen weights" if artifact.weights == "frozen" else "has no weights"
-        self._model = artifact.model
+        self._artifact, self._watch, self._take = artifact, watch, watch()
 
     def take(self) -> State:
         return self._take()
@@ -134,10 +129,9 @@ class Unchanging:
         self._take = self._watch()
 
     def replacements(self, checkpoint: Checkpoint) -> dict[str, Tensor]:
-        raise BindError(
-            f"the artifact of `{self._model}` {self._why}, and none can be put in their place",
-            hint="build it with `weights: live`, or load the artifact that was built for the new weights",
-        )
+        from aotc.runtime.explain.weights import unchanging_error
+
+        raise unchanging_error(self._artifact)
 
     def swap(self, tensors: Mapping[str, Tensor]) -> Swap:
         return Swap(self.take(), self.take(), tensors)

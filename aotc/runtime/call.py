@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -232,10 +231,7 @@ class CompiledCall:
     def launch(self, ran: list[Any], state: State, plan: Plan, leaves: list[Any]) -> Any:
         run = self._attached[plan.variant].run
         if self._streams and self._streams.is_captured():
-            self._streams.keep_for_replays(state)
-            from aotc.runtime.cuda.options import run_captured
-
-            run = functools.partial(run_captured, self._attached[plan.variant])
+            run = self._streams.recorded(self._attached[plan.variant], state)
         try:
             return run(ran, state, plan, leaves)
         except BaseException as error:
@@ -259,8 +255,6 @@ class CompiledCall:
             if have_sizes(self._guards, leaves):
                 raise
             return None
-
-    # -- misses -------------------------------------------------------------------------------------------------------
 
     def _miss(self, args: Sequence[Any], kwargs: Mapping[str, Any], form: object, leaves: Sequence[Any]) -> Any:
         from aotc.runtime.explain.misses import answer_miss

@@ -6,6 +6,7 @@ lets later calls take the new `State`. Nothing is written to what a running call
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -19,10 +20,12 @@ from aotc.errors import BindError, LibraryError
 from aotc.machine.cuda_capture import is_captured
 from aotc.runtime.checkpoints.files import Checkpoint, Weights, open_weights
 from aotc.runtime.cuda.graphs import Graph, graphs_of
+from aotc.runtime.cuda.options import run_captured
 from aotc.runtime.state.weights import Bound, State, Swap, TakeState
 
 if TYPE_CHECKING:
     from aotc.runtime.call import CompiledCall
+    from aotc.runtime.variant import Attached
 
 
 class Streams:
@@ -79,6 +82,11 @@ class Streams:
         """A CUDA graph of the caller's reads these tensors for as long as it is replayed, also after a swap."""
         if not any(kept is state or [*map(id, kept)] == [*map(id, state)] for kept in self._in_graphs):
             self._in_graphs.append(state)
+
+    def recorded(self, attached: Attached, state: State) -> Callable[..., Any]:
+        """How a call runs that the caller records into a CUDA graph."""
+        self.keep_for_replays(state)
+        return functools.partial(run_captured, attached)
 
     def is_captured(self) -> bool:
         """Whether what this thread launches now is recorded into a CUDA graph."""

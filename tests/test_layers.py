@@ -23,6 +23,7 @@ RECORDS = {
         "aotc.errors",
         "aotc.digest",
         "aotc.garbage",
+        "aotc.locks",
         "aotc.records",
         "aotc.provenance",
         "aotc.verification",
@@ -36,7 +37,7 @@ MACHINE = {
     *TARGETS,
     *TENSORS,
     *{"aotc.machine", "aotc.reads", "aotc.syntax", "aotc.constants"},
-    *{"filelock", "safetensors"},
+    "safetensors",
 }
 MANIFEST = {*RECORDS, *TARGETS, "aotc.manifest", "yaml", "jsonschema"}
 MODELS = {*MACHINE, *MANIFEST, "aotc.models"}
@@ -44,7 +45,6 @@ STORE = {
     *RECORDS,
     "aotc.picks",
     "aotc.store",
-    "filelock",
     "zstandard",
     "requests",
     "urllib3",
@@ -67,6 +67,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aotc.errors": {"msgspec"},
     "aotc.digest": {"msgspec"},
     "aotc.garbage": set(),
+    "aotc.locks": set(),
     "aotc.log": set(),
     "aotc.expressions": RECORDS,
     "aotc.records": RECORDS,
@@ -78,7 +79,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aotc.syntax": RECORDS,
     "aotc.adapters": {*MACHINE, "aotc.adapters"},
     "aotc.constants": MACHINE,
-    "aotc.machine": {*RECORDS, *TARGETS, "aotc.machine", "torch", "filelock"},
+    "aotc.machine": {*RECORDS, *TARGETS, "aotc.machine", "torch"},
     "aotc.machine.targets": {"msgspec"},
     "aotc.machine.gpus": {*RECORDS, "aotc.machine.targets"},
     "aotc.manifest": MANIFEST,

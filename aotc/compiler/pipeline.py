@@ -13,13 +13,11 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
-
-import filelock
 
 from aotc.compiler.cache_lookup import PlannedUnit, look_up
 from aotc.compiler.estimate import estimate
@@ -51,12 +49,16 @@ from aotc.compiler.workers.module_holder import modules_made_once
 from aotc.compiler.workers.stage_costs import StageCosts
 from aotc.compiler.workers.unit_log import begin_log, log_name
 from aotc.errors import AotcError
+from aotc.locks import lock, lock_file
 from aotc.machine.environment import refuse_free_threading
 from aotc.machine.waits import SHORTEST
 from aotc.models.ranks import group_left
 from aotc.store.layout.plans import ShardPlan, put_plan
 from aotc.store.layout.store import Store
 from aotc.store.layout.units import StoredUnits, UnitRecord, use_unit
+
+_POLL = 0.1
+"""Seconds between two looks at whether another build has finished a unit."""
 
 
 def build(request: BuildRequest, servers: ForkServers, watcher: Watcher | None = None) -> BuildReport:
@@ -192,24 +194,19 @@ class UnitBuild:
 
     @contextmanager
     def _alone(self, unit: Unit) -> Iterator[None]:
-        """Hold the unit's lock. Waits for another build in slices, so that Ctrl-C ends the wait."""
+        """Hold the unit's lock. Waits for another build in steps, so that Ctrl-C ends the wait."""
         path = self.store.path / ".aotc" / "units" / f"{unit.key.removeprefix('sha256:')}.lock"
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(path)
-        try:
-            lock.acquire(timeout=0)
-        except filelock.Timeout:
-            self.on_event(Event(unit, Doing("wait for another build")))
-        began = time.time()
-        while not lock.is_locked:
-            self.executor.raise_if_ended()
-            with suppress(filelock.Timeout):
-                lock.acquire(timeout=0.5)
-        self._waited(unit, "for another build, which compiles the same", began)
-        try:
+        with lock_file(path) as file:
+            began, alone = time.time(), lock(file, wait=False)
+            if not alone:
+                self.on_event(Event(unit, Doing("wait for another build")))
+            while not alone:
+                self.executor.raise_if_ended()
+                time.sleep(_POLL)
+                alone = lock(file, wait=False)
+            self._waited(unit, "for another build, which compiles the same", began)
             yield
-        finally:
-            lock.release()
 
     def _waited(self, unit: Unit, what: str, began: float) -> None:
         """Tell of a wait that has ended now."""

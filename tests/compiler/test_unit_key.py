@@ -377,6 +377,7 @@ NOT_IN_KEYS = {
     "aotc.compiler.workers": "has no code",
     "aotc.compiler.key": "is the key",
     "aotc.digest": "gives the key's own digests",
+    "aotc.locks": "who waits for whom",
     "aotc.garbage": "when memory is looked at",
     "aotc.manifest": "reads what is a factor, `manifest`",
     "aotc.manifest.findings": "messages",

@@ -12,6 +12,7 @@ from aotc.compiler.workers.forks import SMOKE
 from aotc.compiler.workers.messages import UnitFailed, WrongPart
 from aotc.errors import BuildError
 from aotc.machine.cpp_compiler import compiler_name
+from aotc.machine.processes import how_ended
 
 LOG_TAIL = 20_000
 """Characters at the end of a log that are searched for the cause of a failed run."""
@@ -42,7 +43,7 @@ def with_part(error: BuildError, part: WrongPart) -> BuildError:
 
 def died(module: str, unit: Unit, status: int, stage: str, work: Path, log: Path) -> BuildError:
     """The error for a process that ended without a reply."""
-    how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+    how = how_ended(status) or "ended without an answer"
     smoke = module == SMOKE
     hint = "see the log"
     if status == -signal.SIGKILL:

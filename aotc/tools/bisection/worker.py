@@ -1,4 +1,4 @@
-"""The process that bisects: `python -m aotc.tools.bisection.worker JOB.json OUTPUT.json`."""
+"""The process that bisects: `python -m aotc.tools.bisection.worker JOB.json`, which sends a `Bisection`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from aotc.compiler.wrong_code.lowering import Lowering
 from aotc.compiler.wrong_code.report import Culprit, Remedy, Stage
 from aotc.digest import sha256_bytes
 from aotc.errors import AotcError
-from aotc.machine.processes import die_with_parent
+from aotc.machine.processes import Parent
 from aotc.machine.targets import parse_target
 from aotc.models.calls import modes_of, signature_leaves
 from aotc.models.factory import told
@@ -250,10 +250,8 @@ def _first_line(error: Exception) -> str:
 
 
 def main() -> int:
-    die_with_parent()
-    job = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=BisectJob)
-    found = bisect(job)
-    Path(sys.argv[2]).write_bytes(msgspec.json.encode(found))
+    parent = Parent()
+    parent.send(bisect(parent.job(BisectJob)))
     return 0
 
 

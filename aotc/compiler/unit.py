@@ -25,12 +25,12 @@ from aotc.compiler.codegen.graph_key import graph_key
 from aotc.compiler.codegen.inductor_options import inductor_options
 from aotc.compiler.codegen.stored_code import stored_code
 from aotc.compiler.key import triton_version
+from aotc.compiler.messages import Autotuned, Job
 from aotc.compiler.publish.record import BuiltUnit, take_snapshot, write_record
 from aotc.compiler.rank_kinds import ranks_of_code, with_own_regions
 from aotc.compiler.sources import model_sources
 from aotc.compiler.toolchain.triton_compilers import begin_triton_compilers
 from aotc.compiler.training.compile import BACKWARD, compile_halves, differentiable_arguments, split
-from aotc.compiler.workers.messages import Autotuned, Job
 from aotc.errors import BuildError
 from aotc.machine.targets import Target, parse_target
 from aotc.models.calls import modes_of

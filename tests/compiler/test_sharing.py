@@ -26,7 +26,7 @@ from aotc.compiler.autotune.shared_picks import SharedPicks, add_answers, answer
 from aotc.compiler.executors.local import LocalExecutor
 from aotc.compiler.executors.ray.node import _sharing
 from aotc.compiler.key import unit_key
-from aotc.compiler.plan import Unit
+from aotc.compiler.messages import Unit
 from aotc.compiler.scheduling import sharing_order
 from aotc.compiler.toolchain.object_cache import objects_shared
 from aotc.compiler.workers import shared_folder

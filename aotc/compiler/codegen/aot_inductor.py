@@ -23,9 +23,9 @@ from aotc.compiler.codegen.called_operators import calls_checked
 from aotc.compiler.codegen.generated_kernels import kernels_of, kernels_recorded
 from aotc.compiler.codegen.instruction_sets import code_for
 from aotc.compiler.codegen.library_constants import constants_left_out
+from aotc.compiler.messages import Job
 from aotc.compiler.patches.machinery.apply import patched
 from aotc.compiler.toolchain.unit_toolchain import unit_toolchain
-from aotc.compiler.workers.messages import Job
 from aotc.errors import BuildError
 from aotc.machine.targets import Target
 from aotc.provenance import Kernel

@@ -16,11 +16,11 @@ import msgspec
 import torch
 from torch.utils import _pytree as pytree
 
+from aotc.compiler.messages import Job, Message, Span, UnitFailed, UnitRan, wait_here
 from aotc.compiler.smoke.call_times import TimedCall, call_times
 from aotc.compiler.smoke.gradients import compare_at_extremes, compare_gradients, inputs_of_any_value
 from aotc.compiler.smoke.launch import pick_launch
 from aotc.compiler.smoke.region_cost import region_cost
-from aotc.compiler.workers.messages import Job, Message, Span, UnitFailed, UnitRan, wait_here
 from aotc.errors import AotcError, Issue, LibraryError
 from aotc.machine.processes import Parent
 from aotc.machine.targets import parse_target

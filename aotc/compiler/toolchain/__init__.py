@@ -3,6 +3,7 @@
 In the order in which a unit meets the modules:
 
 - `triton_compilers`: Inductor's processes that compile Triton kernels, started before the model is built.
+- `pattern_warmup`: Inductor's patterns, built before the processes of units are forked.
 - `unit_toolchain`: activates all of the following around AOTInductor's call; the folder that units of a build share.
 - `compile_cache`: files by the digest of their inputs, kept for the machine or for one build; used by the next three.
 - `wrapper_split`: the part of AOTInductor's wrapper that is the same in every library, compiled separately.

@@ -12,8 +12,7 @@ from unittest import mock
 
 import torch
 
-from aotc.compiler.patches.shared.build_folder import FOLDER
-from aotc.compiler.toolchain.compile_cache import CompileCache
+from aotc.compiler.toolchain.compile_cache import FOLDER, CompileCache
 from aotc.digest import sha256_json
 from aotc.machine.cpp_compiler import compiler_version
 

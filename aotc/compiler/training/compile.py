@@ -17,9 +17,9 @@ from aotc.compiler.capture.lifting.lift import Capture
 from aotc.compiler.capture.unit_graph import Subject
 from aotc.compiler.codegen.aot_inductor import CompiledFiles, compile_capture
 from aotc.compiler.explain_failure import line_named
+from aotc.compiler.messages import Job
 from aotc.compiler.patches.machinery.apply import patched
 from aotc.compiler.training.halves import Halves, halves_of
-from aotc.compiler.workers.messages import Job
 from aotc.errors import BuildError
 from aotc.machine.targets import Target
 from aotc.manifest.inputs import TensorInput, parse_inputs

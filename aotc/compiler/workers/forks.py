@@ -25,8 +25,8 @@ from typing import IO, NoReturn, Protocol
 
 import msgspec
 
+from aotc.compiler.messages import ForkRequest
 from aotc.compiler.workers import fork_server
-from aotc.compiler.workers.messages import ForkRequest
 from aotc.machine.processes import child_command, child_environment, die_with_parent
 
 WORKER = "aotc.compiler.workers.worker"
@@ -45,7 +45,7 @@ _PRELOADED = {
         *("aotc.compiler.unit", "aotc.compiler.explain_failure", "aotc.compiler.workers.inductor_progress"),
         "torch._inductor.compile_fx",
         *("sympy.physics.units", "torch.utils.cpp_extension"),  # Inductor imports them while it compiles
-        "aotc.compiler.workers.pattern_warmup:make_patterns",
+        "aotc.compiler.toolchain.pattern_warmup:make_patterns",
     ),
 }
 """Modules that the servers import for all units, and functions that they call. The smoke run imports no compiler, as a

@@ -1,6 +1,6 @@
 """The process that compiles one unit, or says where it was miscompiled: `python -m aotc.compiler.workers.worker JOB`.
 
-Standard output carries `aotc.compiler.workers.messages` for the parent. All other output goes to standard error,
+Standard output carries `aotc.compiler.messages` for the parent. All other output goes to standard error,
 which is the unit's log.
 """
 
@@ -11,7 +11,7 @@ import traceback
 from pathlib import Path
 
 from aotc.compiler.absent_gpu import stand_in
-from aotc.compiler.workers.messages import Doing, Job, Message, Progress, Reply, UnitCompiled, UnitFailed, wait_here
+from aotc.compiler.messages import Doing, Job, Message, Progress, Reply, UnitCompiled, UnitFailed, wait_here
 from aotc.machine.gpus import attributes, gpu_for
 from aotc.machine.processes import Parent
 from aotc.machine.targets import parse_target

@@ -15,9 +15,9 @@ from torch import Tensor
 from aotc.compiler.capture.export import capture
 from aotc.compiler.capture.lifting.lift import Capture
 from aotc.compiler.codegen.inductor_options import inductor_options
+from aotc.compiler.messages import Job
 from aotc.compiler.publish.record import RECORD
 from aotc.compiler.unit import compile_unit
-from aotc.compiler.workers.messages import Job
 from aotc.compiler.wrong_code.ladder import walk
 from aotc.compiler.wrong_code.lowering import Lowering
 from aotc.compiler.wrong_code.report import Culprit, Remedy, Stage

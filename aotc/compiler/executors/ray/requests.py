@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aotc.compiler.executors.local import memory_of
-from aotc.compiler.plan import Unit
+from aotc.compiler.messages import Unit
 from aotc.errors import BuildError
 from aotc.store.amounts import parse_size
 

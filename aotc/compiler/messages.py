@@ -165,12 +165,12 @@ class Job(Record, frozen=True):
     a third looks for the part of the model that is.
 
     `pins` are the picks pinned for this unit, `seeds` the pins of other units of its target. `locked`: fail rather than
-    measure. `shared` is the folder in which the units of a build share picks and objects; "" for none. `precompile`:
-    precompile headers in that folder. `region` names the compiled one of `regions`; its example inputs are those that
-    the model passes to it at `sizes`, and `calls` those that the model itself is padded to. `sources` are the source
-    identities in the key. `dummy_weights`: parameters have values of `aotc.models.dummy_weights`. `gpu` names the GPU
-    to compile for, where this machine lacks it, and `absent` the features of the target's CPU that it lacks; with
-    `untuned`, a decision without a pin is then Inductor's default.
+    measure. `shared` is the folder in which the units of a build share picks and compiled files; "" for none.
+    `precompile`: precompile headers in that folder. `region` names the compiled one of `regions`; its example inputs
+    are those that the model passes to it at `sizes`, and `calls` those that the model itself is padded to. `sources`
+    are the source identities in the key. `dummy_weights`: parameters have values of `aotc.models.dummy_weights`. `gpu`
+    names the GPU to compile for, where this machine lacks it, and `absent` the features of the target's CPU that it
+    lacks; with `untuned`, a decision without a pin is then Inductor's default.
     `ranks` of a parallel model: those without code yet, of which the first one's is compiled; () for all.
 
     `code` has the digest of all that the unit's code depends on but for its graph, `graphs` the keys of those units of

@@ -36,13 +36,11 @@ LIBRARY = "model.so"
 
 class CompiledFiles(msgspec.Struct, frozen=True):
     """The files needed at run time, all in one folder; those of them that are stored uncompressed, to be mapped; the
-    kernels; the number of objects taken from other units; the names of the applied patches of torch; a note for each
-    patch that was left out."""
+    kernels; the names of the applied patches of torch; a note for each patch that was left out."""
 
     files: tuple[str, ...]
     mapped: tuple[str, ...]
     kernels: tuple[Kernel, ...]
-    shared_objects: int = 0
     patches: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
 
@@ -65,7 +63,7 @@ def compile_capture(
         lowering_without_gpu(),
         picking(picker),
         patched("compile", target.device, spec.options, spec.patches_off, captured.graph.graph) as patches,
-        unit_toolchain(options, target.device, Path(job.shared) if job.shared else None, job.precompile) as objects,
+        unit_toolchain(options, target.device, Path(job.shared) if job.shared else None, job.precompile),
         attention_chosen(captured.graph, picker, race=bool(options.get("max_autotune"))),
         kernels_recorded(kernels),
         calls_checked(),
@@ -96,7 +94,6 @@ def compile_capture(
         tuple(sorted(names)),
         tuple(weights),
         tuple(kernels_of(kernels, text)),
-        objects.taken,
         patches.names,
         patches.left_out,
     )

@@ -28,7 +28,7 @@ WEIGHTS = 4
 class LocalExecutor:
     """Compiles `jobs` units at a time, which divide the cores among their Inductor compile processes.
 
-    With `share`, they also share picks and object files and, for the targets of `precompiled`, precompiled headers.
+    With `share`, they also share picks and, for the targets of `precompiled`, precompiled headers.
     `servers` may already be importing.
     """
 

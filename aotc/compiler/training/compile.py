@@ -99,7 +99,6 @@ def _both(forward: CompiledFiles, backward: CompiledFiles) -> CompiledFiles:
         tuple(sorted({*forward.files, *backward.files})),
         forward.mapped + backward.mapped,
         forward.kernels + backward.kernels,
-        forward.shared_objects + backward.shared_objects,
         tuple(dict.fromkeys(forward.patches + backward.patches)),
         tuple(dict.fromkeys(forward.left_out + backward.left_out)),
     )

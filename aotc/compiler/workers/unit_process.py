@@ -68,7 +68,7 @@ def compile_and_run(
     """Compile the unit into `work/out`, and run the result once in a fresh process, unless its GPU or CPU is not here.
     Of a parallel model, do so for each kind of ranks.
 
-    In the folder `shared` the units of a build share picks and object files, and, with `precompile`, headers. Raises
+    In the folder `shared` the units of a build share picks, and, with `precompile`, headers. Raises
     BuildError, StoreError.
     """
     check_compilable(work.parent)

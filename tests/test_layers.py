@@ -179,7 +179,7 @@ COMPILER = (
     "patches",
     "autotune",
     "capture",
-    "absent_gpu",
+    "cross_compile",
     "codegen",
     "training",
     "wrong_code",

@@ -14,7 +14,7 @@ In the order in which a unit meets them:
   `rank_kinds`: which ranks of a parallel model run that code.
 - `smoke`: the second process, which runs the result once, as a service would.
 - `wrong_code`: a third process, where the second finds wrong results: the operator and the line.
-- `absent_gpu`: compile for a GPU that this machine lacks; such a unit has no second process.
+- `cross_compile`: compile for a GPU that this machine lacks; such a unit has no second process.
 - `publish`: the unit's record and files, an artifact for each target, a bundle for each model. `report`: the outcome.
 - `rebuild_check`: compile again and compare.
 """

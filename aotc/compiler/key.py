@@ -161,7 +161,7 @@ def code_key(factors: Factors) -> str:
 _BUILDERS = (
     *(
         f"compiler/{room}/**/*"
-        for room in ("absent_gpu", "autotune", "capture", "codegen", "patches", "toolchain", "training")
+        for room in ("cross_compile", "autotune", "capture", "codegen", "patches", "toolchain", "training")
     ),
     *(f"compiler/{name}.py" for name in ("messages", "rank_kinds", "sources", "unit")),
     *(f"compiler/{name}.py" for name in ("publish/record", "smoke/launch", "workers/forks", "workers/worker")),

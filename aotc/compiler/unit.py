@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from aotc.compiler.absent_gpu.capture import export_for_absent_gpu
 from aotc.compiler.autotune.picker import Picker, describe
 from aotc.compiler.autotune.shared_picks import SharedPicks
 from aotc.compiler.capture.facts.build_only import build_only_effects
@@ -24,6 +23,7 @@ from aotc.compiler.codegen.aot_inductor import LIBRARY, CompiledFiles, compile_c
 from aotc.compiler.codegen.graph_key import graph_key
 from aotc.compiler.codegen.inductor_options import inductor_options
 from aotc.compiler.codegen.stored_code import stored_code
+from aotc.compiler.cross_compile.capture import export_for_absent_gpu
 from aotc.compiler.key import triton_version
 from aotc.compiler.messages import Autotuned, Job
 from aotc.compiler.publish.record import BuiltUnit, take_snapshot, write_record

@@ -12,7 +12,6 @@ from typing import Any, cast
 import msgspec
 import torch
 
-from aotc.compiler.absent_gpu.lowering import lowering_without_gpu
 from aotc.compiler.autotune.attention import attention_chosen
 from aotc.compiler.autotune.benchmarks import gpu_benchmarks_alone
 from aotc.compiler.autotune.hooks import picking
@@ -23,6 +22,7 @@ from aotc.compiler.codegen.called_operators import calls_checked
 from aotc.compiler.codegen.generated_kernels import kernels_of, kernels_recorded
 from aotc.compiler.codegen.instruction_sets import code_for
 from aotc.compiler.codegen.library_constants import constants_left_out
+from aotc.compiler.cross_compile.lowering import lowering_without_gpu
 from aotc.compiler.messages import Job
 from aotc.compiler.patches.machinery.apply import patched
 from aotc.compiler.toolchain.unit_toolchain import unit_toolchain

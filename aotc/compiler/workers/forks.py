@@ -303,7 +303,7 @@ class ForkServers:
 
         Raises OSError once closed, BuildError where these libraries cannot be compiled.
         """
-        from aotc.compiler.absent_gpu.libraries import build_variables, compiled_stand_ins
+        from aotc.compiler.cross_compile.libraries import build_variables, compiled_stand_ins
 
         with self._lock:
             if self._closed:
@@ -321,7 +321,7 @@ class ForkServers:
 
     def variables_for_absent_gpus(self) -> dict[str, str]:
         """What such a unit's environment needs besides, once its server runs."""
-        from aotc.compiler.absent_gpu.libraries import build_variables
+        from aotc.compiler.cross_compile.libraries import build_variables
 
         assert self._stand_ins is not None
         return build_variables(self._stand_ins)

@@ -10,7 +10,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from aotc.compiler.absent_gpu import stand_in
+from aotc.compiler.cross_compile import stand_in
 from aotc.compiler.messages import Doing, Job, Message, Progress, Reply, UnitCompiled, UnitFailed, wait_here
 from aotc.machine.gpus import attributes, gpu_for
 from aotc.machine.processes import Parent

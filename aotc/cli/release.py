@@ -15,7 +15,7 @@ import msgspec
 from aotc.amounts import counted, size_text
 from aotc.cli.options import StorePath, compat_option, json_option, local_folder, store_of, store_option, valid_tag
 from aotc.cli.output import echo, print_json, progress_console
-from aotc.cli.stopping import end_on_sigterm
+from aotc.cli.signals import end_on_sigterm
 from aotc.errors import SignatureError
 
 if TYPE_CHECKING:

@@ -166,7 +166,7 @@ def signing_issue(
 ) -> Issue | None:
     """Why a load with trusted keys refuses the bundle under its new name; None where it does not, as far as is known.
 
-    Without `trust`, signatures are taken at their word, and an unsigned bundle is no issue. Raises StoreError.
+    Without `trust`, signatures are taken at their word, and an unsigned bundle is not an issue. Raises StoreError.
     """
     seen = _signatures(store, bundle.digest, new, trust)
     names = signed_names(new.store, new.model, str(new.tag))

@@ -159,7 +159,7 @@ class _Bench:
         return self.report
 
     def _announce(self) -> None:
-        """Say what will be done. How long a compiler takes, nobody knows before."""
+        """Say what will be done. How long a compiler takes is not known before."""
         options, names = self.options, [contender.name for contender in self.contenders]
         slow = [name for name in names if CONTENDERS[name].slow]
         starts = len(slow) + (len(names) - len(slow)) * options.starts

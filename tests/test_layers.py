@@ -63,7 +63,7 @@ PAGE = "aotc.tools.html_page"
 READING = {"elftools", "markupsafe", "pygments", "rich"}
 
 MAY_IMPORT: dict[str, set[str]] = {
-    "aotc.amounts": set(),
+    "aotc.amounts": {"aotc.errors"},
     "aotc.errors": {"msgspec"},
     "aotc.digest": {"msgspec"},
     "aotc.garbage": set(),

@@ -82,7 +82,7 @@ def sign(
     The key's password is $COSIGN_PASSWORD; without that variable it is asked for.
     """
 
-    from aotc.store.amounts import parse_age
+    from aotc.amounts import parse_age
     from aotc.store.layout.store import Store
     from aotc.store.reference import parse_reference
     from aotc.store.signing.keys import generate_key_pair, read_private_key

@@ -17,8 +17,8 @@ from aotc.store.layout import oci
 from aotc.store.layout.bundle import Bundle, read_bundle
 from aotc.store.layout.near_stores import nearest_first, not_found
 from aotc.store.layout.oci import Descriptor
+from aotc.store.layout.publishing import tag_bundle
 from aotc.store.layout.store import Store
-from aotc.store.layout.tag_bundle import tag_bundle
 from aotc.store.layout.tags import TagEntry, as_tag
 from aotc.store.maintenance.unreached import Unreached, unreached
 from aotc.store.opening import open_readable

@@ -63,7 +63,7 @@ class Expression:
 
 
 def parse(text: str) -> Expression:
-    """An expression of a record. Raises CorruptError where it is none."""
+    """An expression of a record. Raises CorruptError where it is not one."""
     try:
         return Expression(text)
     except ValueError as error:

@@ -40,10 +40,10 @@ def no_collection() -> Iterator[None]:
             gc.collect(0)
         with _lock:
             _within[thread] -= 1
-            _collect_if_nobody_is_within()
+            _collect_when_unused()
 
 
-def _collect_if_nobody_is_within() -> None:
+def _collect_when_unused() -> None:
     for thread in [thread for thread, count in _within.items() if count <= 0]:
         del _within[thread]
     if not _within and _collecting:
@@ -57,7 +57,7 @@ def _only_this_thread() -> None:
     if _within:
         for thread in _within.keys() - {threading.get_ident()}:
             del _within[thread]
-        _collect_if_nobody_is_within()
+        _collect_when_unused()
 
 
 os.register_at_fork(after_in_child=_only_this_thread)

@@ -23,6 +23,7 @@ RECORDS = {
         "aotc.errors",
         "aotc.digest",
         "aotc.garbage",
+        "aotc.locks",
         "aotc.records",
         "aotc.provenance",
         "aotc.verification",
@@ -44,7 +45,6 @@ STORE = {
     *RECORDS,
     "aotc.picks",
     "aotc.store",
-    "filelock",
     "zstandard",
     "requests",
     "urllib3",
@@ -54,7 +54,7 @@ STORE = {
 }
 RUNTIME = {*MACHINE, *STORE, "aotc.early", "aotc.runtime"}
 COMPILING = {"sympy", "torchgen", "triton"}
-MESSAGES = "aotc.compiler.workers.messages"
+MESSAGES = "aotc.compiler.messages"
 VERDICTS = "aotc.verify.report"
 ADVISE, BENCH, BISECTION, CACHES, RECORDING = (
     f"aotc.tools.{name}" for name in ("advise", "bench", "bisection", "caches", "recording")
@@ -63,11 +63,12 @@ PAGE = "aotc.tools.html_page"
 READING = {"elftools", "markupsafe", "pygments", "rich"}
 
 MAY_IMPORT: dict[str, set[str]] = {
-    "aotc.amounts": set(),
+    "aotc.amounts": {"aotc.errors"},
     "aotc.errors": {"msgspec"},
     "aotc.digest": {"msgspec"},
     "aotc.garbage": set(),
     "aotc.early": set(),
+    "aotc.locks": set(),
     "aotc.log": set(),
     "aotc.expressions": RECORDS,
     "aotc.records": RECORDS,
@@ -100,7 +101,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         },
         MESSAGES,
     },
-    MESSAGES: {*RECORDS, "aotc.manifest", "aotc.picks", "aotc.store", "aotc.compiler"},
+    MESSAGES: {*RECORDS, *TARGETS, "aotc.manifest", "aotc.picks", "aotc.store"},
     "aotc.compiler.smoke": {*MODELS, *RUNTIME, "aotc.picks", "aotc.compiler.smoke", MESSAGES},
     "aotc.pt2": RUNTIME,
     "aotc.telemetry": {*RUNTIME, "aotc", "aotc.telemetry", "prometheus_client", "opentelemetry"},
@@ -169,6 +170,43 @@ def test_a_module_imports_only_what_its_layer_may() -> None:
         known = may | sys.stdlib_module_names
         modules = [name for name in MODULES if part_of(name) == part]
         assert not wrong(modules, lambda path, known=known: {*map(part_of, imports(path))} - known), part
+
+
+COMPILER = (
+    "messages",
+    "toolchain",
+    "explain_failure",
+    *("capture.lifting.mutations", "capture.ranges.range_solver"),  # which the patches use
+    "patches",
+    "autotune",
+    "capture",
+    "cross_compile",
+    "codegen",
+    "training",
+    "wrong_code",
+    *("key", "sources", "plan"),
+    *("cache_lookup", "estimate", "report"),
+    *("publish", "rank_kinds", "unit"),
+    "smoke",
+    "workers",
+    *("executors", "scheduling", "shards", "request"),
+    *("pipeline", "rebuild_check", "mistakes"),
+)
+"""The parts of the compiler, the lowest first: each imports those before it and none behind it."""
+
+
+def test_the_parts_of_the_compiler_import_only_what_lies_below() -> None:
+    def floor(name: str) -> int:
+        inside = f"{name.removeprefix('aotc.compiler.')}."
+        return COMPILER.index(max((part for part in COMPILER if inside.startswith(f"{part}.")), key=len))
+
+    def above(own: str) -> list[str]:
+        inside = [name for name in imports(MODULES[own]) if name.startswith("aotc.compiler.")]
+        return [name for name in inside if floor(name) > floor(own)]
+
+    modules = [name for name in MODULES if name.startswith("aotc.compiler.")]
+    assert {name: found for name in modules if (found := above(name))} == {}
+    assert {floor(name) for name in modules} == {*range(len(COMPILER))}
 
 
 def test_nothing_that_a_service_runs_imports_a_compiler() -> None:

@@ -26,9 +26,9 @@ from aotc.cli import (
     bench,
     build,
     caches,
+    contents,
     doctor,
     inspect,
-    looking,
     maintenance,
     manifests,
     release,
@@ -38,7 +38,7 @@ from aotc.cli import (
 )
 from aotc.cli.options import log_options, wants_json
 from aotc.cli.output import echo_lines, error_data, print_json
-from aotc.cli.stopping import exit_code, in_words
+from aotc.cli.signals import exit_code, in_words
 from aotc.errors import AotcError, StoreError
 
 
@@ -138,9 +138,9 @@ COMMANDS = (
     tune.tune,
     verify.verify,
     bench.bench,
-    looking.list_store,
-    looking.picks,
-    looking.diff,
+    contents.list_store,
+    contents.picks,
+    contents.diff,
     inspect.inspect,
     release.merge,
     release.sign,

@@ -15,7 +15,7 @@ import click
 from aotc.amounts import counted, seconds_text, size_text
 from aotc.cli.options import is_manifest, json_option, keys_option, page_option, store_of, store_option
 from aotc.cli.output import duration, echo, echo_lines, notice, print_json, print_table, progress_console
-from aotc.cli.stopping import ctrl_c_kept, end_on_sigterm, in_words, limited
+from aotc.cli.signals import ctrl_c_kept, end_on_sigterm, in_words, limited
 from aotc.errors import AotcError, one_line
 
 if TYPE_CHECKING:

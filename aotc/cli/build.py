@@ -25,7 +25,7 @@ from aotc.cli.build_output import (
 )
 from aotc.cli.options import json_option, store_option, valid_tag
 from aotc.cli.output import echo, notice, printing_to_stderr, progress_console
-from aotc.cli.stopping import ctrl_c_kept, end_on_sigterm
+from aotc.cli.signals import ctrl_c_kept, end_on_sigterm
 
 if TYPE_CHECKING:
     from aotc.compiler.cache_lookup import PlannedUnit

@@ -11,7 +11,7 @@ import click
 from aotc.amounts import counted, size_text
 from aotc.cli.options import json_option, log_options, store_of, store_option
 from aotc.cli.output import echo, echo_lines, print_json, progress_console
-from aotc.cli.stopping import end_on_sigterm
+from aotc.cli.signals import end_on_sigterm
 
 if TYPE_CHECKING:
     from aotc.store.layout.bundle import Bundle

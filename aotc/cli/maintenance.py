@@ -91,7 +91,7 @@ def gc(
 
     Blobs that a tag reaches are kept. Exit code 1 if --max-size cannot be reached because of them.
     """
-    from aotc.store.amounts import parse_age, parse_size
+    from aotc.amounts import parse_age, parse_size
     from aotc.store.layout.store import Store
     from aotc.store.maintenance.gc import collect
     from aotc.store.maintenance.retention import Policy

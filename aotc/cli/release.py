@@ -15,7 +15,7 @@ import msgspec
 from aotc.amounts import counted, size_text
 from aotc.cli.options import StorePath, compat_option, json_option, local_folder, store_of, store_option, valid_tag
 from aotc.cli.output import echo, print_json, progress_console
-from aotc.cli.stopping import end_on_sigterm
+from aotc.cli.signals import end_on_sigterm
 from aotc.errors import SignatureError
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def sign(
     The key's password is $COSIGN_PASSWORD; without that variable it is asked for.
     """
 
-    from aotc.store.amounts import parse_age
+    from aotc.amounts import parse_age
     from aotc.store.layout.store import Store
     from aotc.store.reference import parse_reference
     from aotc.store.signing.keys import generate_key_pair, read_private_key

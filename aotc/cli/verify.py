@@ -14,7 +14,7 @@ from aotc.amounts import counted
 from aotc.cli.gate import limits_by_bundle, show_limits, write_report
 from aotc.cli.options import compat_option, is_manifest, json_option, keys_option, store_of, store_option
 from aotc.cli.output import echo, print_json, print_table, progress_console
-from aotc.cli.stopping import end_on_sigterm
+from aotc.cli.signals import end_on_sigterm
 from aotc.errors import one_line
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""From a manifest to a bundle: `pipeline.build` is the whole build.
+"""From a manifest to a bundle: `pipeline.build` is the whole build, `messages` what its parts say to each other.
 
 In the order in which a unit meets them:
 
@@ -6,16 +6,15 @@ In the order in which a unit meets them:
 - `mistakes`: all those of a manifest at once.
 - `plan`: the units of a manifest; `key`: the named inputs of each, `sources` among them. `shards`: one machine's part.
 - `cache_lookup`: a unit's finished record, or why it must be compiled. `estimate`: seconds and memory of a build.
-- `executors`: this machine or a cluster; `scheduling`: the order of units. An executor turns a `task` into files.
-- `workers`: the two processes of a unit, the messages that they send (`messages`), and their failures
-  (`process_failure`).
+- `executors`: this machine or a cluster; `scheduling`: the order of units. An executor turns a task into files.
+- `workers`: the two processes of a unit, and their failures (`process_failure`).
 - `unit`: the first process. `capture` exports the graph; `codegen` compiles it, with `patches` of torch, picks by
   `autotune` and compilers run by `toolchain`; `training`: its forward and its backward. `explain_failure`: what to
   change in the model.
   `rank_kinds`: which ranks of a parallel model run that code.
 - `smoke`: the second process, which runs the result once, as a service would.
 - `wrong_code`: a third process, where the second finds wrong results: the operator and the line.
-- `absent_gpu`: compile for a GPU that this machine lacks; such a unit has no second process.
+- `cross_compile`: compile for a GPU that this machine lacks; such a unit has no second process.
 - `publish`: the unit's record and files, an artifact for each target, a bundle for each model. `report`: the outcome.
 - `rebuild_check`: compile again and compare.
 """

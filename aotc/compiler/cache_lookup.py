@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aotc.compiler.key import explain
-from aotc.compiler.plan import Unit
-from aotc.compiler.workers.unit_log import log_name
+from aotc.compiler.messages import Unit
 from aotc.errors import Issue
 from aotc.store.layout.units import StoredUnits, UnitRecord, find_unit
 
@@ -63,7 +62,7 @@ def _graphs(stored: StoredUnits, unit: Unit) -> dict[str, str]:
 
 def _not_built(stored: StoredUnits, unit: Unit) -> str:
     """Why the store has no record of the unit with any key."""
-    log = f".aotc/logs/{log_name(unit)}"
+    log = f".aotc/logs/{unit.log_name}"
     if (stored.store.path / log).exists():
         return f"failed in the last build: see {log}"
     others = stored.targets(unit.spec.name, unit.bucket, unit.region)

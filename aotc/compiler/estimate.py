@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from statistics import mean
 
 from aotc.compiler.cache_lookup import PlannedUnit
-from aotc.compiler.plan import Unit
+from aotc.compiler.messages import Unit
 from aotc.records import bucket_name
 from aotc.store.layout.store import Store
 from aotc.store.layout.units import UnitCost, unit_costs

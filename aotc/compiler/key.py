@@ -24,7 +24,7 @@ import msgspec
 import torch
 from torch import nn
 
-from aotc.compiler.autotune.picks_file import Pins
+from aotc.compiler.messages import Factors, Pins
 from aotc.compiler.patches.machinery.patch import chosen
 from aotc.compiler.patches.machinery.registry import PATCHES
 from aotc.digest import sha256_file, sha256_json
@@ -40,8 +40,6 @@ from aotc.reads.state_specs import named_constants, state_specs
 from aotc.reads.tensors import named_state, tensor_digests
 from aotc.records import SCHEMA_VERSION, Bucket, Dims, Region, Variant
 from aotc.tensors.subclasses import descriptions, unwrapped
-
-Factors = dict[str, Any]
 
 NOT_A_REGION: Mapping[str, Any] = MappingProxyType({})
 
@@ -163,10 +161,10 @@ def code_key(factors: Factors) -> str:
 _BUILDERS = (
     *(
         f"compiler/{room}/**/*"
-        for room in ("absent_gpu", "autotune", "capture", "codegen", "patches", "toolchain", "training")
+        for room in ("cross_compile", "autotune", "capture", "codegen", "patches", "toolchain", "training")
     ),
-    *(f"compiler/{name}.py" for name in ("publish/record", "rank_kinds", "smoke/launch", "sources", "unit")),
-    *(f"compiler/workers/{name}.py" for name in ("forks", "messages", "pattern_warmup", "worker")),
+    *(f"compiler/{name}.py" for name in ("messages", "rank_kinds", "sources", "unit")),
+    *(f"compiler/{name}.py" for name in ("publish/record", "smoke/launch", "workers/forks", "workers/worker")),
     *(f"{name}.py" for name in ("adapters", "constants", "expressions", "picks", "syntax")),
     "reads/*",
     "machine/*",

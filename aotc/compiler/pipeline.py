@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,10 +22,12 @@ from typing import NamedTuple
 import filelock
 
 from aotc.compiler.cache_lookup import PlannedUnit, look_up
-from aotc.compiler.estimate import estimate
-from aotc.compiler.executors import Executor
-from aotc.compiler.executors.choice import executor_for
-from aotc.compiler.plan import LookedAt, ModelFacts, Unit, look_at_models, plan_units
+from aotc.compiler.estimate import Estimate, estimate
+from aotc.compiler.executors.executor import Executor
+from aotc.compiler.executors.host import check_host
+from aotc.compiler.executors.local import LocalExecutor, jobs_for, targets_of_many
+from aotc.compiler.messages import WAITING, Autotuned, Doing, Progress, Span, StageCosts, Task, Unit
+from aotc.compiler.plan import LookedAt, ModelFacts, look_at_models, plan_units
 from aotc.compiler.publish.bundles import Publication, Result, publish_bundles
 from aotc.compiler.publish.unit_files import store_unit
 from aotc.compiler.publish.url_store import Place, keeping, place_of, publish_remotely, with_remote_units
@@ -43,13 +45,10 @@ from aotc.compiler.report import (
 from aotc.compiler.request import BuildRequest
 from aotc.compiler.scheduling import each_unit
 from aotc.compiler.shards import Shard, split
-from aotc.compiler.task import Task
 from aotc.compiler.toolchain.native_call import native_call_compiled
 from aotc.compiler.workers.forks import ForkServers
-from aotc.compiler.workers.messages import WAITING, Autotuned, Doing, Progress, Span
 from aotc.compiler.workers.module_holder import modules_made_once
-from aotc.compiler.workers.stage_costs import StageCosts
-from aotc.compiler.workers.unit_log import begin_log, log_name
+from aotc.compiler.workers.process_failure import begin_log
 from aotc.errors import AotcError
 from aotc.machine.environment import refuse_free_threading
 from aotc.machine.waits import SHORTEST
@@ -155,6 +154,44 @@ def stored_in(place: Place) -> StoredUnits | None:
     return StoredUnits(store) if store is not None else None
 
 
+@contextmanager
+def executor_for(
+    request: BuildRequest, units: Sequence[Unit], place: Place, known: Estimate, servers: ForkServers | None = None
+) -> Iterator[Executor]:
+    """The executor for these units. Without units, no cluster is connected.
+
+    Raises BuildError and StoreError where no unit could be compiled on this machine.
+    """
+    executor = _cluster(request, units, place, known) if request.cluster and units else None
+    if executor is None and units:
+        check_host(place.folder, known)
+    executor = executor or LocalExecutor(
+        jobs_for(units, request.jobs, known.memory),
+        share=request.share,
+        precompiled=targets_of_many(units),
+        servers=servers,
+    )
+    try:
+        yield executor
+    finally:
+        executor.close()
+
+
+def _cluster(request: BuildRequest, units: Sequence[Unit], place: Place, known: Estimate) -> Executor:
+    from aotc.compiler.executors.ray.executor import RayExecutor
+
+    assert request.cluster is not None
+    return RayExecutor(
+        units,
+        request.manifest.folder,
+        request.cluster,
+        share=request.share,
+        staging=place.staging,
+        exclude=place.folder,
+        used=known.memory,
+    )
+
+
 @dataclass(frozen=True)
 class UnitBuild:
     """Builds the units of a request, each in a thread."""
@@ -168,7 +205,7 @@ class UnitBuild:
     def result(self, plan: PlannedUnit) -> Result:
         """The unit's outcome, and its record in the store, None if the unit failed."""
         unit, began = plan.unit, time.monotonic()
-        log = self.store.path / ".aotc" / "logs" / log_name(unit)
+        log = self.store.path / ".aotc" / "logs" / unit.log_name
         record: UnitRecord | None = None
         autotuned: Autotuned | None = None
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -11,12 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from aotc.compiler.autotune.picks_file import NO_PINS, Pins, pins_for
+from aotc.compiler.autotune.picks_file import pins_for
 from aotc.compiler.capture.regions.equal_regions import RegionPart, find_regions, regions_of
 from aotc.compiler.capture.regions.padded_calls import padded_calls
 from aotc.compiler.key import (
     NOT_A_REGION,
-    Factors,
     absence_factors,
     further_ranks,
     model_factors,
@@ -24,8 +23,8 @@ from aotc.compiler.key import (
     unit_factors,
     unit_key,
 )
+from aotc.compiler.messages import Factors, Pins, Unit
 from aotc.compiler.sources import model_sources
-from aotc.compiler.workers.memory import memory_here
 from aotc.errors import (
     AotcError,
     BuildError,
@@ -37,6 +36,7 @@ from aotc.errors import (
 )
 from aotc.machine.environment import cpu_features
 from aotc.machine.gpus import Gpu, gpu_for, known_targets
+from aotc.machine.memory import memory_here
 from aotc.machine.native import resolve_target
 from aotc.machine.targets import CPU_FEATURES, Target, parse_target
 from aotc.manifest import Manifest, ModelSpec
@@ -52,48 +52,6 @@ from aotc.reads.tensors import plain_state
 from aotc.records import Bucket, Dims, Reads, Region, Variant, decode, part_name
 from aotc.store.layout.bundle import CONFIG_LIMIT
 from aotc.store.layout.units import StoredUnits
-
-
-@dataclass(frozen=True)
-class Unit:
-    """Model × region × bucket × target: the smallest thing that is compiled, cached and scheduled.
-
-    `region` names the compiled one of the model's `regions`, "" where the model is compiled whole. Its example inputs
-    are those that the model passes to it at `sizes`; `calls` are those that the model itself is padded to (see
-    `aotc.records.Artifact`). `state_bytes` is the size of the model's parameters and buffers.
-
-    `gpu` is the GPU that the unit is compiled for where this machine lacks it, and `absent` are the target's CPU
-    features that it lacks: nothing is measured, and the result is not run. With `untuned`, a decision without a pin is
-    then Inductor's default.
-    """
-
-    spec: ModelSpec
-    bucket: Bucket
-    target: Target
-    factors: Factors
-    key: str
-    pins: Pins = NO_PINS
-    state_bytes: int = 0
-    region: str = ""
-    regions: tuple[Region, ...] = ()
-    calls: tuple[Variant, ...] = ()
-    sizes: Dims = field(default_factory=dict)
-    gpu: Gpu | None = None
-    absent: tuple[str, ...] = ()
-    untuned: bool = False
-
-    @property
-    def runs_here(self) -> bool:
-        return self.gpu is None and not self.absent
-
-    @property
-    def part(self) -> str:
-        """The unit's region and bucket, as one name."""
-        return part_name(self.region, self.bucket)
-
-    @property
-    def name(self) -> str:
-        return f"{self.spec.name} {self.part} {self.target.name}"
 
 
 @dataclass(frozen=True)

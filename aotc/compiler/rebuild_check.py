@@ -7,18 +7,15 @@ from dataclasses import replace
 
 import msgspec
 
-from aotc.compiler.autotune.picks_file import NO_PINS, Pins
 from aotc.compiler.cache_lookup import PlannedUnit
 from aotc.compiler.estimate import estimate
-from aotc.compiler.executors import Executor
-from aotc.compiler.executors.choice import executor_for
+from aotc.compiler.executors.executor import Executor, side_by_side
 from aotc.compiler.key import OTHER_UNITS
-from aotc.compiler.pipeline import plan_build
+from aotc.compiler.messages import NO_PINS, Pins, Task
+from aotc.compiler.pipeline import executor_for, plan_build
 from aotc.compiler.publish.url_store import place_of
 from aotc.compiler.report import OnEvent, Watcher, as_event
 from aotc.compiler.request import BuildRequest
-from aotc.compiler.scheduling import side_by_side
-from aotc.compiler.task import Task
 from aotc.errors import AotcError, Issue
 from aotc.provenance import BuiltArtifact
 from aotc.records import File

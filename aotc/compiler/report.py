@@ -11,8 +11,7 @@ import msgspec
 
 from aotc.compiler.cache_lookup import PlannedUnit
 from aotc.compiler.estimate import Estimate
-from aotc.compiler.plan import Unit
-from aotc.compiler.workers.messages import Autotuned, Doing, Progress, Span
+from aotc.compiler.messages import Autotuned, Doing, Progress, Span, Unit
 from aotc.errors import AotcError
 from aotc.manifest import ModelSpec
 from aotc.store.layout.bundle import each_file

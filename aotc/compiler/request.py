@@ -20,7 +20,7 @@ class BuildRequest:
     What:  the units for `targets`, all if it is empty; with `shard`, only that part, and no bundle is published.
     How:   with the autotune decisions of `picks`; with `locked`, a unit that needs another decision fails; with
            `untuned`, one for a GPU that this machine lacks takes Inductor's default.
-           `force`: also compile units that the store holds. `share`: units share measurements and object files.
+           `force`: also compile units that the store holds. `share`: units share measurements and compiled files.
            `dummy_weights`: the modules' parameters need no memory, and the checks run on random values.
            `partial`: the bundle of a model of which a unit failed is published, too, without that unit.
     Where: `jobs` units at a time on this machine, by default as many as fit its cores and memory; or on a `cluster`.

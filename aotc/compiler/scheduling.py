@@ -1,15 +1,14 @@
-"""The order in which the units of a build begin, and running several at a time."""
+"""The order in which the units of a build begin."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from aotc.compiler.cache_lookup import PlannedUnit
-from aotc.compiler.executors import Executor
-from aotc.compiler.plan import Unit
+from aotc.compiler.executors.executor import Executor, side_by_side
+from aotc.compiler.messages import Unit
 from aotc.records import tuned_dims
 
 T = TypeVar("T")
@@ -35,25 +34,3 @@ def sharing_order(units: Sequence[Unit]) -> list[int]:
         alike.setdefault((unit.spec.name, unit.region, unit.target.name, elements), []).append(index)
     kinds = sorted(alike.values(), key=len, reverse=True)
     return [index for begin in (True, False) for kind in kinds for index in (kind[:1] if begin else kind[1:])]
-
-
-def side_by_side(function: Callable[[T], R], units: Sequence[T], executor: Executor) -> list[R]:
-    """`function` of each unit, `executor.slots` at a time. An error or Ctrl-C ends the executor and is raised."""
-    with ThreadPoolExecutor(max_workers=executor.slots) as pool:
-        try:  # from the first submission on: Ctrl-C may come while its unit runs already
-            futures = [pool.submit(function, plan) for plan in units]
-            wait_for(futures)
-        except BaseException:
-            executor.end()
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    return [future.result() for future in futures]
-
-
-def wait_for(futures: Iterable[Future[R]]) -> None:
-    """Wait in slices: a plain wait would notice Ctrl-C only when a unit ends."""
-    pending = set(futures)
-    while pending:
-        done, pending = wait(pending, timeout=0.5)
-        for future in done:
-            future.result()

@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from aotc.compiler.absent_gpu.capture import export_for_absent_gpu
 from aotc.compiler.autotune.picker import Picker, describe
 from aotc.compiler.autotune.shared_picks import SharedPicks
 from aotc.compiler.capture.facts.build_only import build_only_effects
@@ -24,13 +23,14 @@ from aotc.compiler.codegen.aot_inductor import LIBRARY, CompiledFiles, compile_c
 from aotc.compiler.codegen.graph_key import graph_key
 from aotc.compiler.codegen.inductor_options import inductor_options
 from aotc.compiler.codegen.stored_code import stored_code
+from aotc.compiler.cross_compile.capture import export_for_absent_gpu
 from aotc.compiler.key import triton_version
+from aotc.compiler.messages import Autotuned, Job
 from aotc.compiler.publish.record import BuiltUnit, take_snapshot, write_record
 from aotc.compiler.rank_kinds import ranks_of_code, with_own_regions
 from aotc.compiler.sources import model_sources
 from aotc.compiler.toolchain.triton_compilers import begin_triton_compilers
 from aotc.compiler.training.compile import BACKWARD, compile_halves, differentiable_arguments, split
-from aotc.compiler.workers.messages import Autotuned, Job
 from aotc.errors import BuildError
 from aotc.machine.targets import Target, parse_target
 from aotc.models.calls import modes_of
@@ -135,7 +135,7 @@ def _autotuned(picker: Picker, compiled: CompiledFiles, effects: Sequence[str], 
         pinned=picker.pinned,
         tuned=tuple(describe(pick) for pick in picker.tuned),
         measurements=picker.measurements,
-        shared=Shared(len(picker.shared), picker.shared_times, picker.compiled_elsewhere, compiled.shared_objects),
+        shared=Shared(len(picker.shared), picker.shared_times, picker.compiled_elsewhere),
         stale=tuple(str(issue) for issue in picker.stale()),
         notes=(*effects, *compiled.left_out),
         reused=reused,

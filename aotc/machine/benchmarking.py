@@ -8,20 +8,20 @@ lock, and the process that watches over a unit continues it (`resume`).
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import filelock
 import torch
 
+from aotc.locks import is_locked, lock, lock_file
 from aotc.machine.waits import waiting
 
 POLL_SECONDS = 0.002
@@ -35,14 +35,14 @@ def device_alone(device: torch.device | str) -> Iterator[None]:
     The lock of a GPU is named by its UUID, so it holds whatever CUDA_VISIBLE_DEVICES calls the device.
     """
     if torch.device(device).type != "cuda":
-        with _machine(fcntl.LOCK_EX), _others_stopped():
+        with _machine(), _others_stopped():
             yield
         return
     uuid = torch.cuda.get_device_properties(device).uuid
     # A singleton, so that one benchmark inside another holds the same lock and does not wait for itself.
     path = Path(tempfile.gettempdir()) / f"aotc-{os.getuid()}-gpu-{uuid}.lock"
     gpu = filelock.FileLock(path, is_singleton=True)
-    with _machine(fcntl.LOCK_SH):  # a stopped process times nothing
+    with _machine(shared=True):  # a stopped process times nothing
         with waiting("for the GPU, on which another unit measures"):
             gpu.acquire(poll_interval=POLL_SECONDS)
         try:
@@ -96,7 +96,8 @@ def stoppable(session: int) -> Iterator[None]:
         yield
         return
     path = folder / str(session)
-    with _locked(path, fcntl.LOCK_EX):  # a number without this lock may be another process's by now
+    with lock_file(path, 0o600) as own:  # a number without this lock may be another process's by now
+        lock(own)
         try:
             yield
         finally:
@@ -109,20 +110,21 @@ def resume(session: int) -> None:
     folder = _folder()
     if folder is None:
         return
-    with suppress(BlockingIOError), _locked(folder / "lock", fcntl.LOCK_EX | fcntl.LOCK_NB):
-        _signal(session, signal.SIGCONT)
+    with lock_file(folder / "lock", 0o600) as machine:
+        if lock(machine, wait=False):
+            _signal(session, signal.SIGCONT)
 
 
 @contextmanager
-def _machine(kind: int) -> Iterator[None]:
+def _machine(shared: bool = False) -> Iterator[None]:
     """Hold the machine's lock: alone, or with others who must not be stopped."""
     folder = _folder()
     if folder is None:
         yield
         return
-    with ExitStack() as held:
+    with lock_file(folder / "lock", 0o600) as machine:
         with waiting("for a benchmark of another unit"):
-            held.enter_context(_locked(folder / "lock", kind))
+            lock(machine, shared=shared)
         yield
 
 
@@ -147,28 +149,9 @@ def _signal(session: int, number: signal.Signals) -> None:
 
 
 def _is_held(path: Path) -> bool:
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
+    with suppress(OSError):  # it has ended meanwhile
+        return is_locked(path)
     return False
-
-
-@contextmanager
-def _locked(path: Path, operation: int) -> Iterator[None]:
-    """Hold a lock file, made where it is not there. Raises BlockingIOError where that was asked for and it is held."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(descriptor, operation)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _folder() -> Path | None:

@@ -1,14 +1,27 @@
-"""Starting Python processes of our own: they import the same aotc, wherever it is installed or checked out."""
+"""Python processes of our own: they import the same aotc, wherever it is installed or checked out.
+
+One protocol for all of them. A child is given a job, a file of JSON that its first argument names, and sends messages,
+each a line of JSON on its standard output. Whatever else it prints, a model's code included, goes to standard error,
+which is a log. It ends with its parent.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import signal
+import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, AnyStr, TextIO
+from typing import IO, AnyStr, Self, TypeVar
+
+import msgspec
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+# -- the parent -------------------------------------------------------------------------------------------------------
 
 
 def child_environment() -> dict[str, str]:
@@ -35,6 +48,98 @@ def child_command(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-P", "-W", "ignore:Failed to initialize NumPy", "-m", module, *arguments]
 
 
+class Child:
+    """A child, for as long as the context lasts: who leaves before it has ended ends it."""
+
+    def __init__(
+        self,
+        module: str,
+        job: msgspec.Struct,
+        folder: Path,
+        environment: Mapping[str, str],
+        *,
+        silent: bool = False,
+        log: IO[bytes] | None = None,
+    ) -> None:
+        """Run `python -m module` with a job that is written to `folder`. `silent`: its messages are those of another
+        child. Without `log`, its log is the caller's standard error. Raises OSError."""
+        path = folder / "job.json"
+        path.write_bytes(msgspec.json.encode(job))
+        self._process = subprocess.Popen(
+            child_command(module, str(path)),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL if silent else subprocess.PIPE,
+            stderr=log,
+            env=environment,
+        )
+
+    def messages(self, kind: type[T]) -> Iterator[T]:
+        """Its messages as they come, to its end."""
+        assert self._process.stdout is not None
+        return (msgspec.json.decode(line, type=kind) for line in whole_lines(self._process.stdout))
+
+    def ended(self) -> str:
+        """Wait for its end. "" if all is well, else how it ended."""
+        return how_ended(self._process.wait())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.__exit__(None, None, None)
+
+
+def answer_of(module: str, job: msgspec.Struct, kind: type[T], folder: Path, environment: Mapping[str, str]) -> T:
+    """Run a child that sends one message, and return that. Raises ChildProcessError where it ended without: how, and
+    the last lines of its log."""
+    path = folder / "log"
+    with path.open("wb") as log, Child(module, job, folder, environment, log=log) as child:
+        answers = [*child.messages(kind)]
+        ended = child.ended()
+    if ended or not answers:
+        raise ChildProcessError("\n".join([ended or "ended without an answer", *last_lines(path)]))
+    return answers[0]
+
+
+def how_ended(status: int) -> str:
+    """The end of a process in words, for its exit status; "" if all is well."""
+    if status < 0:
+        return f"was killed by {signal.Signals(-status).name}"
+    return f"ended with status {status}" if status else ""
+
+
+def last_lines(log: Path, count: int = 15) -> list[str]:
+    return log.read_text(errors="replace").strip().splitlines()[-count:]
+
+
+def whole_lines(stream: IO[AnyStr]) -> Iterator[AnyStr]:
+    """The messages of a child as they come; where it was killed while it wrote one, the last is not a message."""
+    return (line for line in stream if line[-1:] in ("\n", b"\n"))
+
+
+# -- the child --------------------------------------------------------------------------------------------------------
+
+
+class Parent:
+    """The process that started this one, which from now on ends with it, and is sent its messages alone."""
+
+    def __init__(self) -> None:
+        die_with_parent()
+        self._stream = os.fdopen(os.dup(1), "wb")
+        self._lock = threading.Lock()
+        os.dup2(2, 1)
+
+    def job(self, kind: type[T]) -> T:
+        return msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=kind)
+
+    def send(self, message: msgspec.Struct) -> None:
+        """From any thread."""
+        with self._lock:
+            self._stream.write(msgspec.json.encode(message) + b"\n")
+            self._stream.flush()
+
+
 PARENT_DEATH_SIGNAL = 1
 """PR_SET_PDEATHSIG, linux/prctl.h."""
 
@@ -48,18 +153,3 @@ def die_with_parent(parent: int | None = None) -> None:
         ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
     if parent is not None and os.getppid() != parent:
         os._exit(1)
-
-
-def message_stream() -> TextIO:
-    """Standard output, for messages to the parent alone, a line each.
-
-    From now on whatever else is printed, by a model's code too, goes to standard error, which is a log.
-    """
-    stream = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
-    os.dup2(2, 1)
-    return stream
-
-
-def whole_lines(stream: IO[AnyStr]) -> Iterator[AnyStr]:
-    """The messages of a child as they come; where it was killed while it wrote one, the last is not a message."""
-    return (line for line in stream if line[-1:] in ("\n", b"\n"))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 SHORTEST = 0.02
-"""Seconds; nobody is told of a shorter wait."""
+"""Seconds; a shorter wait is not reported."""
 
 OnWait = Callable[[str, float, float], None]
 """What was waited for, and from when to when, in seconds since the epoch; called in the thread that waited."""

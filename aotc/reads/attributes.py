@@ -387,7 +387,7 @@ def is_torchs(value: Any) -> bool:
 
 def plain_or_type(value: Any, depth: int = 4, name_of: NameOf = lambda value: "") -> Any:
     """As `plain_value`; of what cannot be compared, its type and what it holds, as a container or a descriptor; of a
-    module that is none of the tree's, what is in it."""
+    module that is not in the tree, what is in it."""
     plain = _plain(without_origins(value), depth, name_of)
     if plain is not _SKIP:
         return plain

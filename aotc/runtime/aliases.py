@@ -19,7 +19,7 @@ from aotc.tensors.overlaps import Places, overlapping, overlaps_itself
 
 
 def input_alias_issues(guards: Guards, leaves: Sequence[Any]) -> list[Issue]:
-    """Why inputs as they came, dense or not, are none that the model may write to."""
+    """Why inputs as they came, dense or not, must not be written to by the model."""
     tensors = [leaves[index] for index, *_ in guards.tensors]
     paths = [leaf.path for _, leaf, *_ in guards.tensors]
     written = {position for position, (index, *_) in enumerate(guards.tensors) if index in guards.mutated}

@@ -17,7 +17,7 @@ from aotc.tensors.layouts import MEMORY_FORMATS
 def with_defaults(bind: Binder, signature: Signature, device: torch.device) -> Binder:
     """The binder, whose leaves have a tensor on `device` in the place of each None that has a default.
 
-    Its sizes are those of the call's other tensors. Where these are no tensors of enough axes, None stays: a miss.
+    Its sizes are those of the call's other tensors. Where these are not tensors of enough axes, None stays: a miss.
     """
     makers = [
         (index, _maker(leaf, signature, device))

@@ -17,8 +17,8 @@ from aotc.store.layout import oci
 from aotc.store.layout.bundle import Bundle, read_bundle
 from aotc.store.layout.near_stores import nearest_first, not_found
 from aotc.store.layout.oci import Descriptor
+from aotc.store.layout.publishing import tag_bundle
 from aotc.store.layout.store import Store
-from aotc.store.layout.tag_bundle import tag_bundle
 from aotc.store.layout.tags import TagEntry, as_tag
 from aotc.store.maintenance.unreached import Unreached, unreached
 from aotc.store.opening import open_readable
@@ -166,7 +166,7 @@ def signing_issue(
 ) -> Issue | None:
     """Why a load with trusted keys refuses the bundle under its new name; None where it does not, as far as is known.
 
-    Without `trust`, signatures are taken at their word, and an unsigned bundle is no issue. Raises StoreError.
+    Without `trust`, signatures are taken at their word, and an unsigned bundle is not an issue. Raises StoreError.
     """
     seen = _signatures(store, bundle.digest, new, trust)
     names = signed_names(new.store, new.model, str(new.tag))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
 import tempfile
 from collections.abc import Collection, Generator, Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,7 +18,7 @@ from aotc.errors import (
     VerifyError,
 )
 from aotc.machine.environment import Compat
-from aotc.machine.processes import child_command, child_environment, whole_lines
+from aotc.machine.processes import Child, child_environment
 from aotc.manifest import read_manifest
 from aotc.models.factory import told
 from aotc.provenance import BuiltArtifact
@@ -95,8 +93,8 @@ def _verify_artifact(
         job = VerifyJob(ref, where, spec, str(folder), artifact.target, seeds, compat, first, end)
         last: Message | None = None
         held: list[Report] = []  # the last report on code that had not run before, which says how it is launched
-        with _worker(job) as (process, messages):
-            for last in messages:
+        with _worker(job) as child:
+            for last in child.messages(Message):
                 if last.report:
                     yield from held
                     held = [last.report]
@@ -105,12 +103,11 @@ def _verify_artifact(
                 if not artifact.untested:
                     yield from held
                     held = []
-            status = process.wait()
+            ended = child.ended()
         yield from held
-        if status == 0:
+        if not ended:
             break
-        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-        detail = f"the process {how} " + ("while it ran this bucket" if last else "before it ran any bucket")
+        detail = f"the process {ended} " + ("while it ran this bucket" if last else "before it ran any bucket")
         last = last or Message(first, "-")
         bucket = bucket_name(dispatcher.variants[steps[last.step].bucket].bucket)
         yield Report(spec.name, bucket, artifact.target, last.sizes, "crashed", detail=detail)
@@ -119,29 +116,14 @@ def _verify_artifact(
 
 
 @contextmanager
-def _worker(job: VerifyJob) -> Iterator[tuple[subprocess.Popen[bytes], Iterator[Message]]]:
-    """The process that compares, and its messages as they come; who leaves before it has ended ends it."""
-    with tempfile.TemporaryDirectory(prefix="aotc-verify-") as work:
-        path = Path(work) / "job.json"
-        path.write_bytes(msgspec.json.encode(job))
-        command = child_command("aotc.verify.worker", str(path))
-        with ExitStack() as started:
-            ranks = started.enter_context(variables_of_ranks(size)) if (size := size_of(job.spec)) else [{}]
-            processes = [
-                started.enter_context(
-                    subprocess.Popen(
-                        command,
-                        stdin=subprocess.DEVNULL,
-                        stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
-                        env=child_environment() | variables,
-                    )
-                )
-                for rank, variables in enumerate(ranks)
-            ]
-            process = processes[0]
-            assert process.stdout is not None
-            try:
-                yield process, (msgspec.json.decode(line, type=Message) for line in whole_lines(process.stdout))
-            finally:
-                for each in processes:
-                    each.kill()
+def _worker(job: VerifyJob) -> Iterator[Child]:
+    """The process that compares; of a parallel model the first of its ranks, which reports for all."""
+    with tempfile.TemporaryDirectory(prefix="aotc-verify-") as work, ExitStack() as started:
+        ranks = started.enter_context(variables_of_ranks(size)) if (size := size_of(job.spec)) else [{}]
+        first, *_ = [
+            started.enter_context(
+                Child("aotc.verify.worker", job, Path(work), child_environment() | variables, silent=rank > 0)
+            )
+            for rank, variables in enumerate(ranks)
+        ]
+        yield first

@@ -5,15 +5,13 @@ It loads the artifact exactly as a service does, so a report also proves that lo
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import msgspec
 
 from aotc.errors import AotcError, BindError
-from aotc.machine.processes import die_with_parent, message_stream
+from aotc.machine.processes import Parent
 from aotc.models.factory import told
 from aotc.models.tolerance import Judgement
 from aotc.records import Artifact, Dims, LaunchPick, bucket_name
@@ -176,21 +174,17 @@ def _report(
 
 
 def main() -> int:
-    die_with_parent()
-    stream = message_stream()
-    job = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=VerifyJob)
-    if os.environ.get("RANK", "0") != "0" and job.spec.parallel:  # rank 0 reports
-        stream = open(os.devnull, "w")  # noqa: SIM115, PTH123
+    parent = Parent()
+    job = parent.job(VerifyJob)
     try:
         for message in verify(job):
-            stream.write(msgspec.json.encode(message).decode() + "\n")
+            parent.send(message)
     except Exception as error:  # the model's own, too
         if isinstance(error, BindError):  # its hints are for callers of `aotc.load`
             error.issues = tuple(msgspec.structs.replace(issue, hint="") for issue in error.issues)
             error.hint = "the factory's model is not the one that was built: build it again with `aotc build`"
         detail = str(error) if isinstance(error, AotcError) else told(error)
-        message = Message(job.first, "-", _report(job, "-", "-", "could not run", detail=detail))
-        stream.write(msgspec.json.encode(message).decode() + "\n")
+        parent.send(Message(job.first, "-", _report(job, "-", "-", "could not run", detail=detail)))
     return 0
 
 

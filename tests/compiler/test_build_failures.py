@@ -21,9 +21,8 @@ from aotc.compiler.cache_lookup import PlannedUnit
 from aotc.compiler.executors import host
 from aotc.compiler.explain_failure import hint_for
 from aotc.compiler.pipeline import UnitBuild
-from aotc.compiler.workers.process_failure import statically_linked_libstdcxx
+from aotc.compiler.workers.process_failure import begin_log, statically_linked_libstdcxx
 from aotc.compiler.workers.process_group import Processes
-from aotc.compiler.workers.unit_log import begin_log
 from aotc.compiler.workers.unit_process import check_compilable
 from aotc.errors import BuildError, StoreError
 from aotc.store.layout.store import Store

@@ -16,9 +16,9 @@ from doctoring import artifact_of, copy_store
 
 import aotc
 from aotc.compiler.codegen.library_constants import SMALL, write_constants
+from aotc.compiler.executors.ray.task import kept_servers
 from aotc.compiler.pipeline import build
 from aotc.compiler.request import BuildRequest
-from aotc.compiler.workers.ray_task import kept_servers
 from aotc.manifest import read_manifest
 from aotc.records import CONSTANTS, File
 from aotc.runtime.libraries.constants import LibraryConstants, Weights

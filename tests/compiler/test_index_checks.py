@@ -9,15 +9,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import indexing_forms
 import pytest
-import torch
 import yaml
 from in_process import run_here
-
-import aotc
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -62,27 +58,3 @@ def test_a_table_that_is_too_short_for_the_bucket_is_named_as_such(built: Path, 
     ran = run_here("build", built / "beyond.yaml", "--store", tmp_path / "store", cwd=built)
     assert ran.returncode == 1
     assert "hint: an index is out of range" in ran.stderr, ran.stderr
-
-
-REPEATED = """
-import torch
-
-class Model(torch.nn.Module):
-    def forward(self, x, counts):
-        return torch.repeat_interleave(x, counts, 0, output_size=2 * x.shape[0]).sin()
-"""
-
-
-@pytest.mark.parametrize("rows", [3, {"range": [2, 8], "tune_at": 4}])
-def test_counts_of_rows_that_do_not_add_up_are_an_error(compile_model: Any, rows: Any) -> None:
-    """(Eager itself writes beyond its result for some negative counts.)"""
-    counts = {"shape": ["rows"], "dtype": "int64", "init": {"constant": 2}}
-    compiled, module = compile_model(
-        REPEATED, inputs={"x": {"shape": ["rows", 4]}, "counts": counts}, buckets=[{"rows": rows}]
-    )
-    x = torch.randn(3, 4)
-    for counted in ([2, 2, 2], [0, 6, 0], [1, 1, 4]):
-        for wrong in ([1, 1, 2], [1, 1, 6], [7, -1, 0], [-1, 0, 7]):
-            with pytest.raises(aotc.LibraryError):
-                compiled(x, torch.tensor(wrong))
-        torch.testing.assert_close(compiled(x, torch.tensor(counted)), module(x, torch.tensor(counted)))

@@ -20,7 +20,7 @@ from in_process import plan_here, run_here
 from processes import ZOO, finish, processes_that_name, start, wait_until_none_names
 
 from aotc.cli.build import Options, Shown
-from aotc.compiler.scheduling import side_by_side
+from aotc.compiler.executors.executor import side_by_side
 from aotc.manifest import read_manifest
 from aotc.store.layout.store import Store
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import sympy
-import torch
 import yaml
 from in_process import run_here
 from torch.utils._sympy.value_ranges import ValueRanges
@@ -42,47 +41,6 @@ def test_a_range_that_inductor_takes_for_one_size_fails_the_build(
     (unit,) = json.loads(ran.stdout)["units"]
     assert unit["status"] == "failed"
     assert f"does not hold for all sizes of the range: it needs `{condition}`" in unit["error"]
-
-
-DIAGONALS = """
-import torch
-from torch import nn
-
-class Model(nn.Module):
-    def forward(self, x):
-        main, doubled = x.diagonal(), x.clone()
-        doubled.diagonal(1).mul_(2)
-        return main @ main, torch.cat([main, x[0]]), x.diagonal(-1), doubled, torch.diag_embed(main.exp()), x.trace()
-"""
-
-
-@pytest.mark.parametrize("tune_at", [4, 9])
-def test_a_diagonal_is_as_long_as_the_shorter_side_whichever_was_shorter_at_build(
-    compile_model: Any, tune_at: int
-) -> None:
-    bucket = {"rows": {"range": [3, 12], "tune_at": tune_at}}
-    compiled, module = compile_model(DIAGONALS, inputs={"x": {"shape": ["rows", 6]}}, buckets=[bucket])
-    with torch.no_grad():
-        for rows in (3, 5, 6, 7, 12):
-            x = torch.randn(rows, 6)
-            torch.testing.assert_close(compiled(x), module(x))
-
-
-POOL = """
-from torch import nn
-
-def Model():
-    return nn.MaxPool2d(3, stride=2, padding=1)
-"""
-
-
-def test_a_pool_with_a_stride_takes_every_size_of_a_range(compile_model: Any) -> None:
-    bucket = {"height": {"range": [4, 20], "tune_at": 11}}
-    compiled, module = compile_model(POOL, inputs={"input": {"shape": [1, 2, "height", 6]}}, buckets=[bucket])
-    with torch.no_grad():
-        for height in (4, 5, 11, 12, 20):
-            x = torch.randn(1, 2, height, 6)
-            torch.testing.assert_close(compiled(x), module(x))
 
 
 @pytest.mark.parametrize("largest", [64, 1 << 20], ids=["each is tried", "by bounds"])

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from aotc.compiler.workers.messages import Autotuned, Doing, Message, Span, UnitCompiled, UnitFailed, UnitRan
+from aotc.compiler.messages import Autotuned, Doing, Message, Span, UnitCompiled, UnitFailed, UnitRan
 from aotc.compiler.workers.unit_process import _follow
 from aotc.errors import Issue
 from aotc.provenance import Smoked

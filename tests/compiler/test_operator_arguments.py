@@ -48,27 +48,3 @@ def test_operators_are_given_what_the_model_gives_them(compile_model: Any) -> No
     compiled, module = compile_model(MODEL, inputs={"x": {"shape": [2], "dtype": "int64"}}, buckets=[{}])
     x = torch.zeros(2, dtype=torch.int64)
     assert [int(each[0]) for each in compiled(x)] == [int(each[0]) for each in module(x)]
-
-
-ADDED = """
-from torch import nn
-
-class Model(nn.Module):
-    def forward(self, hidden, experts, tokens):
-        doubled = hidden.index_add(0, tokens, experts, alpha=2)
-        hidden.index_add_(0, tokens, experts)
-        return doubled, hidden
-"""
-
-
-def test_integers_with_a_default_are_counted(compile_model: Any) -> None:
-    bfloat16 = {"shape": [6, 8], "dtype": "bfloat16"}
-    tokens = {"shape": [6], "dtype": "int64", "init": {"randint": [0, 6]}}
-    inputs = {"hidden": bfloat16, "experts": bfloat16, "tokens": tokens}
-    compiled, module = compile_model(ADDED, inputs=inputs, buckets=[{}])
-    hidden, experts = torch.randn(2, 6, 8).bfloat16()
-    indices = torch.tensor([0, 5, 3, 3, 1, 0])
-    for want, got in zip(
-        module(hidden.clone(), experts, indices), compiled(hidden.clone(), experts, indices), strict=True
-    ):
-        assert torch.equal(want, got)

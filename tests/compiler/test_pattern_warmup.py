@@ -13,7 +13,7 @@ from unittest import mock
 import torch
 from torch._inductor import compile_fx
 from torch._inductor.fx_passes import joint_graph
-from aotc.compiler.workers.pattern_warmup import make_patterns
+from aotc.compiler.toolchain.pattern_warmup import make_patterns
 
 def threads():
     return len(os.listdir("/proc/self/task"))
@@ -40,7 +40,7 @@ def test_a_compile_for_a_cpu_finds_the_patterns_made_unless_there_are_gpus(gpus:
 ANOTHER_TORCH = """
 import torch
 from torch._inductor.fx_passes import joint_graph
-from aotc.compiler.workers.pattern_warmup import make_patterns
+from aotc.compiler.toolchain.pattern_warmup import make_patterns
 
 del joint_graph.lazy_init
 make_patterns()

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from processes import run_python
 
-from aotc.compiler.workers import ray_task
-from aotc.compiler.workers.ray_task import kept_servers
+from aotc.compiler.executors.ray import task as ray_task
+from aotc.compiler.executors.ray.task import kept_servers
 
 
 class Servers:
@@ -69,5 +69,5 @@ def test_a_task_that_is_cancelled_ends_them_and_the_next_one_begins_anew() -> No
 
 def test_ray_s_processes_import_no_torch_to_begin() -> None:
     """Neither that of a task nor the actor's that holds the answers."""
-    for module in ("workers.ray_task", "autotune.shared_picks"):
+    for module in ("executors.ray.task", "autotune.shared_picks"):
         assert run_python(f"import sys, aotc.compiler.{module}; print('torch' in sys.modules)") == "False\n"

@@ -16,12 +16,9 @@ from processes import ZOO
 
 from aotc.compiler.cache_lookup import look_up
 from aotc.compiler.codegen.stored_code import stored_code
+from aotc.compiler.messages import Compiled, Job, OnProgress, Task, Unit
 from aotc.compiler.pipeline import UnitBuild
-from aotc.compiler.plan import Unit
 from aotc.compiler.request import BuildRequest
-from aotc.compiler.task import Compiled, Task
-from aotc.compiler.workers.messages import Job
-from aotc.compiler.workers.stage_costs import OnProgress
 from aotc.digest import sha256_file
 from aotc.errors import BuildError
 from aotc.machine.targets import parse_target

@@ -17,7 +17,7 @@ from processes import ZOO
 
 from aotc.compiler.cache_lookup import PlannedUnit
 from aotc.compiler.key import unit_key
-from aotc.compiler.plan import Unit
+from aotc.compiler.messages import Unit
 from aotc.compiler.publish.merging import merge_stores
 from aotc.compiler.shards import Shard, parse_shard, split
 from aotc.errors import BuildError, NotFoundError

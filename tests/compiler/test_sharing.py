@@ -15,27 +15,22 @@ from typing import Any
 import filelock
 import msgspec
 import pytest
-import yaml
-from doctoring import artifact_of
 from in_process import run_here
 from processes import ZOO, environment, run_aotc
-from torch._inductor.cpp_builder import CppBuilder
 
 from aotc.compiler.autotune.picker import Picker
 from aotc.compiler.autotune.shared_picks import SharedPicks, add_answers, answers_in
 from aotc.compiler.executors.local import LocalExecutor
 from aotc.compiler.executors.ray.node import _sharing
 from aotc.compiler.key import unit_key
-from aotc.compiler.plan import Unit
+from aotc.compiler.messages import Unit
 from aotc.compiler.scheduling import sharing_order
-from aotc.compiler.toolchain.object_cache import objects_shared
 from aotc.compiler.workers import shared_folder
 from aotc.compiler.workers.shared_folder import SharedFolder
 from aotc.compiler.workers.unit_process import _caches
 from aotc.machine.targets import parse_target
 from aotc.manifest import read_manifest
 from aotc.picks import Candidate, Pick
-from aotc.store.layout.store import Store
 from aotc.store.layout.units import Shared
 from aotc.tools.inspection.picks import picks_of
 
@@ -225,75 +220,6 @@ def test_units_begin_after_those_that_answer_their_questions() -> None:
     assert sharing_order([units[0], elsewhere, units[0]]) == [0, 1, 2]
 
 
-# -- objects ----------------------------------------------------------------------------------------------------------
-
-
-NAMES_WRAPPER = "// Triton kernels are embedded as comments in /a/cache/folder/"
-"""Inductor's first line of each source (torch 2.11 and 2.13)."""
-
-
-class Builder(CppBuilder):
-    """A unit's compile of a kernel, in a cache folder of its own."""
-
-    def __init__(self, folder: Path, source: str, flags: str = "-O3", name: str = "c1.kernel") -> None:
-        folder.mkdir(exist_ok=True)
-        self.source, self.target, self.flags = folder / f"{name}.cpp", folder / f"{name}.o", flags
-        self.source.write_text(source)
-
-    def get_target_file_path(self) -> str:
-        return str(self.target)
-
-    def get_command_line(self) -> str:
-        return f"g++ {self.source} {self.flags} -c -o {self.target}"
-
-
-@pytest.fixture
-def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The sources that are compiled: `build` copies each one to its target."""
-    sources: list[str] = []
-
-    def build(builder: Builder) -> None:
-        sources.append(builder.source.read_text())
-        builder.target.write_bytes(builder.source.read_bytes())
-
-    monkeypatch.setattr(CppBuilder, "build", build)
-    return sources
-
-
-def take(shared: Path | None, builder: Builder, monkeypatch: pytest.MonkeyPatch) -> int:
-    """How many objects a unit with this one kernel takes from others."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(builder.source.parent))
-    with objects_shared(shared) as objects:
-        builder.build()
-    assert builder.target.read_text().endswith(builder.source.read_text().splitlines()[-1])
-    return objects.taken
-
-
-def test_an_equal_kernel_is_compiled_once(compiled: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shared = tmp_path / "shared"
-    sources = {name: f"{NAMES_WRAPPER}{name}\nint kernel;" for name in ("first", "second", "third")}
-    builders = [Builder(tmp_path / name, source, name=f"{name}.kernel") for name, source in sources.items()]
-    assert [take(shared, builder, monkeypatch) for builder in builders] == [0, 1, 1]
-    assert compiled == [sources["first"]]
-
-
-def test_another_source_or_another_command_is_compiled(
-    compiled: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    builders = (
-        Builder(tmp_path / "first", "int kernel;"),
-        Builder(tmp_path / "second", "int other;"),
-        Builder(tmp_path / "third", "int kernel;", flags="-O2"),
-    )
-    assert [take(tmp_path / "shared", builder, monkeypatch) for builder in builders] == [0, 0, 0]
-    assert len(compiled) == 3
-
-
-def test_a_unit_alone_compiles_for_itself(compiled: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [take(None, Builder(tmp_path / name, "int k;"), monkeypatch) for name in ("first", "second")] == [0, 0]
-    assert len(compiled) == 2
-
-
 # -- nodes ------------------------------------------------------------------------------------------------------------
 
 
@@ -359,23 +285,6 @@ def pair():
 """
 
 
-ALIKE = """
-import torch
-from torch import nn
-
-class One(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(64, 64)
-
-    def forward(self, x):
-        return torch.softmax(nn.functional.gelu(self.linear(x)), -1)
-
-class Other(One):
-    pass
-"""
-
-
 def run(*arguments: Any, **changes: Any) -> str:
     ran = (run_aotc if changes.keys() - {"cwd"} else run_here)(*arguments, **changes)
     assert ran.returncode == 0, ran.stdout + ran.stderr
@@ -413,22 +322,6 @@ def test_two_buckets_side_by_side_measure_each_question_once(built: Path) -> Non
             assert race["candidates"] == evidence[race["inputs"][1]]
     report = json.loads((built / "report.json").read_text())
     assert report["shared"]["picks"] == len(questions)
-
-
-def test_two_models_of_equal_code_compile_its_kernels_once(tmp_path: Path) -> None:
-    """And have the libraries that they have without sharing."""
-    (tmp_path / "alike.py").write_text(ALIKE)
-    model = {"inputs": {"x": {"shape": ["n", 64]}}, "buckets": [{"n": 2}], "mode": "default"}
-    models = {name.lower(): {**model, "factory": f"alike.py:{name}"} for name in ("One", "Other")}
-    (tmp_path / "alike.yaml").write_text(yaml.safe_dump({"version": 1, "models": models}))
-    libraries = {}
-    for option, count in (("--share", 1), ("--no-share", 0)):
-        store = tmp_path / f"store{option}"
-        ran = run("build", tmp_path / "alike.yaml", "--store", store, "--jobs", "1", option, "--json", cwd=tmp_path)
-        assert json.loads(ran)["shared"].get("objects", 0) == count
-        artifacts = [artifact_of(Store.open(store), name) for name in models]
-        libraries[option] = [file.digest for artifact in artifacts for file in artifact.variants[0].files]
-    assert libraries["--share"] == libraries["--no-share"]
 
 
 def test_the_units_records_say_what_was_shared(built: Path) -> None:

@@ -15,9 +15,9 @@ from processes import finish, start
 from torch._inductor import config
 from torch._inductor.async_compile import AsyncCompile
 
+from aotc.compiler.messages import Job
 from aotc.compiler.toolchain import triton_compilers
 from aotc.compiler.toolchain.triton_compilers import begin_triton_compilers, wait_for_triton_compilers
-from aotc.compiler.workers.messages import Job
 from aotc.manifest import read_manifest
 
 WORKER = """

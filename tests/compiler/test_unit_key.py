@@ -20,12 +20,12 @@ from processes import ROOT, run_python
 
 from aotc import syntax
 from aotc.compiler import key as key_module
-from aotc.compiler.key import Factors, explain
+from aotc.compiler.key import explain
+from aotc.compiler.messages import Factors, Job
 from aotc.compiler.patches.machinery.registry import PATCHES
 from aotc.compiler.plan import plan_units
 from aotc.compiler.sources import imported_files, source_closure
 from aotc.compiler.unit import compile_unit
-from aotc.compiler.workers.messages import Job
 from aotc.errors import BuildError
 from aotc.manifest import read_manifest
 from aotc.reads.sources import file_identity
@@ -377,6 +377,7 @@ NOT_IN_KEYS = {
     "aotc.compiler.workers": "has no code",
     "aotc.compiler.key": "is the key",
     "aotc.digest": "gives the key's own digests",
+    "aotc.locks": "who waits for whom",
     "aotc.garbage": "when memory is looked at",
     "aotc.manifest": "reads what is a factor, `manifest`",
     "aotc.manifest.findings": "messages",
@@ -392,7 +393,8 @@ NOT_IN_KEYS = {
 def test_every_module_that_a_unit_is_compiled_by_counts_in_its_key() -> None:
     """Those that the compiling process imports, and what these import, unless it is said why not."""
     found: dict[str, Path] = {}
-    ahead = [f"aotc.compiler.workers.{name}" for name in ("worker", "forks", "pattern_warmup")] + [
+    ahead = [
+        *("aotc.compiler.workers.worker", "aotc.compiler.workers.forks", "aotc.compiler.toolchain.pattern_warmup"),
         "aotc.compiler.smoke.launch",
         *(patch.module for patch in PATCHES),
     ]

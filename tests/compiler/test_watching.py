@@ -18,21 +18,17 @@ from rich.console import Console
 
 from aotc.cli.build_output import show_unmatched_picks, totals
 from aotc.cli.progress.build import LineProgress
-from aotc.compiler.autotune.picks_file import Pins
 from aotc.compiler.autotune.shared_picks import SharedPicks
 from aotc.compiler.cache_lookup import PlannedUnit
 from aotc.compiler.estimate import Estimate, estimate, remaining
-from aotc.compiler.executors import LocalExecutor, jobs_for, local, targets_of_many
-from aotc.compiler.executors.local import COMPILE_THREADS, memory_of
+from aotc.compiler.executors import local
+from aotc.compiler.executors.local import COMPILE_THREADS, LocalExecutor, jobs_for, memory_of, targets_of_many
 from aotc.compiler.key import unit_key
-from aotc.compiler.plan import Unit
+from aotc.compiler.messages import INDUCTOR, STAGE, WAITING, Doing, Pins, Span, StageCosts, Unit, wait_here
 from aotc.compiler.report import Event, Outcome
 from aotc.compiler.toolchain.precompiled_headers import ENOUGH_UNITS
-from aotc.compiler.workers import memory
 from aotc.compiler.workers.build_trace import Trace
-from aotc.compiler.workers.messages import INDUCTOR, STAGE, WAITING, Doing, Span, wait_here
-from aotc.compiler.workers.stage_costs import StageCosts
-from aotc.machine import waits
+from aotc.machine import memory, waits
 from aotc.machine.targets import parse_target
 from aotc.manifest import read_manifest
 from aotc.picks import PICKS_SCHEMA_VERSION, Candidate, Pick, PickFile, UnitPicks
@@ -134,7 +130,7 @@ def test_a_unit_tells_of_its_wait_for_the_answer_of_another(tmp_path: Path, monk
             heard.clear()
             asking = threading.Thread(target=ask)
             asking.start()
-            while (frame := sys._current_frames().get(asking.ident or 0)) and frame.f_code.co_name != "asking":
+            while (frame := sys._current_frames().get(asking.ident or 0)) and frame.f_code.co_name != "lock":
                 time.sleep(0.01)
             released = time.time()
         asking.join()

@@ -40,7 +40,7 @@ from aotc.store.layout.store import Store
 from aotc.store.layout.units import UnitRecord, put_unit
 from aotc.store.reference import Reference
 from aotc.tools.inspection.binaries import BUILD_ID, OUTSIDE, compare_binaries
-from aotc.tools.inspection.changes import Change, changes
+from aotc.tools.inspection.compare import Change, changes
 from aotc.tools.inspection.kernels import compare_kernels
 
 replace = msgspec.structs.replace

@@ -126,7 +126,10 @@ ABSURD = {
         trained(totals=(Total(0, 0, (0,)),)),
         "1 of the tensors that pass between",
     ),
-    "a view of a constant": (variant_with(outputs=(Output(constant=1, view=True),)), "a view of what is no tensor"),
+    "a view of a constant": (
+        variant_with(outputs=(Output(constant=1, view=True),)),
+        "a view of an input that is not a tensor",
+    ),
     "a dtype that is none": (signed([tensor("x", "batch", dtype="float33")]), "'float33' is not a dtype"),
     "a dtype that is a function": (signed([tensor("x", "batch", dtype="ones")]), "'ones' is not a dtype"),
     "a dtype of a weight that is none": (
@@ -200,10 +203,13 @@ ABSURD = {
     ),
     "a result that is too deep": (variant_with(output_tree=deep_result(DEEPEST + 1)), f"more than {DEEPEST} levels"),
     "a dict without its keys": (variant_with(output_tree=ResultContainer("dict", (0,))), "1 items with 0 keys"),
-    "a write to an input that is not there": (variant_with(mutated_leaves=(3,)), "writes to an input that is none"),
+    "a write to an input that is not there": (
+        variant_with(mutated_leaves=(3,)),
+        "input that is not a tensor",
+    ),
     "the storage of an input that is not there": (
         variant_with(storage_leaves=(3,)),
-        "storage of an input that is none",
+        "storage of an input that is not a tensor",
     ),
     "a write to no tensor of the module": (variant_with(mutated_state=("w",)), "writes to w"),
     "a negative bucket": (variant_with(bucket={"batch": -1}), "`batch` has the sizes -1 to -1"),

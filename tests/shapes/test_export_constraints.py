@@ -28,8 +28,8 @@ from aotc.compiler.capture.ranges.dynamic_shapes import (
     explain_constraints,
 )
 from aotc.compiler.capture.ranges.range_solver import settled
+from aotc.compiler.messages import Job
 from aotc.compiler.unit import compile_unit
-from aotc.compiler.workers.messages import Job
 from aotc.errors import BuildError
 from aotc.machine.native import resolve_target
 from aotc.manifest import ModelSpec, read_manifest

@@ -9,8 +9,7 @@ from processes import ZOO
 from sample_artifacts import CREATED, stored_artifact
 
 from aotc.compiler.cache_lookup import look_up
-from aotc.compiler.plan import Unit
-from aotc.compiler.workers.unit_log import log_name
+from aotc.compiler.messages import Unit
 from aotc.digest import sha256_bytes
 from aotc.machine.targets import parse_target
 from aotc.manifest import read_manifest
@@ -40,7 +39,7 @@ def test_a_unit_that_was_built_for_another_target(store: Store, unit: Unit, work
 
 
 def test_a_unit_that_failed(store: Store, unit: Unit) -> None:
-    log = store.path / ".aotc" / "logs" / log_name(unit)
+    log = store.path / ".aotc" / "logs" / unit.log_name
     log.parent.mkdir(parents=True)
     log.write_text("error")
     assert reason(store, unit) == f"failed in the last build: see .aotc/logs/{log.name}"

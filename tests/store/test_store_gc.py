@@ -20,10 +20,10 @@ import pytest
 from remote_reading import fetch_all
 from sample_artifacts import CREATED, PYTHONPATH, finish, python, stored_artifact
 
+from aotc.amounts import parse_age, parse_size
 from aotc.digest import canonical_json, sha256_bytes
 from aotc.errors import CorruptError, NotFoundError, StoreError
 from aotc.records import Artifact
-from aotc.store.amounts import parse_age, parse_size
 from aotc.store.layout.bundle import each_file, read_artifact, read_bundle
 from aotc.store.layout.oci import INDEX, MANIFEST, PUBLISHED, REF_NAME, SPARSE
 from aotc.store.layout.publishing import publish

@@ -12,7 +12,8 @@ from aotc.compiler.autotune import hooks
 from aotc.compiler.autotune.algorithm_selection import failed_among
 from aotc.compiler.autotune.padding import padding_hooks
 from aotc.compiler.autotune.picker import Picker
-from aotc.compiler.autotune.picks_file import NO_PINS, Pins, pins_for, read_picks_file
+from aotc.compiler.autotune.picks_file import pins_for, read_picks_file
+from aotc.compiler.messages import NO_PINS, Pins
 from aotc.errors import BuildError, CorruptError, ManifestError, SchemaVersionError
 from aotc.picks import Candidate, Pick, PickFile, UnitPicks, decode_picks, launch_pick, pinned_launch
 from aotc.records import LaunchPick

@@ -3,43 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
 
-from aotc.digest import sha256_json
+from aotc.compiler.messages import NO_PINS, Pins
 from aotc.errors import ManifestError
-from aotc.picks import Pick, PickFile, UnitPicks, decode_picks
+from aotc.picks import PickFile, decode_picks
 from aotc.records import Bucket
 
 _SEEDING = ("operator", "padding", "kernel")
 """Kinds of picks that may answer for another unit: their questions contain all shapes. (A fusion's question names nodes
 of one graph.)"""
-
-
-class Pins(NamedTuple):
-    """The pins of a unit: its own picks; or, if the file has none for it, those of its target's other units, which
-    answer equal questions, measured on `seeds_device`. `further` are the unit's own for other ranks' code."""
-
-    own: UnitPicks | None = None
-    seeds: tuple[Pick, ...] = ()
-    seeds_device: str = ""
-    further: tuple[UnitPicks, ...] = ()
-
-    def of_rank(self, rank: int) -> UnitPicks | None:
-        """Its own picks for the code of this rank; None where the file has none."""
-        own = [self.own] if self.own else []
-        return next((unit for unit in (*own, *self.further) if not unit.ranks or rank in unit.ranks), None)
-
-    @property
-    def device(self) -> str:
-        """The name of the GPU or CPU on which the pins were measured; "" without pins."""
-        return self.own.device if self.own else self.seeds_device
-
-    def digest(self) -> str:
-        """The factor for the pins in the unit's key."""
-        return sha256_json((self.own, self.seeds, *self.further)) if self.own or self.seeds else "none"
-
-
-NO_PINS = Pins()
 
 
 def read_picks_file(path: Path) -> PickFile:

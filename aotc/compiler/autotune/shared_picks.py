@@ -8,7 +8,6 @@ input.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ import msgspec
 
 from aotc.digest import sha256_json
 from aotc.errors import CorruptError
+from aotc.locks import lock, lock_file
 from aotc.machine.waits import waiting
 from aotc.picks import Pick
 from aotc.records import decode
@@ -79,16 +79,14 @@ class SharedPicks:
         if self._asking:
             yield
             return
-        descriptor = os.open(self._path(question).with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._asking = True
-        try:
-            with waiting("for another unit, which measures the same"):
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            self._asking = False
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child forked meanwhile shares the open file, and so the lock
-            os.close(descriptor)
+        with lock_file(self._path(question).with_suffix(".lock"), 0o600) as descriptor:
+            self._asking = True
+            try:
+                with waiting("for another unit, which measures the same"):
+                    lock(descriptor)
+                yield
+            finally:
+                self._asking = False
 
     def _path(self, question: Any) -> Path:
         digest = sha256_json([self._context, question])

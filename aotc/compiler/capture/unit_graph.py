@@ -26,7 +26,7 @@ from aotc.compiler.capture.lifting.lift import Capture
 from aotc.compiler.capture.module_objects import KeptObjects
 from aotc.compiler.capture.ranges.dynamic_shapes import conditions, constraints_explained, dynamic_shapes
 from aotc.compiler.capture.tensor_subclasses import OpaqueParameters
-from aotc.compiler.workers.messages import Job
+from aotc.compiler.messages import Job
 from aotc.errors import BuildError
 from aotc.machine.targets import Target
 from aotc.models.calls import signature_leaves

@@ -12,7 +12,6 @@ from typing import Any, cast
 import msgspec
 import torch
 
-from aotc.compiler.absent_gpu.lowering import lowering_without_gpu
 from aotc.compiler.autotune.attention import attention_chosen
 from aotc.compiler.autotune.benchmarks import gpu_benchmarks_alone
 from aotc.compiler.autotune.hooks import picking
@@ -23,9 +22,10 @@ from aotc.compiler.codegen.called_operators import calls_checked
 from aotc.compiler.codegen.generated_kernels import kernels_of, kernels_recorded
 from aotc.compiler.codegen.instruction_sets import code_for
 from aotc.compiler.codegen.library_constants import constants_left_out
+from aotc.compiler.cross_compile.lowering import lowering_without_gpu
+from aotc.compiler.messages import Job
 from aotc.compiler.patches.machinery.apply import patched
 from aotc.compiler.toolchain.unit_toolchain import unit_toolchain
-from aotc.compiler.workers.messages import Job
 from aotc.errors import BuildError
 from aotc.machine.targets import Target
 from aotc.provenance import Kernel
@@ -36,13 +36,11 @@ LIBRARY = "model.so"
 
 class CompiledFiles(msgspec.Struct, frozen=True):
     """The files needed at run time, all in one folder; those of them that are stored uncompressed, to be mapped; the
-    kernels; the number of objects taken from other units; the names of the applied patches of torch; a note for each
-    patch that was left out."""
+    kernels; the names of the applied patches of torch; a note for each patch that was left out."""
 
     files: tuple[str, ...]
     mapped: tuple[str, ...]
     kernels: tuple[Kernel, ...]
-    shared_objects: int = 0
     patches: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
 
@@ -65,7 +63,7 @@ def compile_capture(
         lowering_without_gpu(),
         picking(picker),
         patched("compile", target.device, spec.options, spec.patches_off, captured.graph.graph) as patches,
-        unit_toolchain(options, target.device, Path(job.shared) if job.shared else None, job.precompile) as objects,
+        unit_toolchain(options, target.device, Path(job.shared) if job.shared else None, job.precompile),
         attention_chosen(captured.graph, picker, race=bool(options.get("max_autotune"))),
         kernels_recorded(kernels),
         calls_checked(),
@@ -96,7 +94,6 @@ def compile_capture(
         tuple(sorted(names)),
         tuple(weights),
         tuple(kernels_of(kernels, text)),
-        objects.taken,
         patches.names,
         patches.left_out,
     )

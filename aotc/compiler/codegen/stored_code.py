@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from aotc.compiler.codegen.aot_inductor import CompiledFiles
-from aotc.compiler.workers.messages import Job
+from aotc.compiler.messages import Job
 from aotc.errors import AotcError
 from aotc.picks import PICKS_LIMIT, PickFile, decode_picks
 from aotc.provenance import BuiltVariant, Report

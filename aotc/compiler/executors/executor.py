@@ -1,12 +1,16 @@
-"""The interface of executors, which compile the units of a build."""
+"""The interface of executors, which compile the units of a build, and running several units at a time on one."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from aotc.compiler.task import Compiled, Task
-from aotc.compiler.workers.stage_costs import OnProgress
+from aotc.compiler.messages import Compiled, OnProgress, Task
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Executor(Protocol):
@@ -31,3 +35,25 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Release all resources. Units that still run are killed."""
+
+
+def side_by_side(function: Callable[[T], R], units: Sequence[T], executor: Executor) -> list[R]:
+    """`function` of each unit, `executor.slots` at a time. An error or Ctrl-C ends the executor and is raised."""
+    with ThreadPoolExecutor(max_workers=executor.slots) as pool:
+        try:  # from the first submission on: Ctrl-C may come while its unit runs already
+            futures = [pool.submit(function, plan) for plan in units]
+            wait_for(futures)
+        except BaseException:
+            executor.end()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return [future.result() for future in futures]
+
+
+def wait_for(futures: Iterable[Future[R]]) -> None:
+    """Wait in slices: a plain wait would notice Ctrl-C only when a unit ends."""
+    pending = set(futures)
+    while pending:
+        done, pending = wait(pending, timeout=0.5)
+        for future in done:
+            future.result()

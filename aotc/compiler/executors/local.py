@@ -8,15 +8,13 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from aotc.compiler.plan import Unit
-from aotc.compiler.task import Compiled, Task
+from aotc.compiler.messages import Compiled, OnProgress, Task, Unit
 from aotc.compiler.toolchain.precompiled_headers import ENOUGH_UNITS
 from aotc.compiler.workers.forks import ForkServers
-from aotc.compiler.workers.memory import cores_here, memory_here
 from aotc.compiler.workers.process_group import Processes
 from aotc.compiler.workers.shared_folder import SharedFolder
-from aotc.compiler.workers.stage_costs import OnProgress
 from aotc.compiler.workers.unit_process import compile_and_run, work_folder
+from aotc.machine.memory import cores_here, memory_here
 
 COMPILE_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 
@@ -30,7 +28,7 @@ WEIGHTS = 4
 class LocalExecutor:
     """Compiles `jobs` units at a time, which divide the cores among their Inductor compile processes.
 
-    With `share`, they also share picks and object files and, for the targets of `precompiled`, precompiled headers.
+    With `share`, they also share picks and, for the targets of `precompiled`, precompiled headers.
     `servers` may already be importing.
     """
 

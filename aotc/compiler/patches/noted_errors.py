@@ -44,7 +44,7 @@ template <typename T> inline T as_it_is(T value) { asm("" : "+r"(value)); return
 
 inline bool within(int64_t index, int64_t size) { return static_cast<uint64_t>(index) < static_cast<uint64_t>(size); }
 
-// The index, or 0 where it is none.
+// The index, or 0 where it is out of bounds.
 template <typename T>
 inline T checked_index(T index, int64_t size, bool mask, Error& error, const char* message) {
     index = as_it_is(index);
@@ -100,7 +100,7 @@ inline bool all_hold(const at::vec::VecMask<T, N>& condition, int count, const V
 }
 template <typename Mask> inline bool all_hold(bool condition, int, const Mask&) { return condition; }
 
-// Memory of no element is not read once an index of it has been found to be none.
+// Memory of no element is not read once an index of it has been found out of bounds.
 template <typename T>
 struct Guarded {
     T* memory;

@@ -11,7 +11,7 @@ from typing import Any
 from unittest import mock
 
 from aotc.compiler.patches.machinery.patch import Patch
-from aotc.compiler.patches.shared.build_folder import FOLDER
+from aotc.compiler.toolchain.compile_cache import FOLDER
 
 PATCH = Patch(
     __name__,

@@ -8,11 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from aotc.compiler.plan import Unit
+from aotc.compiler.messages import STAGE, Compiled, Doing, OnProgress, StageCosts, Unit, span_here
 from aotc.compiler.publish.record import folder_of_kind
-from aotc.compiler.task import Compiled
-from aotc.compiler.workers.messages import STAGE, Doing, span_here
-from aotc.compiler.workers.stage_costs import OnProgress, StageCosts
 from aotc.provenance import BuiltArtifact
 from aotc.records import File
 from aotc.store.layout.blobs import Blob

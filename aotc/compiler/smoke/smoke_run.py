@@ -16,13 +16,13 @@ import msgspec
 import torch
 from torch.utils import _pytree as pytree
 
+from aotc.compiler.messages import Job, Message, Span, UnitFailed, UnitRan, wait_here
 from aotc.compiler.smoke.call_times import TimedCall, call_times
 from aotc.compiler.smoke.gradients import compare_at_extremes, compare_gradients, inputs_of_any_value
 from aotc.compiler.smoke.launch import pick_launch
 from aotc.compiler.smoke.region_cost import region_cost
-from aotc.compiler.workers.messages import Job, Message, Span, UnitFailed, UnitRan, wait_here
 from aotc.errors import AotcError, Issue, LibraryError
-from aotc.machine.processes import die_with_parent, message_stream
+from aotc.machine.processes import Parent
 from aotc.machine.targets import parse_target
 from aotc.machine.waits import listening
 from aotc.models.calls import (
@@ -289,12 +289,11 @@ def failed_by(error: Exception) -> UnitFailed:
 
 
 def main() -> int:
-    die_with_parent()
-    stream = message_stream()
+    parent = Parent()
     said: UnitRan | UnitFailed
 
     def say(said: Span | UnitRan | UnitFailed) -> None:
-        stream.write(msgspec.json.encode(Message(said)).decode() + "\n")
+        parent.send(Message(said))
 
     try:
         with listening(lambda *wait: say(wait_here(*wait))):

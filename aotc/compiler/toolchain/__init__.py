@@ -1,13 +1,13 @@
-"""Make the compilers of a unit faster: smaller inputs, parallel compiles, and equal code compiled once.
+"""Make the compilers of a unit faster: smaller inputs, parallel compiles, and what is equal in all units compiled once.
 
 In the order in which a unit meets the modules:
 
 - `triton_compilers`: Inductor's processes that compile Triton kernels, started before the model is built.
+- `pattern_warmup`: Inductor's patterns, built before the processes of units are forked.
 - `unit_toolchain`: activates all of the following around AOTInductor's call; the folder that units of a build share.
-- `compile_cache`: files by the digest of their inputs, kept for the machine or for one build; used by the next three.
+- `compile_cache`: files by the digest of their inputs, kept for the machine or for one build; used by the next two.
 - `wrapper_split`: the part of AOTInductor's wrapper that is the same in every library, compiled separately.
 - `precompiled_headers`: torch's headers, for builds of many units.
-- `object_cache`: kernels of equal source, compiled by one unit of a build.
 - `parallel_compile`: the C++ compiles of a unit in parallel: wrapper, kernels, and the link that waits for both.
 - `native_call`: the extension that makes calls, of `native_call.cpp`, compiled beside the units.
 

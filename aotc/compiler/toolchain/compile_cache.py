@@ -23,6 +23,8 @@ from aotc.store.files.writing import draft, remove_file
 from aotc.store.layout.names import is_digest
 
 VERSION = "compiled-v1"
+FOLDER = "/aotc"
+"""Replaces the build's cache folder in file names that are compiled in, as by `__FILE__` and assertions."""
 UNUSED_DAYS = 30
 """Entries that are unused for this many days are removed when one is added."""
 

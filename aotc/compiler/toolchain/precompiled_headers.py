@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from aotc.compiler.toolchain.object_cache import KERNELS
 from aotc.compiler.toolchain.wrapper_split import Compile
 from aotc.digest import sha256_json
 from aotc.errors import StoreError
@@ -29,6 +28,7 @@ from aotc.store.files.locks import locked
 ENOUGH_UNITS = 6
 """The number of units from which precompiling headers is faster than reading them in each."""
 
+_KERNELS = "kernel.o"
 _ROOM = 2 << 30
 """Bytes of the disk to leave free: precompiled headers for one set of compiler arguments take 150 MB."""
 _GCC = b"gpch"
@@ -110,7 +110,7 @@ def kernels_with(headers: PrecompiledHeaders | None) -> Iterator[None]:
 
     def build_with(self: Any) -> None:
         target, line = Path(self.get_target_file_path()), self.get_command_line()
-        compile = Compile.read(line, target.with_suffix(".cpp"), target) if target.name.endswith(KERNELS) else None
+        compile = Compile.read(line, target.with_suffix(".cpp"), target) if target.name.endswith(_KERNELS) else None
         if compile and (more := headers.arguments(compile)):
             try:
                 with mock.patch.object(self, "get_command_line", lambda: " ".join([line, *more])):

@@ -21,8 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from aotc.compiler.patches.shared.build_folder import FOLDER
-from aotc.compiler.toolchain.compile_cache import CompileCache
+from aotc.compiler.toolchain.compile_cache import FOLDER, CompileCache
 from aotc.digest import sha256_bytes, sha256_json
 
 _HEADER = Path("torch/csrc/inductor/aoti_runtime/model_base.h")

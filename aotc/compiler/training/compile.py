@@ -9,17 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aotc.compiler.absent_gpu.lowering import lowering_without_gpu
 from aotc.compiler.autotune.benchmarks import gpu_benchmarks_alone
 from aotc.compiler.autotune.hooks import picking
 from aotc.compiler.autotune.picker import Picker
 from aotc.compiler.capture.lifting.lift import Capture
 from aotc.compiler.capture.unit_graph import Subject
 from aotc.compiler.codegen.aot_inductor import CompiledFiles, compile_capture
+from aotc.compiler.cross_compile.lowering import lowering_without_gpu
 from aotc.compiler.explain_failure import line_named
+from aotc.compiler.messages import Job
 from aotc.compiler.patches.machinery.apply import patched
 from aotc.compiler.training.halves import Halves, halves_of
-from aotc.compiler.workers.messages import Job
 from aotc.errors import BuildError
 from aotc.machine.targets import Target
 from aotc.manifest.inputs import TensorInput, parse_inputs
@@ -99,7 +99,6 @@ def _both(forward: CompiledFiles, backward: CompiledFiles) -> CompiledFiles:
         tuple(sorted({*forward.files, *backward.files})),
         forward.mapped + backward.mapped,
         forward.kernels + backward.kernels,
-        forward.shared_objects + backward.shared_objects,
         tuple(dict.fromkeys(forward.patches + backward.patches)),
         tuple(dict.fromkeys(forward.left_out + backward.left_out)),
     )

@@ -24,8 +24,8 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from aotc.compiler.absent_gpu import stand_in
-from aotc.compiler.workers.messages import ForkRequest
+from aotc.compiler.cross_compile import stand_in
+from aotc.compiler.messages import ForkRequest
 from aotc.garbage import no_collection
 from aotc.machine.processes import child_command, die_with_parent
 

@@ -25,8 +25,8 @@ from typing import IO, NoReturn, Protocol
 
 import msgspec
 
+from aotc.compiler.messages import ForkRequest
 from aotc.compiler.workers import fork_server
-from aotc.compiler.workers.messages import ForkRequest
 from aotc.machine.processes import child_command, child_environment, die_with_parent
 
 WORKER = "aotc.compiler.workers.worker"
@@ -45,7 +45,7 @@ _PRELOADED = {
         *("aotc.compiler.unit", "aotc.compiler.explain_failure", "aotc.compiler.workers.inductor_progress"),
         "torch._inductor.compile_fx",
         *("sympy.physics.units", "torch.utils.cpp_extension"),  # Inductor imports them while it compiles
-        "aotc.compiler.workers.pattern_warmup:make_patterns",
+        "aotc.compiler.toolchain.pattern_warmup:make_patterns",
     ),
 }
 """Modules that the servers import for all units, and functions that they call. The smoke run imports no compiler, as a
@@ -303,7 +303,7 @@ class ForkServers:
 
         Raises OSError once closed, BuildError where these libraries cannot be compiled.
         """
-        from aotc.compiler.absent_gpu.libraries import build_variables, compiled_stand_ins
+        from aotc.compiler.cross_compile.libraries import build_variables, compiled_stand_ins
 
         with self._lock:
             if self._closed:
@@ -321,7 +321,7 @@ class ForkServers:
 
     def variables_for_absent_gpus(self) -> dict[str, str]:
         """What such a unit's environment needs besides, once its server runs."""
-        from aotc.compiler.absent_gpu.libraries import build_variables
+        from aotc.compiler.cross_compile.libraries import build_variables
 
         assert self._stand_ins is not None
         return build_variables(self._stand_ins)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from aotc.compiler.workers.messages import INDUCTOR, Span, span_here
+from aotc.compiler.messages import INDUCTOR, Span, span_here
 
 SHORTEST = 0.005
 """Seconds; a shorter span is not worth a line in a trace."""

@@ -1,4 +1,5 @@
-"""The error of a unit's process that failed, from its message and log, or that died."""
+"""The log of a unit: the output of its processes, kept if the unit failed. The error of a process that failed, from its
+message and that log, or that died."""
 
 from __future__ import annotations
 
@@ -7,14 +8,26 @@ from contextlib import suppress
 from pathlib import Path
 
 from aotc.compiler.explain_failure import hint_for
-from aotc.compiler.plan import Unit
+from aotc.compiler.messages import Unit, UnitFailed, WrongPart
 from aotc.compiler.workers.forks import SMOKE
-from aotc.compiler.workers.messages import UnitFailed, WrongPart
 from aotc.errors import BuildError
 from aotc.machine.cpp_compiler import compiler_name
+from aotc.machine.processes import how_ended
+from aotc.store.files.disk import typed_errors
 
 LOG_TAIL = 20_000
 """Characters at the end of a log that are searched for the cause of a failed run."""
+
+
+def begin_log(path: Path) -> None:
+    """Create an empty log. A file of another build is removed first, and so is a link or a pipe.
+
+    Raises StoreError.
+    """
+    with typed_errors("write", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        path.touch(exist_ok=False)
 
 
 def failed(module: str, unit: Unit, said: UnitFailed, work: Path, log: Path, logged: int) -> BuildError:
@@ -42,7 +55,7 @@ def with_part(error: BuildError, part: WrongPart) -> BuildError:
 
 def died(module: str, unit: Unit, status: int, stage: str, work: Path, log: Path) -> BuildError:
     """The error for a process that ended without a reply."""
-    how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+    how = how_ended(status) or "ended without an answer"
     smoke = module == SMOKE
     hint = "see the log"
     if status == -signal.SIGKILL:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import IO
 
 from aotc.compiler.workers.forks import Forked, ForkServers
-from aotc.compiler.workers.memory import MemoryWatch
 from aotc.machine.benchmarking import stoppable
+from aotc.machine.memory import MemoryWatch
 from aotc.machine.processes import with_variables
 from aotc.store.files.disk import typed_errors
 

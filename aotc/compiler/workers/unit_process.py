@@ -19,29 +19,30 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from aotc.compiler.key import code_key
-from aotc.compiler.publish.record import RECORD, folder_of_kind
-from aotc.compiler.task import Compiled, Task
-from aotc.compiler.workers.forks import SMOKE, WORKER, Forked, unit_environment
-from aotc.compiler.workers.memory import MemoryWatch
-from aotc.compiler.workers.messages import (
+from aotc.compiler.messages import (
     STAGE,
     Autotuned,
+    Compiled,
     Doing,
     Job,
     Message,
+    OnProgress,
     Progress,
     Reply,
     Span,
+    Task,
     UnitCompiled,
     UnitFailed,
     UnitRan,
     WrongPart,
 )
+from aotc.compiler.publish.record import RECORD, folder_of_kind
+from aotc.compiler.workers.forks import SMOKE, WORKER, Forked, unit_environment
 from aotc.compiler.workers.process_failure import died, failed, with_part
 from aotc.compiler.workers.process_group import Processes
 from aotc.compiler.workers.shared_folder import SharedFolder
-from aotc.compiler.workers.stage_costs import OnProgress
 from aotc.errors import BuildError, StoreError
+from aotc.machine.memory import MemoryWatch
 from aotc.machine.processes import whole_lines
 from aotc.models.launch import unmeasured_launch
 from aotc.picks import pinned_launch
@@ -67,7 +68,7 @@ def compile_and_run(
     """Compile the unit into `work/out`, and run the result once in a fresh process, unless its GPU or CPU is not here.
     Of a parallel model, do so for each kind of ranks.
 
-    In the folder `shared` the units of a build share picks and object files, and, with `precompile`, headers. Raises
+    In the folder `shared` the units of a build share picks, and, with `precompile`, headers. Raises
     BuildError, StoreError.
     """
     check_compilable(work.parent)

@@ -1,22 +1,19 @@
 """The process that compiles one unit, or says where it was miscompiled: `python -m aotc.compiler.workers.worker JOB`.
 
-Standard output carries `aotc.compiler.workers.messages` for the parent. All other output goes to standard error,
+Standard output carries `aotc.compiler.messages` for the parent. All other output goes to standard error,
 which is the unit's log.
 """
 
 from __future__ import annotations
 
 import sys
-import threading
 import traceback
 from pathlib import Path
 
-import msgspec
-
-from aotc.compiler.absent_gpu import stand_in
-from aotc.compiler.workers.messages import Doing, Job, Message, Progress, Reply, UnitCompiled, UnitFailed, wait_here
+from aotc.compiler.cross_compile import stand_in
+from aotc.compiler.messages import Doing, Job, Message, Progress, Reply, UnitCompiled, UnitFailed, wait_here
 from aotc.machine.gpus import attributes, gpu_for
-from aotc.machine.processes import die_with_parent, message_stream
+from aotc.machine.processes import Parent
 from aotc.machine.targets import parse_target
 from aotc.machine.waits import listening
 from aotc.records import decode
@@ -26,9 +23,8 @@ class Reporter:
     """Sends messages to the parent, from all of Inductor's threads."""
 
     def __init__(self) -> None:
-        self._stream = message_stream()
+        self._parent = Parent()
         self.stage_name = "start"
-        self._lock = threading.Lock()
 
     def stage(self, name: str) -> None:
         self.stage_name = name
@@ -38,12 +34,10 @@ class Reporter:
         self.say(Doing(self.stage_name, detail))
 
     def say(self, said: Progress | Reply) -> None:
-        with self._lock:
-            self._stream.write(msgspec.json.encode(Message(said)).decode() + "\n")
+        self._parent.send(Message(said))
 
 
 def main() -> int:
-    die_with_parent()
     reporter = Reporter()
     reporter.stage("import")
     from torch._inductor import config

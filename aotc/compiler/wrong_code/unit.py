@@ -11,8 +11,8 @@ from torch import fx
 from aotc.compiler.capture.export import capture
 from aotc.compiler.capture.unit_graph import subject_of
 from aotc.compiler.codegen.inductor_options import inductor_options
+from aotc.compiler.messages import Job, WrongPart
 from aotc.compiler.training.compile import differentiable_arguments
-from aotc.compiler.workers.messages import Job, WrongPart
 from aotc.compiler.wrong_code.ladder import Walk, walk
 from aotc.compiler.wrong_code.lowering import Lowering
 from aotc.machine.targets import parse_target

@@ -216,7 +216,7 @@ is loaded again. It stays mapped to the end: it is linked with `nodelete`, since
 
 
 def _keep(key: tuple[str, str], path: str, stream: BinaryIO | None = None) -> str:
-    """The path. What is no library is not kept: who opens it gets the reason."""
+    """The path. A file that is not a library is not kept: who opens it gets the reason."""
     with contextlib.suppress(OSError):
         _mapped.setdefault(key, (path, stream, ctypes.CDLL(path)))
     return path

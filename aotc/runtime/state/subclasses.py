@@ -48,7 +48,7 @@ class SubclassState(ModuleState):
         places = []
         for name in names:
             owner, _, path = name.rpartition(".")
-            while owner not in modules:  # a module's name is none of its parameters'
+            while owner not in modules:  # a module's name is not one of its parameters'
                 owner, _, key = owner.rpartition(".")
                 path = inner_name(key, path)
             key, _, path = path.partition(".")

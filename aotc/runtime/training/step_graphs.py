@@ -40,7 +40,7 @@ _log = logging.getLogger("aotc")
 
 
 class Captured(NamedTuple):
-    """A graph, the buffers that it reads its inputs from (None for what is no tensor), and the loss that it writes."""
+    """A graph, the buffers that it reads its inputs from (None for other values), and the loss that it writes."""
 
     graph: torch.cuda.CUDAGraph
     inputs: list[Tensor | None]

@@ -1,9 +1,8 @@
-"""Locks between processes, all of them `flock`: it goes with its process, however that ends, and needs no clean-up."""
+"""Locks of a store's files, with the errors of a store (`aotc.locks`)."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import socket
 import tempfile
@@ -12,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from aotc.errors import CorruptError, StoreError
+from aotc.locks import close_lock, is_locked, lock, open_lock, unlock
 from aotc.store.files.disk import open_regular, typed_errors
 from aotc.store.files.os_errors import store_error
 from aotc.store.files.writing import make_folder
@@ -26,15 +26,14 @@ def locked(
     """Hold the lock file `path`, alone or with others who share it. It may be held twice in one process if shared.
 
     Raises StoreError after `timeout` seconds, saying who may hold it (`holders()` if that says anything), or where the
-    file system has no locks. The lock file is never removed: a process that waited on a removed one would hold a
-    lock that no other process sees.
+    file system has no locks.
     """
     make_folder(path.parent)
     holder = path.with_name(path.name + ".holder")
     with typed_errors("lock", path):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        descriptor = open_lock(path)
     try:
-        if not _acquire(path, descriptor, timeout, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
+        if not _acquire(path, descriptor, timeout, shared):
             raise StoreError(
                 f"the lock {path} was not free within {timeout:g} s; {holders() or _holder(holder)}",
                 hint="wait for that process to finish, or end it: a lock goes with its process",
@@ -43,40 +42,22 @@ def locked(
         with contextlib.nullcontext() if shared else _named_in(holder):
             yield
     except BaseException:
-        _unlock(descriptor)
+        unlock(descriptor)
         close_lock(descriptor)  # what failed first is what is said
         raise
-    _unlock(descriptor)
+    unlock(descriptor)
     with typed_errors("close the lock", path):
         os.close(descriptor)
 
 
-def _unlock(descriptor: int) -> None:
-    with contextlib.suppress(OSError):  # not left to close(): a child forked meanwhile has the same open file
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-
-
-def close_lock(descriptor: int) -> None:
-    """Close a file that was only locked, ignoring errors of the file system: nothing was written to it."""
-    with contextlib.suppress(OSError):
-        os.close(descriptor)
-
-
-def _acquire(path: Path, descriptor: int, timeout: float, kind: int) -> bool:
+def _acquire(path: Path, descriptor: int, timeout: float, shared: bool) -> bool:
     """Try until the deadline, without blocking: a signal's handler and Ctrl-C then run at once."""
     deadline = time.monotonic() + timeout
-    while not _try(path, descriptor, kind):
-        if time.monotonic() >= deadline:
-            return False
-        time.sleep(_POLL)
-    return True
-
-
-def _try(path: Path, descriptor: int, kind: int) -> bool:
     try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        while not lock(descriptor, shared=shared, wait=False):
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_POLL)
     except OSError as error:
         raise store_error("lock", path, error) from error
     return True
@@ -116,22 +97,13 @@ def _holder(path: Path) -> str:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a running process holds a lock on the file or folder `path`; what cannot be asked counts as held.
-
-    A shared lock is tried: reading is enough for it, also on a network file system.
-    """
+    """Whether a running process holds a lock on the file or folder `path`; what cannot be asked counts as held."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+        return is_locked(path)
     except FileNotFoundError:
         return False
     except OSError:
         return True
-    try:
-        return not _try(path, descriptor, fcntl.LOCK_SH)
-    except StoreError:
-        return True
-    finally:
-        close_lock(descriptor)
 
 
 def held_folder(prefix: str) -> tuple[Path, int]:
@@ -144,7 +116,7 @@ def held_folder(prefix: str) -> tuple[Path, int]:
         with contextlib.suppress(FileNotFoundError):  # cleaned away before it was locked
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                lock(descriptor)
                 if os.fstat(descriptor).st_nlink:
                     return path, descriptor
             except BaseException:

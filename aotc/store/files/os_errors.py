@@ -1,4 +1,4 @@
-"""Errors of files: those of the OS, with what to do about them, and of files that are no files to read."""
+"""Errors of files: those of the OS, with what to do about them, and of things that are not files to read."""
 
 from __future__ import annotations
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import tempfile
 from pathlib import Path
+
+from aotc.locks import lock
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -23,7 +24,7 @@ class TemporaryFolder:
             with contextlib.suppress(FileNotFoundError):  # removed by another process before it was locked
                 self._lock = os.open(self.path, _FOLDER)
                 with contextlib.suppress(OSError):  # a file system without locks, where nothing is taken for abandoned
-                    fcntl.flock(self._lock, fcntl.LOCK_SH)
+                    lock(self._lock, shared=True)
                 if os.fstat(self._lock).st_nlink:
                     return
                 os.close(self._lock)
@@ -40,8 +41,7 @@ def _remove_abandoned(parent: Path, prefix: str) -> None:
         with contextlib.suppress(OSError):
             descriptor = os.open(path, _FOLDER)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.fstat(descriptor).st_uid == os.geteuid():
+                if lock(descriptor, wait=False) and os.fstat(descriptor).st_uid == os.geteuid():
                     shutil.rmtree(path, ignore_errors=True)
             finally:
                 os.close(descriptor)

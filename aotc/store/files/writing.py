@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import re
 import secrets
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from aotc.errors import StoreError
+from aotc.locks import lock
 from aotc.store.files.disk import typed_errors
 from aotc.store.files.status import status_of
 
@@ -148,7 +148,7 @@ def _open_locked(folder: Path, mode: int) -> tuple[Path, int]:
         path = folder / temporary_name()
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            lock(descriptor)
             if os.fstat(descriptor).st_nlink:
                 return path, descriptor
         except BaseException:

@@ -13,7 +13,7 @@ from aotc.store.reference import Reference
 
 
 def other_bundle(reference: Reference, digest: str, model: str) -> CorruptError:
-    """Of a blob that is no bundle, or one of another `model` than the reference says, or of one with a bad name."""
+    """Of a blob that is not a bundle, or one of another `model` than the reference says, or of one with a bad name."""
     if model and (model == reference.model or reference.in_registry):
         return CorruptError(f"{digest} names its model {model[:100]!r}: {name_flaw(model)}", actual=model[:100])
     is_it = f"a bundle of the model {model!r}" if model else "not an aotc bundle"
@@ -35,7 +35,7 @@ def equal_targets(digest: str, targets: Sequence[str]) -> CorruptError:
 
 
 def bad_entry(entry: Descriptor, model: str) -> CorruptError:
-    """Of an entry of the bundle of `model` that is no artifact, or one of another model."""
+    """Of an entry of the bundle of `model` that is not an artifact, or one of another model."""
     target, said = entry.annotation(oci.TARGET), entry.annotation(oci.MODEL)
     if entry.media_type != oci.MANIFEST or not target:
         return CorruptError(

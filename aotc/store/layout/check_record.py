@@ -455,9 +455,9 @@ def _variant_issues(
     for output in variant.outputs:
         yield from _output_issues(output, leaves, state, dims)
         if output.axis is not None and output.leaf not in tensors:
-            yield "an output is a size of an input that is no tensor"
+            yield "an output is a size of an input that is not a tensor"
         if output.view and output.leaf not in tensors and output.state is None:
-            yield "an output is a view of what is no tensor"
+            yield "an output is a view of an input that is not a tensor"
     try:
         if sorted(_indices(variant.output_tree, DEEPEST)) != list(range(len(variant.outputs))):
             yield f"{len(variant.outputs)} outputs are not each in one place of its result's structure"
@@ -466,9 +466,9 @@ def _variant_issues(
     yield from _operator_issues(variant)
     yield from _unread(variant.conditions, dims)
     if not tensors.issuperset(variant.mutated_leaves):
-        yield "it writes to an input that is none"
+        yield "it writes to an input that is not a tensor"
     if not tensors.issuperset(variant.storage_leaves):
-        yield "it reads the storage of an input that is none"
+        yield "it reads the storage of an input that is not a tensor"
     if unknown := set(variant.mutated_state) - state:
         yield f"it writes to {_listed(unknown)}, which the module does not pass"
     yield from backward_issues(variant)

@@ -14,23 +14,19 @@ class Layout(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def other_layout(found: str, supported: str, where: str) -> SchemaVersionError:
-    return SchemaVersionError(
-        f"{where} says image layout version {found!r}; this aotc reads {supported!r}",
-        hint="use a newer aotc, or copy the store with `skopeo copy` into a layout of that version",
-        found=found,
-        supported=supported,
-    )
+    hint = "use a newer aotc, or copy the store with `skopeo copy` into a layout of that version"
+    return _other(f"{where} says image layout version", found, supported, hint)
 
 
 def check_schema(found: int, supported: int, where: str) -> None:
     """Raises SchemaVersionError for an unknown `schemaVersion` of an index or a manifest."""
     if found != supported:
-        raise SchemaVersionError(
-            f"{where} has schemaVersion {found}; this aotc reads {supported}",
-            hint="it was not written by aotc, or by a newer one",
-            found=found,
-            supported=supported,
-        )
+        raise _other(f"{where} has schemaVersion", found, supported, "it was not written by aotc, or by a newer one")
+
+
+def _other(says: str, found: str | int, supported: str | int, hint: str) -> SchemaVersionError:
+    message = f"{says} {found!r}; this aotc reads {supported!r}"
+    return SchemaVersionError(message, hint=hint, found=found, supported=supported)
 
 
 def other_type(found: str, expected: str, where: str) -> CorruptError:

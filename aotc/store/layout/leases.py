@@ -6,7 +6,6 @@ STORE/.aotc/writers/<16 hex>      locked by its writer as long as it runs; says 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import secrets
@@ -15,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from aotc.errors import CorruptError
+from aotc.locks import lock
 from aotc.records import Record
 from aotc.store.files.disk import open_regular, typed_errors
 from aotc.store.files.locks import is_held, this_process
@@ -42,7 +42,7 @@ def lease(folder: Path, what: str) -> Iterator[None]:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         with typed_errors("write", path):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            lock(descriptor)
             os.write(descriptor, f"{what}, {this_process()}".encode())
         yield
     finally:

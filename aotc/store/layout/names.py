@@ -14,7 +14,7 @@ def is_digest(text: str) -> bool:
 
 
 def hex_of(digest: str) -> str:
-    """The 64 digits of a digest. Raises CorruptError for a text that is none, so that it never becomes a path."""
+    """The 64 digits of a digest. Raises CorruptError for another text, so that it never becomes a path."""
     if not is_digest(digest):
         from aotc.store.layout.name_flaws import not_a_digest
 

@@ -38,7 +38,7 @@ class ShardPlan(Record, frozen=True):
 
 
 def put_plan(store: Store, tag: str, plan: ShardPlan) -> None:
-    """Raises StoreError, ReferenceFormatError for a tag that is none."""
+    """Raises StoreError, ReferenceFormatError for a text that is not a tag."""
     path = _path(store, tag)
     make_folder(path.parent)
     write_atomically(path, canonical_json(plan))

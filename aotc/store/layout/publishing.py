@@ -12,7 +12,7 @@ from aotc.provenance import PROVENANCE, PROVENANCE_LIMIT, BuiltArtifact
 from aotc.records import Artifact, File
 from aotc.store.layout import oci
 from aotc.store.layout.blobs import Blob, Blobs, missing_files
-from aotc.store.layout.bundle import ARTIFACT_TYPE, CONFIG, CONFIG_LIMIT, FILE, MAPPED_FILE, OURS, each_file
+from aotc.store.layout.bundle import ARTIFACT_TYPE, CONFIG, CONFIG_LIMIT, FILE, MAPPED_FILE, OURS, Bundle, each_file
 from aotc.store.layout.check_record import check_record
 from aotc.store.layout.names import hex_of
 from aotc.store.layout.oci import Descriptor, Index, Manifest
@@ -168,3 +168,16 @@ def _title(file: File) -> str:
 
 def _descriptor(media_type: str, blob: Blob, annotations: dict[str, str] | None = None) -> Descriptor:
     return Descriptor(media_type=media_type, digest=blob.digest, size=blob.size, annotations=annotations)
+
+
+def tag_bundle(store: Store, bundle: Bundle, tag: str) -> None:
+    """Let `model:tag` name the bundle, and mark it as sparse where the store lacks some of its artifacts.
+
+    The caller holds `store.sharing()` since it looked whether the blobs are there. Raises NotFoundError where the
+    bundle's own blob is gone, ReferenceFormatError, StoreError.
+    """
+    annotations = {oci.MODEL: bundle.model, **oci.created(bundle.created)}
+    if not all(store.blobs.has(entry.digest, entry.size) for entry in bundle.artifacts):
+        annotations[oci.SPARSE] = "true"
+    size = store.blobs.size(bundle.digest) or 0
+    store.set_tag(bundle.model, tag, Descriptor(oci.INDEX, bundle.digest, size, annotations=annotations))

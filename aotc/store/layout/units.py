@@ -42,7 +42,8 @@ class StageCost(Record, frozen=True):
 
 class Shared(Record, frozen=True):
     """Results that a unit took from other units of its build: `picks` of autotuning, and the `times` of
-    generated code that decided fusions; compiled Triton `kernels`, and compiled C++ `objects`."""
+    generated code that decided fusions; compiled Triton `kernels`; compiled C++ `objects`, by builds of aotc 0.2 and
+    before."""
 
     picks: int = 0
     times: int = 0
@@ -59,7 +60,7 @@ class UnitRecord(Record, frozen=True):
 
     `created` is RFC 3339 in UTC, so that the texts sort by time; `seconds` is how long the unit took, and `stages` what
     each stage cost; `failed_candidates` of autotuning were dropped since they could not be compiled or run. `cost` is
-    what a region costs a call, measured at build; it is none of the artifact's, whose bytes repeat. `shared` is what it
+    what a region costs a call, measured at build; it is not the artifact's, whose bytes repeat. `shared` is what it
     took from other units of its build. `driver_compiled` is how many bytes of code the GPU's driver compiles for a
     first call, in a process that finds none in the driver's cache. `times` is what one call takes, measured at build.
     `reused` is the key of the unit whose code it has, "" where that was compiled.
@@ -318,7 +319,7 @@ def is_unit_file(path: Path) -> bool:
 
 
 def read_unit(path: Path) -> UnitRecord | None:
-    """The unit whose record is at `path`; None if there is none, or none of this format. Raises StoreError."""
+    """The unit whose record is at `path`; None if there is none, or it has another format. Raises StoreError."""
     try:
         return load_unit(path)
     except (CorruptError, SchemaVersionError):

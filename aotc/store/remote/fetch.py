@@ -16,8 +16,8 @@ from aotc.store.layout.bundle import Bundle, BundleEntry, read_artifact
 from aotc.store.layout.names import hex_of
 from aotc.store.layout.near_stores import nearest_first
 from aotc.store.layout.oci import Descriptor, Manifest
+from aotc.store.layout.publishing import tag_bundle
 from aotc.store.layout.store import Store
-from aotc.store.layout.tag_bundle import tag_bundle
 from aotc.store.opening import open_transfer
 from aotc.store.reference import Reference, is_remote
 from aotc.store.remote.copied import Copied, blobs_of, check_whole, copied

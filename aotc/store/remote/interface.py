@@ -83,7 +83,7 @@ class Remote(Protocol):
 
     def remove_tag(self, reference: Reference) -> None:
         """Remove a tag, and nothing of what it names; one that is gone already, as after an attempt whose answer was
-        lost, is no error. StoreError where the remote removes none."""
+        lost, is not an error. StoreError where the remote removes none."""
 
     def set_attachment(self, name: str, data: bytes, seen: Descriptor | None) -> None:
         """Upload the image manifest whose bytes are `data`, and call it `name` from now on; as `set_tag`.

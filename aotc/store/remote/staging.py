@@ -35,7 +35,7 @@ class Staging:
     """
 
     def __init__(self, url: str, limits: Limits | None = None) -> None:
-        """Raises StoreError where the URL is none of an object store, or the cache folder cannot be written."""
+        """Raises StoreError where the URL is not that of an object store, or the cache folder cannot be written."""
         self.url = url
         self._limits = limits or Limits.from_environment()
         remote = open_remote(url, self._limits)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import stat
@@ -17,6 +16,7 @@ import msgspec
 
 from aotc.digest import CHUNK, sha256_bytes, sha256_file
 from aotc.errors import CorruptError, RemoteError
+from aotc.locks import lock
 from aotc.store.files.disk import open_regular, typed_errors
 from aotc.store.files.writing import TEMPORARY_PREFIX, Draft, make_folder, require_room
 from aotc.store.layout.blobs import Blob, Blobs
@@ -155,7 +155,7 @@ class Transfer:
         """The file at `path`, made if there is none, for this process and thread alone."""
         while True:
             with _open_to_append(path) as stream:
-                while not _lock(stream):
+                while not lock(stream.fileno(), wait=False):
                     self._deadline.wait(_POLL)
                 if _is_at(stream, path):
                     yield stream
@@ -256,14 +256,6 @@ def _open_to_append(path: Path) -> BinaryIO:
         os.close(descriptor)
         raise CorruptError(f"{path} is not a regular file", hint="remove it", path=str(path), expected="a regular file")
     return os.fdopen(descriptor, "r+b")
-
-
-def _lock(stream: BinaryIO) -> bool:
-    try:
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _is_at(stream: BinaryIO, path: Path) -> bool:

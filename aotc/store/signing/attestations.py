@@ -162,8 +162,8 @@ def read_attestations(read: Read, resolve: Resolve, digest: str, keys: Sequence[
     """The verifications that are attached to the bundle `digest`; with `keys`, which of them signed each.
 
     `read` gives bytes by their digest (`reader_of(store)`), `resolve` the manifest that a name names
-    (`store.attachment`), so it works over any store. Raises CorruptError where the manifest is none, SignatureError for
-    too many layers, NotFoundError, StoreError.
+    (`store.attachment`), so it works over any store. Raises CorruptError where the manifest is not an
+    attestation, SignatureError for too many layers, NotFoundError, StoreError.
     """
     descriptor = resolve(attached_name(digest, ATTESTATIONS))
     if descriptor is None:
@@ -268,7 +268,7 @@ def _merged(there: Sequence[Layer], new: Sequence[Layer], keys: Sequence[PublicK
 
 def _about(layer: Layer, keys: Sequence[PublicKey]) -> tuple[Any, datetime] | None:
     """What an envelope is about, whether with limits, and which of `keys` have signed it; and its time. None for what
-    is no verification, or is signed by nobody known."""
+    is not a verification, or is not signed by a known key."""
     try:
         attestation = decode_envelope(layer.data, keys)
     except CorruptError:

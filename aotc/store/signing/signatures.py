@@ -184,7 +184,7 @@ def sign(store: Store, claims: Claims, key: PrivateKey) -> Descriptor:
 
     An older signature by the same key for the same name is replaced: the newer one says the same, later.
 
-    Raises SignatureError, CorruptError where what stands in the signatures' place is none, StoreError.
+    Raises SignatureError, CorruptError where what stands in the signatures' place is not a signature, StoreError.
     """
     payload = encode_payload(claims)
     new = Signature(payload, key.sign(payload))

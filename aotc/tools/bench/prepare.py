@@ -4,15 +4,17 @@ measured."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
-from aotc.errors import AotcError
-from aotc.machine.processes import die_with_parent, message_stream
+from aotc.errors import AotcError, VerifyError
+from aotc.machine.processes import Parent, answer_of
 from aotc.manifest.types import ModelSpec
 from aotc.records import Dims, Signature
+from aotc.tools.bench.caches import own_caches
+from aotc.tools.bench.subject import Subject
 from aotc.tools.bench.worker import tensors_in
 
 
@@ -36,6 +38,23 @@ class Prepared(msgspec.Struct, frozen=True):
     error: str = ""
     gpu: str = ""
     notes: tuple[str, ...] = ()
+
+
+def prepared(subject: Subject, sizes: Sequence[Dims], work: Path, checkpoint: str) -> tuple[PrepareJob, Prepared]:
+    """Prepare in a process of its own, whose files are in `work`. Raises VerifyError where the model cannot be run."""
+    files = tuple(str(work / f"inputs-{number}.pt") for number in range(len(sizes)))
+    job = PrepareJob(
+        *(subject.spec, str(subject.folder), subject.device, subject.signature, tuple(sizes), files),
+        *(str(work / "expected.pt"), checkpoint),
+    )
+    try:
+        answer = answer_of("aotc.tools.bench.prepare", job, Prepared, work, own_caches(work / "prepare"))
+        error = answer.error
+    except ChildProcessError as ending:
+        error = f"its process {ending}"
+    if error:
+        raise VerifyError(f"{subject.spec.name} cannot be run in eager: {error}")
+    return job, answer
 
 
 def prepare(job: PrepareJob) -> Iterator[str]:
@@ -72,17 +91,15 @@ def _gpu() -> str:
 
 
 def main() -> int:
-    die_with_parent()
-    stream = message_stream()
+    parent = Parent()
     from aotc.models.factory import told
 
-    job = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=PrepareJob)
+    job = parent.job(PrepareJob)
     try:
         notes = tuple(prepare(job))
-        prepared = Prepared(gpu=_gpu() if job.device == "cuda" else "", notes=notes)
+        parent.send(Prepared(gpu=_gpu() if job.device == "cuda" else "", notes=notes))
     except Exception as error:  # the model's own, too
-        prepared = Prepared(str(error) if isinstance(error, AotcError) else told(error))
-    stream.write(msgspec.json.encode(prepared).decode() + "\n")
+        parent.send(Prepared(str(error) if isinstance(error, AotcError) else told(error)))
     return 0
 
 

@@ -20,7 +20,6 @@ import os
 import platform
 import random
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,19 +28,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-import msgspec
-
 import aotc
 from aotc.amounts import counted, seconds_text
-from aotc.errors import VerifyError
-from aotc.machine.processes import child_command
-from aotc.tools.bench.caches import own_caches
 from aotc.tools.bench.comparison import Latency, compare, latency_of, noise_floor
 from aotc.tools.bench.contenders import CONTENDERS, Attachment, Contender, with_sources
 from aotc.tools.bench.messages import Burst, Calls, Counted, Job, Launches, Profile, SaveMega, Timed, Usage, Used
-from aotc.tools.bench.prepare import Prepared, PrepareJob
+from aotc.tools.bench.prepare import prepared
 from aotc.tools.bench.report import BenchReport, BucketReport, Measured, Replayed, TraceReport
-from aotc.tools.bench.session import LOG_LINES, ContenderFailed, Session
+from aotc.tools.bench.session import ContenderFailed, Session
 from aotc.tools.bench.subject import Sizes, Subject
 
 _log = logging.getLogger("aotc")
@@ -165,7 +159,7 @@ class _Bench:
         return self.report
 
     def _announce(self) -> None:
-        """Say what will be done. How long a compiler takes, nobody knows before."""
+        """Say what will be done. How long a compiler takes is not known before."""
         options, names = self.options, [contender.name for contender in self.contenders]
         slow = [name for name in names if CONTENDERS[name].slow]
         starts = len(slow) + (len(names) - len(slow)) * options.starts
@@ -185,34 +179,10 @@ class _Bench:
         sizes = [sizes.dims for sizes in self.options.buckets] + self.distinct
         own = self.options.checkpoint
         subject = self.subject
-        job = PrepareJob(
-            subject.spec,
-            str(subject.folder),
-            subject.device,
-            subject.signature,
-            tuple(sizes),
-            tuple(str(self.work / f"inputs-{number}.pt") for number in range(len(sizes))),
-            str(self.work / "expected.pt"),
-            "" if own else self.checkpoint,
-        )
-        path = self.work / "prepare.json"
-        path.write_bytes(msgspec.json.encode(job))
-        done = subprocess.run(
-            child_command("aotc.tools.bench.prepare", str(path)),
-            env=own_caches(self.work / "prepare"),
-            capture_output=True,
-            check=False,
-        )
-        if done.returncode:
-            lines = done.stderr.decode(errors="replace").strip().splitlines()[-LOG_LINES:]
-            ending = "\n".join([f"its process ended with status {done.returncode}", *lines])
-            raise VerifyError(f"{subject.spec.name} cannot be run in eager: {ending}")
-        prepared = msgspec.json.decode(done.stdout, type=Prepared)
-        if prepared.error:
-            raise VerifyError(f"{subject.spec.name} cannot be run in eager: {prepared.error}")
-        self.report.notes += prepared.notes
-        if prepared.gpu:
-            self.report.machine["GPU"] = prepared.gpu
+        _, answer = prepared(subject, sizes, self.work, "" if own else self.checkpoint)
+        self.report.notes += answer.notes
+        if answer.gpu:
+            self.report.machine["GPU"] = answer.gpu
         if self.checkpoint and not Path(self.checkpoint).exists():
             self.report.contenders.pop("aotc-file", None)
 

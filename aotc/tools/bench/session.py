@@ -10,13 +10,13 @@ from typing import TypeVar
 
 import msgspec
 
+from aotc.machine.processes import how_ended, last_lines
 from aotc.tools.bench import worker
 from aotc.tools.bench.caches import own_caches
 from aotc.tools.bench.contenders import CONTENDERS
 from aotc.tools.bench.messages import Answer, Failed, Job, Request, Started
 
 A = TypeVar("A", bound=msgspec.Struct)
-LOG_LINES = 15
 
 
 class ContenderFailed(Exception):
@@ -71,9 +71,8 @@ class Session:
         return answer
 
     def _ending(self) -> str:
-        status = self._process.wait()
-        lines = self._log.read_text(errors="replace").strip().splitlines()[-LOG_LINES:]
-        return "\n".join([f"its process ended with status {status}", *lines])
+        ended = how_ended(self._process.wait()) or "ended with status 0"
+        return "\n".join([f"its process {ended}", *last_lines(self._log)])
 
     def close(self) -> None:
         """Let the process end."""

@@ -24,7 +24,7 @@ from aotc.tensors.comparison import REPEATED, difference
 
 
 def first_divergence(graph: fx.GraphModule, inputs: Sequence[Any], run_eager: Callable[[], object]) -> Culprit | None:
-    """The first operator of the graph whose inputs are values of eager and whose result is none; None where there is
+    """The first operator of the graph whose inputs are values of eager and whose result is not; None where there is
     no such operator. `run_eager` runs the model on the same inputs."""
     _, values = values_of(graph, inputs)
     with _EagerOperators() as eager:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import msgspec
-
 from aotc.errors import VerifyError
-from aotc.machine.processes import child_command, child_environment
+from aotc.machine.processes import answer_of, child_environment
 from aotc.records import Dims, bucket_name
 from aotc.runtime.fetch import local_store
 from aotc.store.layout.built import read_built
@@ -63,19 +59,12 @@ def _bisect(store: Store, report: Report, folder: Path, seeds: int) -> Bisection
         VerifyJob(pinned, str(store.path), spec, str(folder), artifact.target, seeds), bucket, _dims(report.sizes)
     )
     with tempfile.TemporaryDirectory(prefix="aotc-bisect-") as work:
-        given, answer, log = (Path(work) / name for name in ("job.json", "answer.json", "log"))
-        given.write_bytes(msgspec.json.encode(job))
         caches = {"TORCHINDUCTOR_CACHE_DIR": f"{work}/inductor", "TRITON_CACHE_DIR": f"{work}/triton"}
-        command = child_command("aotc.tools.bisection.worker", str(given), str(answer))
-        with log.open("wb") as stream:
-            environment = {**child_environment(), **caches}
-            ran = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, env=environment)
-        if ran.returncode != 0 or not answer.exists():
-            status = ran.returncode
-            how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-            last = log.read_text(errors="replace").strip().splitlines()[-1:]
-            raise VerifyError(f"the process that bisects {report.model} {how}: {' '.join(last)[:500]}")
-        return msgspec.json.decode(answer.read_bytes(), type=Bisection)
+        environment = {**child_environment(), **caches}
+        try:
+            return answer_of("aotc.tools.bisection.worker", job, Bisection, Path(work), environment)
+        except ChildProcessError as error:
+            raise VerifyError(f"the process that bisects {report.model} {error}") from error
 
 
 def _dims(sizes: str) -> Dims:

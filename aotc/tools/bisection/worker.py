@@ -1,4 +1,4 @@
-"""The process that bisects: `python -m aotc.tools.bisection.worker JOB.json OUTPUT.json`."""
+"""The process that bisects: `python -m aotc.tools.bisection.worker JOB.json`, which sends a `Bisection`."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from torch import Tensor
 from aotc.compiler.capture.export import capture
 from aotc.compiler.capture.lifting.lift import Capture
 from aotc.compiler.codegen.inductor_options import inductor_options
+from aotc.compiler.messages import Job
 from aotc.compiler.publish.record import RECORD
 from aotc.compiler.unit import compile_unit
-from aotc.compiler.workers.messages import Job
 from aotc.compiler.wrong_code.ladder import walk
 from aotc.compiler.wrong_code.lowering import Lowering
 from aotc.compiler.wrong_code.report import Culprit, Remedy, Stage
 from aotc.digest import sha256_bytes
 from aotc.errors import AotcError
-from aotc.machine.processes import die_with_parent
+from aotc.machine.processes import Parent
 from aotc.machine.targets import parse_target
 from aotc.models.calls import modes_of, signature_leaves
 from aotc.models.factory import told
@@ -250,10 +250,8 @@ def _first_line(error: Exception) -> str:
 
 
 def main() -> int:
-    die_with_parent()
-    job = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=BisectJob)
-    found = bisect(job)
-    Path(sys.argv[2]).write_bytes(msgspec.json.encode(found))
+    parent = Parent()
+    parent.send(bisect(parent.job(BisectJob)))
     return 0
 
 

@@ -94,7 +94,7 @@ def files_worth_keeping(kind: str, folder: Path) -> Kept:
 
 
 def _walk(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """All that is no folder."""
+    """All that are not folders."""
     with typed_errors("look into", folder), os.scandir(folder) as entries:
         for entry in entries:
             if _PASSING.fullmatch(entry.name):

@@ -67,7 +67,7 @@ def check_remote(url: str) -> list[Check]:
 
 
 def open_once(url: str) -> Transfer:
-    """A transfer with the remote at a URL that tries nothing again. Raises StoreError for `AOTC_REMOTE_…` that are no
+    """A transfer with the remote at a URL that tries nothing again. Raises StoreError for `AOTC_REMOTE_…` that are not
     limits."""
     limits = Limits.from_environment()
     return open_transfer(url, msgspec.structs.replace(limits, attempts=1, total=min(limits.total, _PATIENCE)))

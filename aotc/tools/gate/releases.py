@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -16,15 +15,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-
 from aotc.errors import VerifyError
-from aotc.machine.processes import child_command
-from aotc.tools.bench.caches import own_caches
 from aotc.tools.bench.comparison import Comparison, compare, noise_floor
 from aotc.tools.bench.contenders import Attachment
 from aotc.tools.bench.messages import Calls, Job, Timed
-from aotc.tools.bench.prepare import Prepared, PrepareJob
+from aotc.tools.bench.prepare import prepared
 from aotc.tools.bench.session import ContenderFailed, Session
 from aotc.tools.bench.subject import Sizes, Subject
 
@@ -56,29 +51,10 @@ class Measuring:
 
     def _prepare(self) -> None:
         subject = self.subject
-        files = tuple(str(self.work / f"inputs-{number}.pt") for number in range(len(self.buckets)))
         frozen = subject.spec.weights != "live"
         self.checkpoint = "" if frozen or subject.spec.regions else str(self.work / "weights.safetensors")
-        sizes = tuple(one.dims for one in self.buckets)
-        self.job = PrepareJob(
-            subject.spec,
-            str(subject.folder),
-            subject.device,
-            subject.signature,
-            sizes,
-            files,
-            str(self.work / "expected.pt"),
-            self.checkpoint,
-        )
-        path = self.work / "prepare.json"
-        path.write_bytes(msgspec.json.encode(self.job))
-        command = child_command("aotc.tools.bench.prepare", str(path))
-        done = subprocess.run(command, env=own_caches(self.work / "prepare"), capture_output=True, check=False)
-        error = f"its process ended with status {done.returncode}"
-        if done.returncode == 0:
-            error = msgspec.json.decode(done.stdout, type=Prepared).error
-        if error:
-            raise VerifyError(f"{subject.spec.name} cannot be run in eager: {error}")
+        sizes = [one.dims for one in self.buckets]
+        self.job, _ = prepared(subject, sizes, self.work, self.checkpoint)
 
     @contextmanager
     def session(self, ref: str, contender: str = "aotc") -> Iterator[Session]:

@@ -16,8 +16,8 @@ from aotc.store.layout.built import read_built, read_picks
 from aotc.store.layout.bundle import Bundle, each_file
 from aotc.store.layout.units import UnitRecord, find_built
 from aotc.store.readable import Readable
+from aotc.tools.inspection.kernels import read_report
 from aotc.tools.inspection.races import RaceGroup, make_race
-from aotc.tools.inspection.reports import read_report
 from aotc.verify.report import Report as Verdict
 
 NEW_SESSION = timedelta(minutes=2)

@@ -12,8 +12,13 @@ from rich.tree import Tree
 
 from aotc.errors import one_line
 from aotc.tools.inspection.binaries import BinaryDifference, SectionDifference
-from aotc.tools.inspection.changes import Change
-from aotc.tools.inspection.compare import ArtifactDifference, BundleDifference, FileDifference, VariantDifference
+from aotc.tools.inspection.compare import (
+    ArtifactDifference,
+    BundleDifference,
+    Change,
+    FileDifference,
+    VariantDifference,
+)
 from aotc.tools.inspection.kernels import KernelDifference
 from aotc.tools.inspection.picks import PickChange
 

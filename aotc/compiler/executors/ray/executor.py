@@ -21,11 +21,8 @@ import aotc
 from aotc.compiler.autotune.shared_picks import Answers
 from aotc.compiler.executors.ray.node import node_variables
 from aotc.compiler.executors.ray.requests import Ask, RayOptions, ask_for, node_lines, node_resources, units_at_a_time
-from aotc.compiler.plan import Unit
-from aotc.compiler.task import Compiled, Task
-from aotc.compiler.workers.messages import NodeAnswer, NodeProgress, NodeRequest
-from aotc.compiler.workers.ray_task import run
-from aotc.compiler.workers.stage_costs import OnProgress
+from aotc.compiler.executors.ray.task import run
+from aotc.compiler.messages import Compiled, NodeAnswer, NodeProgress, NodeRequest, OnProgress, Task, Unit
 from aotc.compiler.workers.unit_process import work_folder
 from aotc.errors import BuildError, Issue
 from aotc.store.remote.staging import Staging

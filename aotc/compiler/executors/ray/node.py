@@ -11,15 +11,23 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from aotc.compiler.autotune.shared_picks import add_answers, answers_in
+from aotc.compiler.executors.executor import side_by_side
 from aotc.compiler.executors.local import COMPILE_THREADS, LocalExecutor
 from aotc.compiler.key import explain, machine_factors
-from aotc.compiler.plan import Unit, check_buildable
+from aotc.compiler.messages import (
+    Compiled,
+    NodeAnswer,
+    NodeProgress,
+    NodeRequest,
+    OnProgress,
+    Progress,
+    StageCosts,
+    Task,
+    Unit,
+)
+from aotc.compiler.plan import check_buildable
 from aotc.compiler.publish.unit_files import store_unit
-from aotc.compiler.scheduling import side_by_side
-from aotc.compiler.task import Compiled, Task
 from aotc.compiler.workers.forks import ForkServers
-from aotc.compiler.workers.messages import NodeAnswer, NodeProgress, NodeRequest, Progress
-from aotc.compiler.workers.stage_costs import OnProgress, StageCosts
 from aotc.errors import AotcError, BuildError, Issue
 from aotc.machine.environment import cpu_features
 from aotc.store.remote.staging import Staging

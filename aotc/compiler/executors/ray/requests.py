@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from aotc.amounts import parse_size
 from aotc.compiler.executors.local import memory_of
-from aotc.compiler.plan import Unit
+from aotc.compiler.messages import Unit
 from aotc.errors import BuildError
-from aotc.store.amounts import parse_size
 
 SHARE_OF_GPU = 0.125
 """The share of a GPU that a unit requests: units on one GPU compile in parallel and take turns only to measure."""

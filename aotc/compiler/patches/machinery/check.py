@@ -34,7 +34,7 @@ def outcomes(runs: Sequence[Run], side_by_side: int = 2) -> dict[Run, bool]:
 
     from aotc.compiler.patches.machinery.apply import usable
     from aotc.compiler.patches.machinery.registry import PATCHES
-    from aotc.compiler.workers.pattern_warmup import make_patterns
+    from aotc.compiler.toolchain.pattern_warmup import make_patterns
 
     usable([patch for patch in PATCHES if patch.is_for("cpu")], ())  # imports their targets
     make_patterns()

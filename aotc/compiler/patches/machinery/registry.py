@@ -48,7 +48,7 @@ HOOKS: Mapping[str, tuple[str, ...]] = {
     "training/halves.py": ("torch._decomp.decompositions:select_one_layer_lstm_function(input, hx, params)",),
     "capture/facts/custom_operators.py": ("torch:_ops._Ops.load_library(path)",),
     "capture/distributed_tensors.py": ("torch._export.wrappers:_maybe_find_pre_dispatch_tf_mode_for_export()",),
-    "absent_gpu/lowering.py": (
+    "cross_compile/lowering.py": (
         "torch._inductor.codegen.wrapper:PythonWrapperCodegen.generate_and_run_autotune_block()",
         "torch._inductor.fx_passes.joint_graph:UniformValueConstantFolder._deduce_value(node)",
     ),

@@ -199,7 +199,7 @@ class Session:
 def _same_origin(one: str, other: str) -> bool:
     try:
         return _origin(one) == _origin(other)
-    except ValueError:  # a port that is none
+    except ValueError:  # a port that is not a number
         return False
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from aotc.compiler.absent_gpu.stand_in import is_loaded, launches_ignored
+from aotc.compiler.cross_compile.stand_in import is_loaded, launches_ignored
 from aotc.compiler.patches.shared.inductor import inductor
 
 

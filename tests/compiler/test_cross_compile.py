@@ -17,8 +17,8 @@ from cubins import cubins_of, is_for
 from processes import ROOT, environment
 
 import aotc
-from aotc.compiler.absent_gpu import stand_in
 from aotc.compiler.autotune.picker import Picker
+from aotc.compiler.cross_compile import stand_in
 from aotc.compiler.plan import check_buildable, plan_units
 from aotc.errors import BuildError, EnvironmentMismatchError
 from aotc.machine.targets import parse_target
@@ -169,7 +169,7 @@ def test_a_library_that_stands_in_is_told_what_gpu_it_is(tmp_path: Path) -> None
     subprocess.run(["g++", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
     code = f"""
 import ctypes
-from aotc.compiler.absent_gpu import stand_in
+from aotc.compiler.cross_compile import stand_in
 stand_in.load([{str(library)!r}])
 stand_in.become("NVIDIA H100", 80 << 30, {{16: 132, 75: 9}})
 library = ctypes.CDLL({str(library)!r})
@@ -272,7 +272,7 @@ def test_registers_and_spills_are_read_from_the_code(built: Path, tmp_path: Path
 
     import triton
 
-    from aotc.compiler.absent_gpu.libraries import compiled_stand_ins
+    from aotc.compiler.cross_compile.libraries import compiled_stand_ins
 
     driver = ctypes.CDLL(compiled_stand_ins(tmp_path)[0])
     cuobjdump = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -324,7 +324,7 @@ print([path for path in loaded if "aotc-absent" in path or path.endswith("libcud
 def test_a_stand_in_has_no_gpu_until_it_is_told_which_and_its_errors_name_the_function_but_not_the_model(
     tmp_path: Path,
 ) -> None:
-    from aotc.compiler.absent_gpu.libraries import compiled_stand_ins
+    from aotc.compiler.cross_compile.libraries import compiled_stand_ins
 
     paths = compiled_stand_ins(tmp_path)
     nothing_said = f"""
@@ -335,7 +335,7 @@ import torch
 print(torch.cuda.is_available())
 """
     on_h100 = f"""
-from aotc.compiler.absent_gpu import stand_in
+from aotc.compiler.cross_compile import stand_in
 from aotc.machine.gpus import attributes, gpu_for
 from aotc.machine.targets import parse_target
 stand_in.load({paths!r})

@@ -114,7 +114,7 @@ def _verified(store: Readable, entry: TagEntry, trust: Trust | None) -> dict[str
 
 
 def _moment(text: str) -> str:
-    """A time in whole seconds; as it is where it is none."""
+    """A time in whole seconds; as it is if it is not a time."""
     try:
         return datetime.fromisoformat(text).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     except ValueError:

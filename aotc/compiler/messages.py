@@ -1,5 +1,7 @@
-"""All messages between the processes of a build. Nothing here imports torch.
+"""What the parts of a build and its processes say to each other. All of the compiler imports this module, which imports
+none of it, nor torch.
 
+plan → executors → store     Unit, Task, Compiled
 build → fork server          ForkRequest: JSON on its socket
 build → a unit's processes   Job: a file
 a unit's processes → build   Doing, Span; last UnitCompiled, UnitRan, WrongPart or UnitFailed: JSON lines on standard
@@ -10,24 +12,139 @@ build ↔ task of a cluster    NodeRequest, NodeProgress, NodeAnswer: pickled
 from __future__ import annotations
 
 import os
+import re
 import socket
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 
+from aotc.digest import sha256_json
 from aotc.errors import AotcError, Issue
+from aotc.machine.gpus import Gpu
+from aotc.machine.targets import Target
 from aotc.manifest.types import ModelSpec
 from aotc.picks import Pick, UnitPicks
 from aotc.provenance import BuiltArtifact, Smoked
-from aotc.records import Bucket, Dims, Record, Region, Variant
-from aotc.store.layout.units import Shared, UnitRecord
+from aotc.records import Bucket, Dims, Record, Region, Variant, part_name
+from aotc.store.layout.units import Shared, StageCost, UnitRecord
 
-if TYPE_CHECKING:
-    from aotc.compiler.plan import Unit
-    from aotc.compiler.workers.stage_costs import StageCosts
+# -- plan → executors → store -----------------------------------------------------------------------------------------
+
+Factors = dict[str, Any]
+"""The named inputs of a unit, whose digest is its key (`aotc.compiler.key`)."""
+
+
+class Pins(NamedTuple):
+    """The pins of a unit: its own picks; or, if the file has none for it, those of its target's other units, which
+    answer equal questions, measured on `seeds_device`. `further` are the unit's own for other ranks' code."""
+
+    own: UnitPicks | None = None
+    seeds: tuple[Pick, ...] = ()
+    seeds_device: str = ""
+    further: tuple[UnitPicks, ...] = ()
+
+    def of_rank(self, rank: int) -> UnitPicks | None:
+        """Its own picks for the code of this rank; None where the file has none."""
+        own = [self.own] if self.own else []
+        return next((unit for unit in (*own, *self.further) if not unit.ranks or rank in unit.ranks), None)
+
+    @property
+    def device(self) -> str:
+        """The name of the GPU or CPU on which the pins were measured; "" without pins."""
+        return self.own.device if self.own else self.seeds_device
+
+    def digest(self) -> str:
+        """The factor for the pins in the unit's key."""
+        return sha256_json((self.own, self.seeds, *self.further)) if self.own or self.seeds else "none"
+
+
+NO_PINS = Pins()
+
+
+LONGEST_NAME = 150
+"""Bytes of a unit's name in the name of its log; file systems limit names to 255 bytes, or fewer."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Model × region × bucket × target: the smallest thing that is compiled, cached and scheduled.
+
+    `region` names the compiled one of the model's `regions`, "" where the model is compiled whole. Its example inputs
+    are those that the model passes to it at `sizes`; `calls` are those that the model itself is padded to (see
+    `aotc.records.Artifact`). `state_bytes` is the size of the model's parameters and buffers.
+
+    `gpu` is the GPU that the unit is compiled for where this machine lacks it, and `absent` are the target's CPU
+    features that it lacks: nothing is measured, and the result is not run. With `untuned`, a decision without a pin is
+    then Inductor's default.
+    """
+
+    spec: ModelSpec
+    bucket: Bucket
+    target: Target
+    factors: Factors
+    key: str
+    pins: Pins = NO_PINS
+    state_bytes: int = 0
+    region: str = ""
+    regions: tuple[Region, ...] = ()
+    calls: tuple[Variant, ...] = ()
+    sizes: Dims = field(default_factory=dict)
+    gpu: Gpu | None = None
+    absent: tuple[str, ...] = ()
+    untuned: bool = False
+
+    @property
+    def runs_here(self) -> bool:
+        return self.gpu is None and not self.absent
+
+    @property
+    def part(self) -> str:
+        """The unit's region and bucket, as one name."""
+        return part_name(self.region, self.bucket)
+
+    @property
+    def name(self) -> str:
+        return f"{self.spec.name} {self.part} {self.target.name}"
+
+    @property
+    def log_name(self) -> str:
+        """The file name of its log: its name; if that is too long, the beginning of it and a part of the key."""
+        name = re.sub(r"[^A-Za-z0-9._=-]+", "_", self.name)
+        return f"{name}.log" if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}-{self.key[7:23]}.log"
+
+
+@dataclass(frozen=True)
+class Task:
+    """One unit of a manifest in `folder`; its processes write to the file `log`. `locked`: fail, do not measure.
+    `dummy_weights`: parameters have values of `aotc.models.dummy_weights`. `graphs` and `store` are as in `Job`."""
+
+    unit: Unit
+    folder: Path
+    log: Path
+    locked: bool = False
+    dummy_weights: bool = False
+    graphs: Mapping[str, str] = field(default_factory=dict)
+    store: str = ""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A unit that was compiled and run once: its files are in `folder`, or it is already in the store, as `stored`.
+
+    `costs` were recorded by another machine; None if the caller recorded them from the progress reports.
+    """
+
+    autotuned: Autotuned
+    artifact: BuiltArtifact | None = None
+    folder: Path | None = None
+    smoked: Smoked | None = None
+    stored: UnitRecord | None = None
+    costs: StageCosts | None = None
+
 
 # -- build → fork server ----------------------------------------------------------------------------------------------
 
@@ -48,12 +165,12 @@ class Job(Record, frozen=True):
     a third looks for the part of the model that is.
 
     `pins` are the picks pinned for this unit, `seeds` the pins of other units of its target. `locked`: fail rather than
-    measure. `shared` is the folder in which the units of a build share picks and objects; "" for none. `precompile`:
-    precompile headers in that folder. `region` names the compiled one of `regions`; its example inputs are those that
-    the model passes to it at `sizes`, and `calls` those that the model itself is padded to. `sources` are the source
-    identities in the key. `dummy_weights`: parameters have values of `aotc.models.dummy_weights`. `gpu` names the GPU
-    to compile for, where this machine lacks it, and `absent` the features of the target's CPU that it lacks; with
-    `untuned`, a decision without a pin is then Inductor's default.
+    measure. `shared` is the folder in which the units of a build share picks and compiled files; "" for none.
+    `precompile`: precompile headers in that folder. `region` names the compiled one of `regions`; its example inputs
+    are those that the model passes to it at `sizes`, and `calls` those that the model itself is padded to. `sources`
+    are the source identities in the key. `dummy_weights`: parameters have values of `aotc.models.dummy_weights`. `gpu`
+    names the GPU to compile for, where this machine lacks it, and `absent` the features of the target's CPU that it
+    lacks; with `untuned`, a decision without a pin is then Inductor's default.
     `ranks` of a parallel model: those without code yet, of which the first one's is compiled; () for all.
 
     `code` has the digest of all that the unit's code depends on but for its graph, `graphs` the keys of those units of
@@ -202,6 +319,29 @@ class Message(Record, frozen=True):
     """One line of a process's standard output."""
 
     said: Progress | Reply
+
+
+OnProgress = Callable[[Progress], None]
+
+
+class StageCosts:
+    """Adds up the spans of one unit, which began at `began` (seconds since the epoch)."""
+
+    def __init__(self, began: float) -> None:
+        self.began = began
+        self._parts: dict[str, float] = {}
+        self.stages: dict[str, StageCost] = {}
+
+    def add(self, progress: Progress) -> None:
+        if isinstance(progress, Doing) or progress.kind == INDUCTOR:
+            return
+        if progress.kind != STAGE:
+            self._parts[progress.kind] = self._parts.get(progress.kind, 0.0) + progress.seconds
+            return
+        parts = {kind: round(seconds, 3) for kind, seconds in sorted(self._parts.items())}
+        self._parts.clear()
+        began = round(max(0.0, progress.began - self.began), 3)
+        self.stages[progress.name] = StageCost(began, round(progress.seconds, 3), progress.memory, parts)
 
 
 # -- build ↔ task of a cluster ----------------------------------------------------------------------------------------

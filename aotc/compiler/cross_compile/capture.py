@@ -19,7 +19,7 @@ from aotc.compiler.capture.export import capture
 from aotc.compiler.capture.lifting.lift import Capture
 from aotc.compiler.capture.ranges.dynamic_shapes import conditions, dynamic_shapes
 from aotc.compiler.capture.unit_graph import Exported, Subject
-from aotc.compiler.workers.messages import Job
+from aotc.compiler.messages import Job
 from aotc.errors import BuildError
 from aotc.models.ranks import parallel_of
 from aotc.reads.tensors import plain_state

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from aotc.compiler.cache_lookup import PlannedUnit
     from aotc.compiler.capture.regions.suggest_regions import Suggestion
     from aotc.compiler.estimate import Estimate
+    from aotc.compiler.fix_buckets import FixedBuckets
     from aotc.compiler.rebuild_check import Checked
     from aotc.compiler.report import BuildReport, Outcome
     from aotc.picks import PickFile
@@ -198,6 +200,28 @@ def show_checked(checked: Sequence[Checked], as_json: bool) -> None:
             echo_lines(f"    {issue.message}{both}" + (f"; {issue.hint}" if issue.hint else ""))
         if unit.error:
             echo_lines(f"    {unit.error}", err=True)
+
+
+def show_fixed_buckets(path: Path, text: str, found: Sequence[FixedBuckets], as_json: bool, is_all: bool) -> None:
+    """The change of the manifest as a diff, and the buckets that no change helps. `is_all`: nothing else is printed, so
+    this is the command's result."""
+    from aotc.records import bucket_name
+
+    before = path.read_bytes().decode("utf-8-sig").splitlines(keepends=True)
+    after = text.splitlines(keepends=True)
+    diff = "".join(difflib.unified_diff(before, after, str(path), f"{path} with buckets that can be captured"))
+    if as_json and is_all:
+        print_json({"models": found, "diff": diff})
+        return
+    echo_lines(diff or f"{path}: no bucket to change", err=not is_all)
+    for model in found:
+        if problem := model.problem:
+            echo_lines(f"{model.model} {bucket_name(problem.bucket)}: no other sizes help", err=True)
+            if problem.source:
+                echo_lines(f"  at {problem.source}", err=True)
+            echo_lines(f"  {problem.message}", err=True)
+            if problem.hint:
+                echo_lines(f"  hint: {problem.hint}", err=True)
 
 
 def show_suggestions(found: Sequence[Suggestion], as_json: bool) -> None:

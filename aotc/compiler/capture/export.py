@@ -192,6 +192,7 @@ def model_fails(signature: Signature, error: Exception) -> BuildError:
         hint=hint,
         stage="export",
         source=model_line(error),
+        in_eager=True,
     )
 
 

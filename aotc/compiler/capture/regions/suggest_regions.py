@@ -100,7 +100,7 @@ def export_break(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, An
         handles.append(part.register_forward_pre_hook(lambda *_, path=path: inside.append(path)))
         handles.append(part.register_forward_hook(leave))
     try:
-        with _silent():
+        with silent():
             torch.export.export(module, tuple(args), dict(kwargs), strict=False)
     except Exception as error:
         explained = explain_failure(error, "export")
@@ -112,7 +112,7 @@ def export_break(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, An
 
 
 @contextmanager
-def _silent() -> Iterator[None]:
+def silent() -> Iterator[None]:
     """While active, output is discarded: torch prints the whole graph when an export fails."""
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)

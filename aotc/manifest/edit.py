@@ -1,0 +1,147 @@
+"""Edit the text of a manifest, and keep all else in it: comments, order, layout."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+import yaml
+
+from aotc.errors import Issue, ManifestError
+from aotc.manifest.sizes import parse_size, size_text
+from aotc.records import Bucket
+
+WIDTH = 110
+"""Columns of a comment."""
+
+
+def with_buckets(text: str, model: str, bucket: Bucket, instead: Sequence[Bucket], reasons: Sequence[str]) -> str:
+    """The manifest with `instead` in the place of a bucket of the model, below a comment of the `reasons`.
+
+    Raises ManifestError with the buckets to write where the bucket is not written out in the model's `buckets`: where
+    it comes from `grid`, `defaults`, an anchor, an alias or a merge.
+    """
+    items = _items(text, model)
+    found = [item for item in items if _bucket_of(item) == bucket]
+    if not found:
+        raise _by_hand(model, bucket, instead)
+    edited = text
+    for item in reversed(found):
+        edited = _replaced(edited, item, bucket, instead, reasons)
+    if [_bucket_of(item) for item in _items(edited, model)] != _expected(items, bucket, instead):
+        raise _by_hand(model, bucket, instead)
+    return edited
+
+
+def bucket_text(bucket: Bucket) -> str:
+    """`{batch: 1, seq: {range: [8, 64]}}`."""
+    return "{" + ", ".join(f"{dim}: {size_text(size)}" for dim, size in bucket.items()) + "}"
+
+
+def _by_hand(model: str, bucket: Bucket, instead: Sequence[Bucket]) -> ManifestError:
+    return ManifestError(
+        f"the bucket {bucket_text(bucket)} of {model} cannot be edited: it is not written out in `buckets`, or an "
+        "anchor shares it",
+        issues=(Issue("these buckets can be captured", where=model, hint=", ".join(map(bucket_text, instead))),),
+    )
+
+
+def _expected(items: Sequence[_Item], bucket: Bucket, instead: Sequence[Bucket]) -> list[Bucket | None]:
+    expected: list[Bucket | None] = []
+    for was in map(_bucket_of, items):
+        expected += instead if was == bucket else [was]
+    return expected
+
+
+# -- the nodes of YAML ------------------------------------------------------------------------------------------------
+
+
+class _Item:
+    """A bucket's node in the sequence `buckets`."""
+
+    def __init__(self, node: yaml.MappingNode, sequence: yaml.SequenceNode) -> None:
+        self.node = node
+        self.in_block = not sequence.flow_style
+
+
+def _items(text: str, model: str) -> list[_Item]:
+    """The buckets that are written out where the model is, in a list of their own; [] where they are not."""
+    node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
+    for key in ("models", model, "buckets"):
+        node = _child(node, key)
+    if not isinstance(node, yaml.SequenceNode) or _is_shared(text, node):
+        return []
+    return [
+        _Item(item, node)
+        for item in node.value
+        if isinstance(item, yaml.MappingNode)
+        and _is_within(item, node)
+        and not _is_shared(text, item)
+        and all(_is_within(value, item) and not _is_shared(text, value) for _, value in item.value)
+    ]
+
+
+def _child(node: yaml.Node | None, key: str) -> yaml.Node | None:
+    """The value of a key that stands in the mapping itself, and is no alias."""
+    for name, value in node.value if isinstance(node, yaml.MappingNode) else ():
+        if isinstance(name, yaml.ScalarNode) and name.value == key:
+            return value if node is not None and _is_within(value, node) else None
+    return None
+
+
+def _is_within(node: yaml.Node, outer: yaml.Node) -> bool:
+    """False for an alias: its node stands where its anchor does."""
+    return bool(outer.start_mark.index <= node.start_mark.index and node.end_mark.index <= outer.end_mark.index)
+
+
+def _is_shared(text: str, node: yaml.Node) -> bool:
+    return text[node.start_mark.index : node.start_mark.index + 1] == "&"
+
+
+def _bucket_of(item: _Item) -> Bucket | None:
+    try:
+        plain = yaml.safe_load(yaml.serialize(item.node, Dumper=yaml.SafeDumper))
+        return {dim: parse_size(value) for dim, value in plain.items()}
+    except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError):
+        return None
+
+
+def _end(node: yaml.Node) -> int:
+    """Where a node ends, without the comments and the empty lines behind it that belong to a block."""
+    if isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
+        last = node.value[-1]
+        return _end(last[1] if isinstance(last, tuple) else last)
+    return int(node.end_mark.index)
+
+
+# -- the text ---------------------------------------------------------------------------------------------------------
+
+
+def _replaced(text: str, item: _Item, bucket: Bucket, instead: Sequence[Bucket], reasons: Sequence[str]) -> str:
+    """The first new bucket is written over the sizes of the old one, and the others follow it."""
+    first, *others = instead
+    order = [name.value for name, _ in item.node.value]
+    written = [bucket_text({dim: other[dim] for dim in order}) for other in others]
+    begin, end = item.node.start_mark.index, _end(item.node)
+    if item.in_block:
+        begin = text.rindex("-", 0, begin)
+    line = text.rfind("\n", 0, begin) + 1
+    indent = text[line : line + len(text[line:]) - len(text[line:].lstrip(" "))]
+    if item.in_block:
+        at = end + len(text[end:].partition("\n")[0])
+        further = "".join(f"\n{indent}- {other}" for other in written)
+    else:
+        at, further = end, "".join(f", {other}" for other in written)
+    comment = "".join(f"{row}\n" for reason in reasons for row in _comment(reason, indent))
+    edits = [(line, line, comment), (at, at, further)]
+    for name, value in item.node.value:
+        if first[name.value] != bucket[name.value]:
+            edits.append((value.start_mark.index, _end(value), size_text(first[name.value])))
+    for start, stop, new in sorted(edits, reverse=True):
+        text = text[:start] + new + text[stop:]
+    return text
+
+
+def _comment(reason: str, indent: str) -> list[str]:
+    first = f"{indent}# "
+    return textwrap.wrap(" ".join(reason.split()), WIDTH, initial_indent=first, subsequent_indent=f"{first}  ")

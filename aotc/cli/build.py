@@ -298,9 +298,10 @@ def _dry_run(options: Options, request: BuildRequest) -> None:
 def _fix_buckets(options: Options, manifest: Manifest) -> Manifest:
     """Write the manifest with buckets that can be captured, unless this is a dry run, and read it again."""
     import_pipeline()
-    from aotc.compiler.fix_buckets import edited, fix_buckets
+    from aotc.compiler.fix_buckets import fix_buckets
     from aotc.compiler.mistakes import check_settings
     from aotc.manifest import read_manifest
+    from aotc.manifest.edit import edited
     from aotc.models.auto_inputs import with_inputs
     from aotc.models.factory import build_module
     from aotc.store.files.writing import write_output
@@ -310,11 +311,12 @@ def _fix_buckets(options: Options, manifest: Manifest) -> Manifest:
     with printing_to_stderr():
         full = [with_inputs(manifest, spec, build_module(spec, folder)) for spec in specs]
         found = [fix_buckets(spec, folder) for spec in full]
-    text = edited(manifest, found)
-    show_fixed_buckets(manifest.path, text, found, options.as_json, options.dry_run)
+    before = manifest.path.read_bytes().decode("utf-8-sig")
+    after = edited(before, found, comments=manifest.path.suffix != ".json")
+    show_fixed_buckets(manifest.path, before, after, found, options.as_json, options.dry_run)
     if options.dry_run or not any(model.changes for model in found):
         return manifest
-    write_output(manifest.path, text.encode())
+    write_output(manifest.path, after.encode())
     return read_manifest(manifest.path, options.models)
 
 

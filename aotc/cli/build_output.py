@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from aotc.compiler.cache_lookup import PlannedUnit
     from aotc.compiler.capture.regions.suggest_regions import Suggestion
     from aotc.compiler.estimate import Estimate
-    from aotc.compiler.fix_buckets import FixedBuckets
     from aotc.compiler.rebuild_check import Checked
     from aotc.compiler.report import BuildReport, Outcome
+    from aotc.manifest.edit import ModelEdit
     from aotc.picks import PickFile
 
 
@@ -202,14 +202,15 @@ def show_checked(checked: Sequence[Checked], as_json: bool) -> None:
             echo_lines(f"    {unit.error}", err=True)
 
 
-def show_fixed_buckets(path: Path, text: str, found: Sequence[FixedBuckets], as_json: bool, is_all: bool) -> None:
+def show_fixed_buckets(
+    path: Path, before: str, after: str, found: Sequence[ModelEdit], as_json: bool, is_all: bool
+) -> None:
     """The change of the manifest as a diff, and the buckets that no change helps. `is_all`: nothing else is printed, so
     this is the command's result."""
     from aotc.records import bucket_name
 
-    before = path.read_bytes().decode("utf-8-sig").splitlines(keepends=True)
-    after = text.splitlines(keepends=True)
-    diff = "".join(difflib.unified_diff(before, after, str(path), f"{path} with buckets that can be captured"))
+    lines = before.splitlines(keepends=True), after.splitlines(keepends=True)
+    diff = "".join(difflib.unified_diff(*lines, str(path), f"{path} with buckets that can be captured"))
     if as_json and is_all:
         print_json({"models": found, "diff": diff})
         return
@@ -243,6 +244,8 @@ def show_suggestions(found: Sequence[Suggestion], as_json: bool) -> None:
         if not model.regions:
             echo_lines("    nothing that repeats could be a region")
             continue
+        outside = f"; outside of them: {', '.join(model.eager)}" if model.eager else ""
+        echo_lines(f"    the regions take {model.time:.0%} of the time of a call in eager{outside}")
         patterns = ", ".join(json.dumps(pattern) for pattern in model.regions)
         live = "    weights: live  # those of regions cannot be frozen\n" if model.frozen else ""
         echo_lines(f"\n  {model.model}:\n    regions: [{patterns}]\n{live}")

@@ -18,15 +18,15 @@ import msgspec
 
 from aotc.compiler.capture.ranges.bucket_proposals import sizes_of
 from aotc.compiler.capture.regions.equal_regions import find_regions, regions_of
-from aotc.compiler.capture.regions.suggest_regions import silent
+from aotc.compiler.capture.regions.suggest_regions import silent, suggest_regions
 from aotc.compiler.explain_failure import explain_failure
 from aotc.compiler.unit import capture_unit
 from aotc.compiler.workers.messages import Job
 from aotc.errors import BuildError, EnvironmentMismatchError, ManifestError
 from aotc.machine.native import resolve_target
 from aotc.machine.targets import parse_target
-from aotc.manifest import Manifest, ModelSpec
-from aotc.manifest.edit import with_buckets
+from aotc.manifest import ModelSpec
+from aotc.manifest.edit import ByRegions, Change, ModelEdit, Problem
 from aotc.models.factory import build_module
 from aotc.models.ranks import group_left
 from aotc.records import Bucket, Size, SizeRange, bucket_name, has_range, tuned_dims
@@ -37,32 +37,7 @@ MOST_TRIES = 24
 """Captures for one bucket of the manifest."""
 
 
-class Change(msgspec.Struct, frozen=True):
-    """What one bucket of the manifest becomes, and why."""
-
-    bucket: Bucket
-    instead: tuple[Bucket, ...]
-    reasons: tuple[str, ...]
-
-
-class Problem(msgspec.Struct, frozen=True):
-    """Why a bucket cannot be captured whatever its sizes, with the line of the model."""
-
-    bucket: Bucket
-    message: str
-    hint: str
-    source: str
-
-
-class FixedBuckets(msgspec.Struct, frozen=True):
-    """Of one model: the buckets to change, and the first one that no change helps."""
-
-    model: str
-    changes: tuple[Change, ...] = ()
-    problem: Problem | None = None
-
-
-def fix_buckets(spec: ModelSpec, folder: Path) -> FixedBuckets:
+def fix_buckets(spec: ModelSpec, folder: Path) -> ModelEdit:
     """Capture every bucket of a model, and find others for those that are refused.
 
     Of a bucket that no other buckets can replace, the error is the `problem`. The other buckets are tried all the same.
@@ -78,20 +53,28 @@ def fix_buckets(spec: ModelSpec, folder: Path) -> FixedBuckets:
             problems.append(found)
         elif found.instead != (bucket,):
             changes.append(found)
-    return FixedBuckets(spec.name, tuple(changes), problems[0] if problems else None)
+    return ModelEdit(spec.name, tuple(changes), problems[0] if problems else None)
 
 
-def edited(manifest: Manifest, found: Iterable[FixedBuckets]) -> str:
-    """The manifest's text with the changes that were found, each below a comment of its reasons (not in JSON).
+def in_parts(spec: ModelSpec, folder: Path) -> ModelEdit:
+    """As `fix_buckets`; where a model cannot be captured whole, with regions that can.
 
-    Raises ManifestError for a bucket that cannot be edited where it stands: see `aotc.manifest.edit`.
+    Raises ManifestError for a factory that fails.
     """
-    text = manifest.path.read_bytes().decode("utf-8-sig")
-    for model in found:
-        for change in model.changes:
-            reasons = () if manifest.path.suffix == ".json" else change.reasons
-            text = with_buckets(text, model.model, change.bucket, change.instead, reasons)
-    return text
+    found = fix_buckets(spec, folder)
+    if found.problem is None or not found.problem.in_parts or spec.regions or spec.weights == "frozen":
+        return found
+    try:
+        suggestion = suggest_regions(spec, folder)
+    except BuildError:  # the model fails when it is run
+        return found
+    if not suggestion.regions:
+        return found
+    by_region = fix_buckets(msgspec.structs.replace(spec, regions=suggestion.regions), folder)
+    if by_region.problem is not None:
+        return found
+    regions = ByRegions(suggestion.regions, suggestion.eager, suggestion.time)
+    return ModelEdit(spec.name, by_region.changes, found.problem, regions)
 
 
 @dataclass
@@ -121,7 +104,7 @@ class _Tries:
             self.reasons.append(error.message)
             todo = [*instead, *todo]
         if not done:
-            return Problem(self.bucket, self.reasons[0], "", "")
+            return Problem(self.bucket, self.reasons[0])
         return Change(self.bucket, tuple(done), tuple(dict.fromkeys(self.reasons)))
 
     def refusal(self, bucket: Bucket) -> BuildError | None:
@@ -202,4 +185,6 @@ def _target(spec: ModelSpec) -> str:
 
 
 def _problem(bucket: Bucket, error: BuildError) -> Problem:
-    return Problem(bucket, error.message, error.hint, str(error.fields.get("source", "")))
+    fields = error.fields
+    in_parts = not fields.keys() & {"in_eager", "related"}
+    return Problem(bucket, error.message.removeprefix("export: "), error.hint, str(fields.get("source", "")), in_parts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
+import msgspec
 import yaml
 
 from aotc.errors import Issue, ManifestError
@@ -13,6 +14,66 @@ from aotc.records import Bucket
 
 WIDTH = 110
 """Columns of a comment."""
+
+
+class Change(msgspec.Struct, frozen=True):
+    """What one bucket of the manifest becomes, and why."""
+
+    bucket: Bucket
+    instead: tuple[Bucket, ...]
+    reasons: tuple[str, ...]
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """Why a bucket cannot be captured whatever its sizes, with the line of the model. `in_parts`: perhaps parts of the
+    model can."""
+
+    bucket: Bucket
+    message: str
+    hint: str = ""
+    source: str = ""
+    in_parts: bool = False
+
+
+class ByRegions(msgspec.Struct, frozen=True):
+    """Regions of a model that cannot be captured whole. `eager` are the outermost submodules outside of them, and
+    `share` is the part of the time of a call in eager that is spent within the regions."""
+
+    patterns: tuple[str, ...]
+    eager: tuple[str, ...]
+    share: float
+
+
+class ModelEdit(msgspec.Struct, frozen=True):
+    """Of one model: the buckets to change, and the first problem that no other sizes help; `regions` may."""
+
+    model: str
+    changes: tuple[Change, ...] = ()
+    problem: Problem | None = None
+    regions: ByRegions | None = None
+
+
+def edited(text: str, edits: Sequence[ModelEdit], *, comments: bool = True) -> str:
+    """The manifest with the changes of buckets. Raises ManifestError as `with_buckets`."""
+    for edit in edits:
+        for change in edit.changes:
+            text = with_buckets(text, edit.model, change.bucket, change.instead, change.reasons if comments else ())
+    return text
+
+
+def with_lines(text: str, model: str, comment: str, lines: Sequence[str] = ()) -> str:
+    """The manifest with a comment, and lines below it, in front of a model's `inputs`, which begin a line."""
+    node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
+    for key in ("models", model):
+        node = _child(node, key)
+    begins = [name.start_mark for name, _ in node.value if name.value == "inputs"] if node is not None else []
+    rows = text.splitlines(keepends=True)
+    for mark in begins:
+        indent = " " * mark.column
+        rows.insert(
+            mark.line, "".join(f"{row}\n" for row in (*_comment(comment, indent), *(indent + x for x in lines)))
+        )
+    return "".join(rows)
 
 
 def with_buckets(text: str, model: str, bucket: Bucket, instead: Sequence[Bucket], reasons: Sequence[str]) -> str:

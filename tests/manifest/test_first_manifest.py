@@ -17,6 +17,8 @@ from aotc.models.auto_inputs import auto_inputs, with_inputs
 from aotc.models.factory import build_modules
 from aotc.tools.recording.first_manifest import write_first_manifest
 
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 NETS = """\
 import torch
 from torch import nn

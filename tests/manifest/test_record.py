@@ -18,6 +18,8 @@ from aotc.errors import ManifestError
 from aotc.manifest import read_manifest
 from aotc.models.factory import build_modules
 
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 NETS = """\
 import torch
 from torch import nn

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from in_process import run_here
 
-from aotc.compiler.fix_buckets import FixedBuckets, fix_buckets, why_not_captured
+from aotc.compiler.fix_buckets import fix_buckets, why_not_captured
 from aotc.manifest import read_manifest
+from aotc.manifest.edit import ModelEdit
 from aotc.records import bucket_name
 
 MODELS = """
@@ -85,7 +86,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def fixed(folder: Path, model: str, inputs: str, bucket: str, more: str = "") -> FixedBuckets:
+def fixed(folder: Path, model: str, inputs: str, bucket: str, more: str = "") -> ModelEdit:
     (folder / "manifest.yaml").write_text(
         f"version: 1\nmodels: {{m: {{factory: 'fixed.py:{model}', inputs: {inputs}, buckets: [{bucket}]{more}}}}}\n"
     )

@@ -1,0 +1,137 @@
+"""Check a manifest that was written, and mend it: buckets that can be captured, regions of a model that cannot."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+from torch import nn
+
+from aotc.amounts import listed
+from aotc.errors import ManifestError
+from aotc.machine.processes import child_command, child_environment, whole_lines
+from aotc.manifest.edit import Change, ModelEdit, Problem, edited, with_lines
+from aotc.manifest.read import read_manifest
+from aotc.reads.tensors import plain_state
+from aotc.records import Bucket, Dims, takes
+
+_log = logging.getLogger("aotc")
+
+SECONDS = 60.0
+"""For all models of a manifest, with the import of torch's compiler."""
+
+MOST_BYTES = 2 << 30
+"""Parameters and buffers of a model that is made a second time for the check."""
+
+
+def is_small(module: nn.Module) -> bool:
+    """Whether a module can be made a second time for the check."""
+    return sum(tensor.nbytes for tensor in plain_state(module).values()) <= MOST_BYTES
+
+
+def check_written(path: Path, models: Mapping[str, Sequence[Dims]], seconds: float = SECONDS) -> None:
+    """Capture these models of the manifest in another process, and write what it found: other buckets, regions, or why
+    a model cannot be captured. `models` have the sizes that their buckets must take.
+
+    The manifest stays as it was for a model that is not checked within `seconds`, which is logged as a warning, as are
+    the problems.
+    """
+    text = path.read_text()
+    checked: set[str] = set()
+    for edit in _edits(path, list(models), seconds):
+        checked.add(edit.model)
+        text = _mended(text, path, edit, models[edit.model])
+    unfinished = path.with_name(f".{path.name}.checked.tmp.yaml")
+    try:
+        unfinished.write_text(text)
+        read_manifest(unfinished)
+        unfinished.rename(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    if left := [name for name in models if name not in checked]:
+        told = "%s: not checked in %.0f s: %s; `aotc build --fix-buckets` checks"
+        _log.warning(told, path, seconds, listed(left, 3))
+
+
+def _edits(path: Path, models: Collection[str], seconds: float) -> Iterator[ModelEdit]:
+    """What the process finds, a model at a time, for so many seconds."""
+    command = child_command("aotc.compiler.manifest_check", str(os.getpid()), str(path), *models)
+    ends = time.monotonic() + seconds
+    with tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(
+            command, env=child_environment(), stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
+        )
+        killer = threading.Timer(max(0.0, ends - time.monotonic()), _end, [process])
+        killer.start()
+        try:
+            assert process.stdout is not None
+            for line in whole_lines(process.stdout):
+                yield msgspec.json.decode(line, type=ModelEdit)
+            process.wait()
+        finally:
+            killer.cancel()
+            _end(process)
+            process.wait()
+        if process.returncode and time.monotonic() < ends:
+            errors.seek(0)
+            last = [line.strip() for line in errors if line.strip()][-1:]
+            _log.warning("%s: the check of the manifest failed: %s", path, *last or ["without a message"])
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End the process and those that it began."""
+    if process.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _mended(text: str, path: Path, edit: ModelEdit, sizes: Sequence[Dims]) -> str:
+    edit = _with_all_sizes(edit, sizes)
+    try:
+        mended = edited(text, [edit])
+    except ManifestError as error:  # a bucket that is not written out
+        _log.warning("%s: %s", path, error)
+        return text
+    problem = edit.problem
+    if edit.regions is not None and problem is not None:
+        outside = f" Outside of them: {', '.join(edit.regions.eager)}." if edit.regions.eager else ""
+        share = f"{edit.regions.share:.0%} of the time of a call in eager"
+        told = f"cannot be captured whole: {_told(problem)}. These parts are compiled, {share}; all else runs in eager."
+        return with_lines(mended, edit.model, told + outside, [f"regions: {json.dumps(edit.regions.patterns)}"])
+    if problem is not None:
+        _log.warning("%s: %s cannot be captured: %s", path, edit.model, _told(problem))
+        hint = f"; {problem.hint}" if problem.hint else ""
+        return with_lines(mended, edit.model, f"cannot be captured: {_told(problem)}{hint}")
+    return mended
+
+
+def _told(problem: Problem) -> str:
+    first = problem.message.splitlines()[0]
+    return f"{first}, at {problem.source}" if problem.source else first
+
+
+def _with_all_sizes(edit: ModelEdit, sizes: Sequence[Dims]) -> ModelEdit:
+    """The edit with a bucket of its own for each of these sizes that a bucket of the manifest takes and none of the
+    buckets in its place does."""
+    changes = [_with_sizes(change, [dims for dims in sizes if _takes(change.bucket, dims)]) for change in edit.changes]
+    return msgspec.structs.replace(edit, changes=tuple(changes))
+
+
+def _with_sizes(change: Change, sizes: Sequence[Dims]) -> Change:
+    lost = [dict(dims) for dims in sizes if not any(_takes(bucket, dims) for bucket in change.instead)]
+    distinct: list[Bucket] = [dict(dims) for index, dims in enumerate(lost) if dims not in lost[:index]]
+    return msgspec.structs.replace(change, instead=(*change.instead, *distinct))
+
+
+def _takes(bucket: Bucket, dims: Dims) -> bool:
+    return bucket.keys() == dims.keys() and all(takes(size, dims[dim]) for dim, size in bucket.items())

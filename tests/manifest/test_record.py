@@ -242,13 +242,16 @@ def test_models_of_transformers_are_made_from_their_configuration(tmp_path: Path
         "num_attention_heads": 2,
         "vocab_size": 60,
     }
-    bert = transformers.BertModel(transformers.BertConfig(**sizes, attn_implementation="eager")).eval()
+    labels = {0: "no", 1: "perhaps", 2: "yes"}
+    config = transformers.BertConfig(**sizes, attn_implementation="eager", id2label=labels)
+    bert = transformers.BertModel(config).eval()
     with torch.no_grad(), aotc.record(tmp_path / "bert.yaml", SimpleNamespace(encoder=bert)):
         for seq in (4, 6):
             bert(input_ids=torch.ones(1, seq, dtype=torch.int64))
     (made,) = build_modules(read_manifest(tmp_path / "bert.yaml")).values()
     assert made.state_dict().keys() == bert.state_dict().keys()
     assert made.config.to_diff_dict() == bert.config.to_diff_dict() and made.config._attn_implementation == "eager"
+    assert made.config.id2label == labels
 
 
 def test_without_pyyaml_it_says_what_to_install() -> None:

@@ -56,7 +56,7 @@ def _reference(cls: type, folder: Path) -> str | None:
 
 
 def _from_transformers(reference: str, config: Any, folder: Path) -> Made | None:
-    values = {key: value for key, value in config.to_diff_dict().items() if key not in _WITHOUT}
+    values = _with_text_keys({key: value for key, value in config.to_diff_dict().items() if key not in _WITHOUT})
     implementation = getattr(config, "_attn_implementation", None)
     if isinstance(implementation, str) and implementation != _IMPLEMENTATION:
         values["attn_implementation"] = implementation
@@ -64,6 +64,17 @@ def _from_transformers(reference: str, config: Any, folder: Path) -> Made | None
     if made is None or not _is_plain(values):
         return None
     return Made(reference, {"config": {"factory": made, "kwargs": values}})
+
+
+def _with_text_keys(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values with the numbers of labels as text, as a manifest holds them; transformers makes numbers of them."""
+    plain: dict[str, Any] = {}
+    for key, value in values.items():
+        if key == "id2label" and isinstance(value, Mapping):
+            plain[key] = {str(number): label for number, label in value.items()}
+        else:
+            plain[key] = _with_text_keys(value) if isinstance(value, Mapping) else value
+    return plain
 
 
 def _from_diffusers(reference: str, cls: type, config: Mapping[str, Any]) -> Made | None:

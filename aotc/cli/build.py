@@ -25,7 +25,7 @@ from aotc.cli.build_output import (
     totals,
 )
 from aotc.cli.options import json_option, store_option, valid_tag
-from aotc.cli.output import echo, notice, printing_to_stderr, progress_console
+from aotc.cli.output import echo, echo_lines, notice, printing_to_stderr, progress_console
 from aotc.cli.stopping import ctrl_c_kept, end_on_sigterm
 
 if TYPE_CHECKING:
@@ -301,10 +301,9 @@ def _fix_buckets(options: Options, manifest: Manifest) -> Manifest:
     from aotc.compiler.fix_buckets import fix_buckets
     from aotc.compiler.mistakes import check_settings
     from aotc.manifest import read_manifest
-    from aotc.manifest.edit import edited
+    from aotc.manifest.edit import edited, rewrite
     from aotc.models.auto_inputs import with_inputs
     from aotc.models.factory import build_module
-    from aotc.store.files.writing import write_output
 
     check_settings(manifest)
     folder, specs = manifest.folder, manifest.models.values()
@@ -312,11 +311,13 @@ def _fix_buckets(options: Options, manifest: Manifest) -> Manifest:
         full = [with_inputs(manifest, spec, build_module(spec, folder)) for spec in specs]
         found = [fix_buckets(spec, folder) for spec in full]
     before = manifest.path.read_bytes().decode("utf-8-sig")
-    after = edited(before, found, comments=manifest.path.suffix != ".json")
+    after, errors = edited(before, found, comments=manifest.path.suffix != ".json")
     show_fixed_buckets(manifest.path, before, after, found, options.as_json, options.dry_run)
-    if options.dry_run or not any(model.changes for model in found):
+    for error in errors:
+        echo_lines(f"warning: {error}", err=True)
+    if options.dry_run or after == before:
         return manifest
-    write_output(manifest.path, after.encode())
+    rewrite(manifest.path, after)
     return read_manifest(manifest.path, options.models)
 
 

@@ -3,16 +3,18 @@
 Each bucket of a model is captured, and nothing is compiled. What a refusal tells are fields of its BuildError:
 
 - `dim` and `instead`: sizes to have in the place of the dim's range. They are tried in turn.
-- `related`: a dim, and the expression of other dims that its size must be. No other sizes help.
+- `related`: a dim, and the expression of other dims that its size must be, which is put into the shapes.
 - `in_eager`: the model itself fails at these sizes.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -23,6 +25,7 @@ from aotc.compiler.explain_failure import explain_failure
 from aotc.compiler.unit import capture_unit
 from aotc.compiler.workers.messages import Job
 from aotc.errors import BuildError, EnvironmentMismatchError, ManifestError
+from aotc.expressions import Expression
 from aotc.machine.native import resolve_target
 from aotc.machine.targets import parse_target
 from aotc.manifest import ModelSpec
@@ -49,6 +52,9 @@ def fix_buckets(spec: ModelSpec, folder: Path) -> ModelEdit:
     for bucket in spec.buckets:
         with group_left():
             found = _Tries(spec, folder, bucket).changed()
+        if isinstance(found, Problem) and found.related and (other := _with_related(spec, *found.related)):
+            edit = fix_buckets(other, folder)
+            return msgspec.structs.replace(edit, related=dict([found.related, *edit.related.items()]))
         if isinstance(found, Problem):
             problems.append(found)
         elif found.instead != (bucket,):
@@ -56,25 +62,48 @@ def fix_buckets(spec: ModelSpec, folder: Path) -> ModelEdit:
     return ModelEdit(spec.name, tuple(changes), problems[0] if problems else None)
 
 
-def in_parts(spec: ModelSpec, folder: Path) -> ModelEdit:
-    """As `fix_buckets`; where a model cannot be captured whole, with regions that can.
+def _with_related(spec: ModelSpec, dim: str, size: str) -> ModelSpec | None:
+    """The model with an expression in the place of a dim; None where a bucket holds other sizes of the dim."""
+    by = Expression(size)
+    for bucket in spec.buckets:
+        if not by.names <= bucket.keys() - {dim}:
+            return None
+        for end in ("min", "max", "tune_at"):
+            dims = {
+                name: getattr(sizes, end) if isinstance(sizes, SizeRange) else sizes for name, sizes in bucket.items()
+            }
+            if dims[dim] != by.evaluate(dims):
+                return None
 
-    Raises ManifestError for a factory that fails.
-    """
-    found = fix_buckets(spec, folder)
-    if found.problem is None or not found.problem.in_parts or spec.regions or spec.weights == "frozen":
-        return found
+    def put(form: Any, of_shape: bool = False) -> Any:
+        if isinstance(form, Mapping):
+            return {key: put(value, key == "shape") for key, value in form.items()}
+        if isinstance(form, list):
+            return [put(value, of_shape) for value in form]
+        if of_shape and isinstance(form, str):
+            return size if form == dim else re.sub(rf"\b{dim}\b", f"({size})", form)
+        return form
+
+    buckets = tuple({name: sizes for name, sizes in bucket.items() if name != dim} for bucket in spec.buckets)
+    return msgspec.structs.replace(spec, inputs=put(spec.inputs), buckets=buckets)
+
+
+def in_parts(spec: ModelSpec, folder: Path, problem: Problem) -> ModelEdit | None:
+    """The regions that can be captured of a model that has this problem as a whole, with their buckets; None where
+    there are none, or the model has regions."""
+    if spec.regions or spec.weights == "frozen":
+        return None
     try:
         suggestion = suggest_regions(spec, folder)
     except BuildError:  # the model fails when it is run
-        return found
+        return None
     if not suggestion.regions:
-        return found
+        return None
     by_region = fix_buckets(msgspec.structs.replace(spec, regions=suggestion.regions), folder)
     if by_region.problem is not None:
-        return found
+        return None
     regions = ByRegions(suggestion.regions, suggestion.eager, suggestion.time)
-    return ModelEdit(spec.name, by_region.changes, found.problem, regions)
+    return ModelEdit(spec.name, by_region.changes, problem, regions)
 
 
 @dataclass
@@ -187,4 +216,5 @@ def _target(spec: ModelSpec) -> str:
 def _problem(bucket: Bucket, error: BuildError) -> Problem:
     fields = error.fields
     in_parts = not fields.keys() & {"in_eager", "related"}
-    return Problem(bucket, error.message.removeprefix("export: "), error.hint, str(fields.get("source", "")), in_parts)
+    source, related = str(fields.get("source", "")), fields.get("related")
+    return Problem(bucket, error.message.removeprefix("export: "), error.hint, source, in_parts, related)

@@ -2,7 +2,8 @@
 
     python -m aotc.compiler.manifest_check PARENT MANIFEST MODEL...
 
-It writes a line of JSON for each model: a `ModelEdit`. The process that records imports no compiler.
+It writes a line of JSON for each model, a `ModelEdit`; and another one where regions help, which are tried when all
+models have been captured, since that takes long. The process that records imports no compiler.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from pathlib import Path
 
 import msgspec
 
-from aotc.compiler.fix_buckets import in_parts
+from aotc.compiler.fix_buckets import fix_buckets, in_parts
 from aotc.errors import AotcError
 from aotc.machine.processes import die_with_parent, message_stream
-from aotc.manifest import Manifest, ModelSpec, read_manifest
+from aotc.manifest import ModelSpec, read_manifest
 from aotc.manifest.edit import ModelEdit, Problem
 from aotc.models.auto_inputs import with_inputs
 from aotc.models.factory import build_module
@@ -25,17 +26,24 @@ def main(parent: str, path: str, *models: str) -> None:
     die_with_parent(int(parent))
     stream = message_stream()
     manifest = read_manifest(Path(path), models)
+
+    def write(edit: ModelEdit) -> None:
+        stream.write(msgspec.json.encode(edit).decode() + "\n")
+
+    refused: list[tuple[ModelSpec, Problem]] = []
     for spec in manifest.models.values():
-        stream.write(msgspec.json.encode(_edit_of(manifest, spec)).decode() + "\n")
-
-
-def _edit_of(manifest: Manifest, spec: ModelSpec) -> ModelEdit:
-    try:
-        full = with_inputs(manifest, spec, build_module(spec, manifest.folder))
-        return in_parts(full, manifest.folder)
-    except AotcError as error:
-        issue = error.issues[0] if error.issues else None
-        return ModelEdit(spec.name, problem=Problem({}, issue.message if issue else error.message, error.hint))
+        try:
+            full = with_inputs(manifest, spec, build_module(spec, manifest.folder))
+            found = fix_buckets(full, manifest.folder)
+        except AotcError as error:
+            issue = error.issues[0] if error.issues else None
+            found = ModelEdit(spec.name, problem=Problem({}, issue.message if issue else error.message, error.hint))
+        write(found)
+        if found.problem is not None and found.problem.in_parts:
+            refused.append((full, found.problem))
+    for spec, problem in refused:
+        if edit := in_parts(spec, manifest.folder, problem):
+            write(edit)
 
 
 if __name__ == "__main__":

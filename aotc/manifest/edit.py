@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import yaml
 
 from aotc.errors import Issue, ManifestError
+from aotc.manifest.read import read_manifest
 from aotc.manifest.sizes import parse_size, size_text
 from aotc.records import Bucket
 
@@ -26,13 +30,14 @@ class Change(msgspec.Struct, frozen=True):
 
 class Problem(msgspec.Struct, frozen=True):
     """Why a bucket cannot be captured whatever its sizes, with the line of the model. `in_parts`: perhaps parts of the
-    model can."""
+    model can. `related`: a dim, and the expression of other dims that it has to be."""
 
     bucket: Bucket
     message: str
     hint: str = ""
     source: str = ""
     in_parts: bool = False
+    related: tuple[str, str] | None = None
 
 
 class ByRegions(msgspec.Struct, frozen=True):
@@ -45,19 +50,103 @@ class ByRegions(msgspec.Struct, frozen=True):
 
 
 class ModelEdit(msgspec.Struct, frozen=True):
-    """Of one model: the buckets to change, and the first problem that no other sizes help; `regions` may."""
+    """Of one model: dims that become expressions of others, then the buckets to change, and the first problem that no
+    other sizes help; `regions` may."""
 
     model: str
     changes: tuple[Change, ...] = ()
     problem: Problem | None = None
     regions: ByRegions | None = None
+    related: dict[str, str] = {}
 
 
-def edited(text: str, edits: Sequence[ModelEdit], *, comments: bool = True) -> str:
-    """The manifest with the changes of buckets. Raises ManifestError as `with_buckets`."""
+def edited(text: str, edits: Sequence[ModelEdit], *, comments: bool = True) -> tuple[str, list[ManifestError]]:
+    """The manifest with what can be edited of these, and an error with what to write for each that cannot."""
+    errors: list[ManifestError] = []
     for edit in edits:
+        try:
+            for dim, size in edit.related.items():
+                text = with_related(text, edit.model, dim, size, comments=comments)
+        except ManifestError as error:  # then the buckets are other ones
+            errors.append(error)
+            continue
         for change in edit.changes:
-            text = with_buckets(text, edit.model, change.bucket, change.instead, change.reasons if comments else ())
+            reasons = change.reasons if comments else ()
+            try:
+                text = with_buckets(text, edit.model, change.bucket, change.instead, reasons)
+            except ManifestError as error:
+                errors.append(error)
+    return text, errors
+
+
+def rewrite(path: Path, text: str) -> None:
+    """Write a manifest's text. Raises ManifestError, and leaves the file as it was, where that has mistakes."""
+    unfinished = path.resolve().with_name(f".{path.name}.edited.tmp.yaml")
+    try:
+        unfinished.write_bytes(text.encode())
+        read_manifest(unfinished)
+        unfinished.rename(path.resolve())
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def with_related(text: str, model: str, dim: str, size: str, *, comments: bool = True) -> str:
+    """The manifest with an expression in the place of a dim of the model, in shapes, and without the dim in buckets.
+
+    Raises ManifestError with the expression to write where these are not written out in the model, see `with_buckets`.
+    """
+    edits: list[tuple[int, int, str]] = []
+    node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
+    for key in ("models", model, "inputs"):
+        node = _child(node, key)
+    for shape in _shapes(node):
+        for entry in shape.value:
+            named = isinstance(entry, yaml.ScalarNode) and re.search(rf"\b{dim}\b", entry.value)
+            if named and _is_within(entry, shape) and not _is_shared(text, entry):
+                written = size if entry.value == dim else re.sub(rf"\b{dim}\b", f"({size})", entry.value)
+                plain = written if written.isidentifier() else f'"{written}"'
+                edits.append((entry.start_mark.index, _end(entry), plain))
+    items = _items(text, model)
+    edits += [_without(item.node, dim) for item in items if any(name.value == dim for name, _ in item.node.value)]
+    edited = _apply(text, edits)
+    if not edits or len(_items(edited, model)) != len(items) or _names(edited, model, dim):
+        hint = f'write "{size}" for `{dim}` in the shapes, and leave `{dim}` out of the buckets'
+        raise ManifestError(f"{model} cannot be edited where it stands: `{dim}` must be `{size}`", hint=hint)
+    return with_lines(edited, model, f"the model needs `{dim}` to be `{size}`") if comments else edited
+
+
+def _shapes(node: yaml.Node | None) -> Iterator[yaml.SequenceNode]:
+    """The shapes within a model's inputs."""
+    if isinstance(node, yaml.MappingNode):
+        for name, value in node.value:
+            if name.value == "shape" and isinstance(value, yaml.SequenceNode):
+                yield value
+            else:
+                yield from _shapes(value)
+    elif isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            yield from _shapes(item)
+
+
+def _without(mapping: yaml.MappingNode, dim: str) -> tuple[int, int, str]:
+    """The edit that removes a key of a mapping, with the comma in front of it or behind it."""
+    place = next(index for index, (name, _) in enumerate(mapping.value) if name.value == dim)
+    name, value = mapping.value[place]
+    if place + 1 < len(mapping.value):
+        return name.start_mark.index, mapping.value[place + 1][0].start_mark.index, ""
+    before = _end(mapping.value[place - 1][1]) if place else name.start_mark.index
+    return before, _end(value), ""
+
+
+def _names(text: str, model: str, dim: str) -> bool:
+    """Whether the model still names a dim."""
+    own: Any = yaml.safe_load(text)["models"][model]
+    return bool(re.search(rf"\b{dim}\b", str([own.get(key) for key in ("inputs", "buckets", "grid", "outputs")])))
+
+
+def _apply(text: str, edits: Iterable[tuple[int, int, str]]) -> str:
+    for start, stop, new in sorted(edits, reverse=True):
+        text = text[:start] + new + text[stop:]
     return text
 
 
@@ -198,9 +287,7 @@ def _replaced(text: str, item: _Item, bucket: Bucket, instead: Sequence[Bucket],
     for name, value in item.node.value:
         if first[name.value] != bucket[name.value]:
             edits.append((value.start_mark.index, _end(value), size_text(first[name.value])))
-    for start, stop, new in sorted(edits, reverse=True):
-        text = text[:start] + new + text[stop:]
-    return text
+    return _apply(text, edits)
 
 
 def _comment(reason: str, indent: str) -> list[str]:

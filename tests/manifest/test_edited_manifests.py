@@ -8,7 +8,7 @@ import pytest
 
 from aotc.errors import ManifestError
 from aotc.manifest import read_manifest
-from aotc.manifest.edit import with_buckets
+from aotc.manifest.edit import Change, ModelEdit, edited, rewrite, with_buckets, with_related
 from aotc.records import Bucket, SizeRange
 
 HEAD = "version: 1\n# of two models\nmodels:\n"
@@ -88,3 +88,58 @@ def test_a_bucket_that_stands_elsewhere_too_is_left_with_the_buckets_to_write(mo
     with pytest.raises(ManifestError) as caught:
         with_buckets(HEAD + models, "m", OLD, NEW, ["1 is special"])
     assert "{batch: 2, seq: 1}, {batch: 2, seq: {range: [2, 64], tune_at: 32}}" in str(caught.value)
+
+
+RELATED = (
+    "  m:\n    factory: m:f\n    inputs:\n      x: {shape: [batch, seq]}\n      more: {mask: {shape: [2*seq2, seq2]}}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (
+            "    buckets:\n      - {batch: 1, seq: [1, 8], seq2: [2, 9]} # all\n",
+            "      - {batch: 1, seq: [1, 8]} # all\n",
+        ),
+        ("    buckets: [{seq2: [2, 9], batch: 1, seq: [1, 8]}]\n", "    buckets: [{batch: 1, seq: [1, 8]}]\n"),
+        (
+            "    buckets:\n      - batch: 1\n        seq2: [2, 9]\n        seq: [1, 8] # all\n",
+            "      - batch: 1\n        seq: [1, 8] # all\n",
+        ),
+    ],
+    ids=["the last", "the first", "a line for each"],
+)
+def test_a_dim_becomes_an_expression_of_another(tmp_path: Path, before: str, after: str) -> None:
+    edited = with_related(HEAD + RELATED + before, "m", "seq2", "seq + 1")
+    assert '["2*(seq + 1)", "seq + 1"]' in edited and after in edited
+    assert "    # the model needs `seq2` to be `seq + 1`\n    inputs:\n" in edited
+    (tmp_path / "manifest.yaml").write_text(edited)
+    assert read_manifest(tmp_path / "manifest.yaml").models["m"].buckets == (
+        {"batch": 1, "seq": SizeRange(1, 8, 1, 8)},
+    )
+
+
+def test_a_dim_of_a_grid_is_left_with_the_expression_to_write() -> None:
+    grid = "    grid: {batch: [1], seq: [[1, 8]], seq2: [[2, 9]]}\n"
+    with pytest.raises(ManifestError, match="`seq2` must be `seq \\+ 1`"):
+        with_related(HEAD + RELATED + grid, "m", "seq2", "seq + 1")
+
+
+def test_what_cannot_be_edited_is_told_and_the_rest_is(tmp_path: Path) -> None:
+    change = Change(OLD, tuple(NEW), ())
+    text = (
+        f"{HEAD}  grid: {{{FACTORY}, grid: {{batch: [2], seq: [[1, 64]]}}}}\n"
+        f"  m: {{{FACTORY}, buckets: [{{batch: 2, seq: [1, 64]}}]}}\n"
+    )
+    after, errors = edited(text, [ModelEdit("grid", (change,)), ModelEdit("m", (change,))])
+    assert len(errors) == 1 and "of grid cannot be edited" in errors[0].message
+    assert "[{batch: 2, seq: 1}, {batch: 2, seq: {range: [2, 64], tune_at: 32}}]" in after
+
+
+def test_a_manifest_is_not_replaced_by_one_with_mistakes(tmp_path: Path) -> None:
+    path = tmp_path / "manifest.yaml"
+    path.write_text("version: 1\n")
+    with pytest.raises(ManifestError):
+        rewrite(path, "version: 1\nmodels: {m: {}}\n")
+    assert path.read_text() == "version: 1\n" and list(tmp_path.iterdir()) == [path]

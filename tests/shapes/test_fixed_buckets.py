@@ -13,7 +13,7 @@ from in_process import run_here
 
 from aotc.compiler.fix_buckets import fix_buckets, why_not_captured
 from aotc.manifest import read_manifest
-from aotc.manifest.edit import ModelEdit
+from aotc.manifest.edit import ModelEdit, edited, rewrite
 from aotc.records import bucket_name
 
 MODELS = """
@@ -129,8 +129,13 @@ def test_a_range_that_fails_in_a_way_nobody_foresaw_gets_fixed_sizes_where_it_is
 @pytest.mark.parametrize(
     ("model", "inputs", "bucket", "message", "hint"),
     [
-        ("OneMore", TWO, "{n: [2, 32], m: [2, 33]}", "the model needs `m` to be `n + 1`", 'write "n + 1" for `m`'),
-        ("Pair", TWO, "{n: [2, 32], m: [2, 32]}", "the model needs `m` and `n` to be equal", "use one dim for both"),
+        (
+            "OneMore",
+            TWO,
+            "{n: [2, 32], m: {range: [2, 34], tune_at: 33}}",  # 34 is no size of n, and one more
+            "the model needs `m` to be `n + 1`",
+            'write "n + 1" for `m`',
+        ),
         ("Sorted", ONE, "{n: [2, 32]}", "data-dependent", "torch.where"),
     ],
 )
@@ -142,6 +147,26 @@ def test_what_no_sizes_help_is_told_and_the_bucket_stays(
     assert found.problem is not None
     assert message in found.problem.message
     assert hint in found.problem.hint
+
+
+@pytest.mark.parametrize(
+    ("model", "bucket", "related", "shape"),
+    [
+        ("OneMore", "{n: [2, 32], m: [3, 33]}", {"m": "n + 1"}, '["n + 1", 4]'),
+        ("Pair", "{n: [2, 32], m: [2, 32]}", {"n": "m"}, "[m, 4]"),
+    ],
+)
+def test_a_dim_that_follows_from_another_becomes_an_expression(
+    folder: Path, model: str, bucket: str, related: dict[str, str], shape: str
+) -> None:
+    found = fixed(folder, model, TWO, bucket)
+    assert found == ModelEdit("m", related=related)
+    text, errors = edited((folder / "manifest.yaml").read_text(), [found])
+    assert not errors and shape in text
+    rewrite(folder / "manifest.yaml", text)
+    spec = read_manifest(folder / "manifest.yaml").models["m"]
+    assert [bucket.keys() for bucket in spec.buckets] == [{"m", "n"} - related.keys()]
+    assert fix_buckets(spec, folder) == ModelEdit("m")
 
 
 def test_regions_are_captured_in_the_place_of_the_model(folder: Path) -> None:

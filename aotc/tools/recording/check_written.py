@@ -18,10 +18,8 @@ import msgspec
 from torch import nn
 
 from aotc.amounts import listed
-from aotc.errors import ManifestError
 from aotc.machine.processes import child_command, child_environment, whole_lines
-from aotc.manifest.edit import Change, ModelEdit, Problem, edited, with_lines
-from aotc.manifest.read import read_manifest
+from aotc.manifest.edit import Change, ModelEdit, Problem, edited, rewrite, with_lines
 from aotc.reads.tensors import plain_state
 from aotc.records import Bucket, Dims, takes
 
@@ -47,24 +45,17 @@ def check_written(path: Path, models: Mapping[str, Sequence[Dims]], seconds: flo
     the problems.
     """
     text = path.read_text()
-    checked: set[str] = set()
-    for edit in _edits(path, list(models), seconds):
-        checked.add(edit.model)
+    checked = {edit.model: edit for edit in _edits(path, list(models), seconds)}
+    for edit in checked.values():
         text = _mended(text, path, edit, models[edit.model])
-    unfinished = path.with_name(f".{path.name}.checked.tmp.yaml")
-    try:
-        unfinished.write_text(text)
-        read_manifest(unfinished)
-        unfinished.rename(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    rewrite(path, text)
     if left := [name for name in models if name not in checked]:
         told = "%s: not checked in %.0f s: %s; `aotc build --fix-buckets` checks"
         _log.warning(told, path, seconds, listed(left, 3))
 
 
 def _edits(path: Path, models: Collection[str], seconds: float) -> Iterator[ModelEdit]:
-    """What the process finds, a model at a time, for so many seconds."""
+    """What the process finds in so many seconds; of a model, the last is the best."""
     command = child_command("aotc.compiler.manifest_check", str(os.getpid()), str(path), *models)
     ends = time.monotonic() + seconds
     with tempfile.TemporaryFile("w+") as errors:
@@ -96,15 +87,14 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def _mended(text: str, path: Path, edit: ModelEdit, sizes: Sequence[Dims]) -> str:
-    edit = _with_all_sizes(edit, sizes)
-    try:
-        mended = edited(text, [edit])
-    except ManifestError as error:  # a bucket that is not written out
+    free = [{dim: size for dim, size in dims.items() if dim not in edit.related} for dims in sizes]
+    edit = _with_all_sizes(edit, free)
+    mended, errors = edited(text, [edit])
+    for error in errors:
         _log.warning("%s: %s", path, error)
-        return text
     problem = edit.problem
     if edit.regions is not None and problem is not None:
-        outside = f" Outside of them: {', '.join(edit.regions.eager)}." if edit.regions.eager else ""
+        outside = f" Outside of them: {listed(edit.regions.eager, 5)}." if edit.regions.eager else ""
         share = f"{edit.regions.share:.0%} of the time of a call in eager"
         told = f"cannot be captured whole: {_told(problem)}. These parts are compiled, {share}; all else runs in eager."
         return with_lines(mended, edit.model, told + outside, [f"regions: {json.dumps(edit.regions.patterns)}"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -80,11 +81,15 @@ def edited(text: str, edits: Sequence[ModelEdit], *, comments: bool = True) -> t
 
 
 def rewrite(path: Path, text: str) -> None:
-    """Write a manifest's text. Raises ManifestError, and leaves the file as it was, where that has mistakes."""
+    """Write a manifest's text in the place of another.
+
+    Raises ManifestError for a text with mistakes, and leaves the file as it was.
+    """
     unfinished = path.resolve().with_name(f".{path.name}.edited.tmp.yaml")
     try:
         unfinished.write_bytes(text.encode())
         read_manifest(unfinished)
+        shutil.copymode(path, unfinished)
         unfinished.rename(path.resolve())
     finally:
         unfinished.unlink(missing_ok=True)
@@ -159,9 +164,8 @@ def with_lines(text: str, model: str, comment: str, lines: Sequence[str] = ()) -
     rows = text.splitlines(keepends=True)
     for mark in begins:
         indent = " " * mark.column
-        rows.insert(
-            mark.line, "".join(f"{row}\n" for row in (*_comment(comment, indent), *(indent + x for x in lines)))
-        )
+        added = [*_comment(comment, indent), *(f"{indent}{line}" for line in lines)]
+        rows.insert(mark.line, "".join(f"{row}\n" for row in added))
     return "".join(rows)
 
 

@@ -140,6 +140,10 @@ def test_what_cannot_be_edited_is_told_and_the_rest_is(tmp_path: Path) -> None:
 def test_a_manifest_is_not_replaced_by_one_with_mistakes(tmp_path: Path) -> None:
     path = tmp_path / "manifest.yaml"
     path.write_text("version: 1\n")
+    path.chmod(0o640)
     with pytest.raises(ManifestError):
         rewrite(path, "version: 1\nmodels: {m: {}}\n")
     assert path.read_text() == "version: 1\n" and list(tmp_path.iterdir()) == [path]
+    right = f"{HEAD}  m: {{{FACTORY}, buckets: [{{batch: 2, seq: 1}}]}}\n"
+    rewrite(path, right)
+    assert path.read_text() == right and path.stat().st_mode & 0o777 == 0o640

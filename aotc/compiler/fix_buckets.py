@@ -146,6 +146,8 @@ class _Tries:
             return []
         dim, sizes = error.fields.get("dim", ""), bucket.get(error.fields.get("dim", ""))
         if isinstance(sizes, SizeRange) and (instead := error.fields.get("instead", ())):
+            if len(instead) > MOST_BUCKETS:  # the sizes that one graph takes lie scattered
+                instead = (sizes.tune_at,)
             fixed = all(isinstance(size, int) for size in instead)
             return _with(bucket, {dim: _each(sizes, instead) if fixed else instead})
         return self._fixed(bucket)

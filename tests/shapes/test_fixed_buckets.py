@@ -57,6 +57,11 @@ class OneMore(nn.Module):
         return torch.cat([x, x[:1]]) + y
 
 
+class Scattered(nn.Module):
+    def forward(self, x):
+        return x * 2 if x.shape[0] * x.shape[0] % 7 in (2, 4) else x * 3
+
+
 class Pair(nn.Module):
     def forward(self, x, y):
         return x + y
@@ -101,6 +106,7 @@ def fixed(folder: Path, model: str, inputs: str, bucket: str, more: str = "") ->
         ("Eights", "{x: {shape: [n]}}", "{n: [8, 64]}", ["n=8", "n=16..64 step 8"], "`n % 8 == 0`"),
         ("NeedsOne", ONE, "{n: [0, 32]}", ["n=1..32"], "the model itself fails there"),
         ("Long", ONE, "{n: {range: [1, 32], tune_at: 1}}", ["n=1", "n=2..4", "n=5..32"], "tuned at 1"),
+        ("Scattered", ONE, "{n: [2, 64]}", ["n=64"], "as one graph"),
         ("Counted", ONE, "{n: [2, 64]}", ["n=64"], "accepts only `n` of 64"),
         ("Counted", ONE, "{n: [2, 4]}", ["n=2", "n=3", "n=4"], "accepts only `n` of 4"),
         (

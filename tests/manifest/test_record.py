@@ -256,6 +256,26 @@ def test_models_of_transformers_are_made_from_their_configuration(tmp_path: Path
     assert written.items() >= sizes.items() and "hidden_act" not in written, "its class has that by default"
 
 
+def test_a_mixture_of_experts_is_made_with_its_own_implementation(tmp_path: Path) -> None:
+    """Another one calls operators of transformers, which a service would need."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.MixtralConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        vocab_size=99,
+        num_local_experts=4,
+        experts_implementation="batched_mm",
+    )
+    module = transformers.MixtralModel(config).eval()
+    with torch.no_grad(), aotc.record(tmp_path / "experts.yaml", {"experts": module}):
+        module(input_ids=torch.ones(1, 4, dtype=torch.int64), use_cache=False)
+    made: Any = build_modules(read_manifest(tmp_path / "experts.yaml"))["experts"]
+    assert made.config._experts_implementation == "batched_mm"
+
+
 def test_a_configuration_with_a_default_that_no_manifest_holds_is_recorded(tmp_path: Path) -> None:
     """Mamba 2 limits a step to [0, inf], a tuple, by default."""
     transformers = pytest.importorskip("transformers")

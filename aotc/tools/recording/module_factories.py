@@ -19,8 +19,8 @@ from aotc.reads.tensors import named_state
 _WITHOUT = ("transformers_version", "model_type", "architectures", "dtype", "torch_dtype")
 """Of a configuration of transformers: where it came from."""
 
-_IMPLEMENTATION = "sdpa"
-"""The attention that transformers takes by itself."""
+_IMPLEMENTATIONS = {"attn_implementation": "sdpa", "experts_implementation": "grouped_mm"}
+"""What transformers takes by itself for a model's attention and its experts."""
 
 
 class Made(NamedTuple):
@@ -58,9 +58,10 @@ def _reference(cls: type, folder: Path) -> str | None:
 
 def _from_transformers(reference: str, config: Any, folder: Path) -> Made | None:
     values = _with_text_keys(_own_values(config))
-    implementation = getattr(config, "_attn_implementation", None)
-    if isinstance(implementation, str) and implementation != _IMPLEMENTATION:
-        values["attn_implementation"] = implementation
+    for what, usual in _IMPLEMENTATIONS.items():
+        implementation = getattr(config, f"_{what}", None)
+        if isinstance(implementation, str) and implementation != usual:
+            values[what] = implementation
     made = _reference(type(config), folder)
     if made is None or not _is_plain(values):
         return None

@@ -191,6 +191,7 @@ COMPILER = (
     "workers",
     *("executors", "scheduling", "shards", "request"),
     *("pipeline", "rebuild_check", "mistakes"),
+    *("fix_buckets", "manifest_check"),
 )
 """The parts of the compiler, the lowest first: each imports those before it and none behind it."""
 

@@ -16,6 +16,7 @@ from aotc.amounts import counted
 from aotc.cli.build_output import (
     failures_shown,
     show_checked,
+    show_fixed_buckets,
     show_native,
     show_plan,
     show_report,
@@ -24,7 +25,7 @@ from aotc.cli.build_output import (
     totals,
 )
 from aotc.cli.options import json_option, store_option, valid_tag
-from aotc.cli.output import echo, notice, printing_to_stderr, progress_console
+from aotc.cli.output import echo, echo_lines, notice, printing_to_stderr, progress_console
 from aotc.cli.signals import ctrl_c_kept, end_on_sigterm
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class Options:
     partial: bool = False
     yes: bool = False
     suggest_regions: bool = False
+    fix_buckets: bool = False
     check: bool = False
     as_json: bool = False
 
@@ -160,6 +162,12 @@ class Options:
 )
 @click.option("--yes", is_flag=True, help=f"In a terminal: do not ask before more than {ASK_ABOVE} units are compiled.")
 @click.option("--suggest-regions", is_flag=True, help="Suggest submodules for `regions:`; compile nothing.")
+@click.option(
+    "--fix-buckets",
+    is_flag=True,
+    help="First capture every bucket, and write others into MANIFEST for those that are refused, as a diff shows. With "
+    "--dry-run: show the diff only.",
+)
 @click.option("--check", is_flag=True, help="Compile the store's units again, with their picks, and compare all bytes.")
 @json_option
 def build(**given: Any) -> None:
@@ -173,7 +181,13 @@ def build(**given: Any) -> None:
     options = Options(**given)
     if options.check and options.executor_name != "local":
         raise click.UsageError(f"--check compiles on this machine: leave out --executor {options.executor_name}")
+    if options.fix_buckets and (options.check or options.suggest_regions):
+        raise click.UsageError("--fix-buckets goes with neither --check nor --suggest-regions")
     manifest = read_checked(options.manifest, options.models)
+    if options.fix_buckets:
+        manifest = _fix_buckets(options, manifest)
+        if options.dry_run:
+            return
     servers = ForkServers()
     click.get_current_context().call_on_close(servers.close)
     if options.compiles_here and _is_new(manifest, options.store_path, options.tag):
@@ -279,6 +293,32 @@ def _dry_run(options: Options, request: BuildRequest) -> None:
     show_unmatched_picks(planned, request.picks)
     if not options.as_json:
         echo(totals(planned, estimate(place.opened(), planned), options.jobs or 1))
+
+
+def _fix_buckets(options: Options, manifest: Manifest) -> Manifest:
+    """Write the manifest with buckets that can be captured, unless this is a dry run, and read it again."""
+    import_pipeline()
+    from aotc.compiler.fix_buckets import fix_buckets
+    from aotc.compiler.mistakes import check_settings
+    from aotc.manifest import read_manifest
+    from aotc.manifest.edit import edited, rewrite
+    from aotc.models.auto_inputs import with_inputs
+    from aotc.models.factory import build_module
+
+    check_settings(manifest)
+    folder, specs = manifest.folder, manifest.models.values()
+    with printing_to_stderr():
+        full = [with_inputs(manifest, spec, build_module(spec, folder)) for spec in specs]
+        found = [fix_buckets(spec, folder) for spec in full]
+    before = manifest.path.read_bytes().decode("utf-8-sig")
+    after, errors = edited(before, found, comments=manifest.path.suffix != ".json")
+    show_fixed_buckets(manifest.path, before, after, found, options.as_json, options.dry_run)
+    for error in errors:
+        echo_lines(f"warning: {error}", err=True)
+    if options.dry_run or after == before:
+        return manifest
+    rewrite(manifest.path, after)
+    return read_manifest(manifest.path, options.models)
 
 
 def _suggest_regions(manifest: Manifest, as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from aotc.compiler.estimate import Estimate
     from aotc.compiler.rebuild_check import Checked
     from aotc.compiler.report import BuildReport, Outcome
+    from aotc.manifest.edit import ModelEdit
     from aotc.picks import PickFile
 
 
@@ -200,6 +202,29 @@ def show_checked(checked: Sequence[Checked], as_json: bool) -> None:
             echo_lines(f"    {unit.error}", err=True)
 
 
+def show_fixed_buckets(
+    path: Path, before: str, after: str, found: Sequence[ModelEdit], as_json: bool, is_all: bool
+) -> None:
+    """The change of the manifest as a diff, and the buckets that no change helps. `is_all`: nothing else is printed, so
+    this is the command's result."""
+    from aotc.records import bucket_name
+
+    lines = before.splitlines(keepends=True), after.splitlines(keepends=True)
+    diff = "".join(difflib.unified_diff(*lines, str(path), f"{path} with buckets that can be captured"))
+    if as_json and is_all:
+        print_json({"models": found, "diff": diff})
+        return
+    echo_lines(diff or f"{path}: no bucket to change", err=not is_all)
+    for model in found:
+        if problem := model.problem:
+            echo_lines(f"{model.model} {bucket_name(problem.bucket)}: no other sizes help", err=True)
+            if problem.source:
+                echo_lines(f"  at {problem.source}", err=True)
+            echo_lines(f"  {problem.message}", err=True)
+            if problem.hint:
+                echo_lines(f"  hint: {problem.hint}", err=True)
+
+
 def show_suggestions(found: Sequence[Suggestion], as_json: bool) -> None:
     if as_json:
         print_json(found)
@@ -219,6 +244,8 @@ def show_suggestions(found: Sequence[Suggestion], as_json: bool) -> None:
         if not model.regions:
             echo_lines("    nothing that repeats could be a region")
             continue
+        outside = f"; outside of them: {', '.join(model.eager)}" if model.eager else ""
+        echo_lines(f"    the regions take {model.time:.0%} of the time of a call in eager{outside}")
         patterns = ", ".join(json.dumps(pattern) for pattern in model.regions)
         live = "    weights: live  # those of regions cannot be frozen\n" if model.frozen else ""
         echo_lines(f"\n  {model.model}:\n    regions: [{patterns}]\n{live}")

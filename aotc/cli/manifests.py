@@ -34,7 +34,13 @@ from aotc.cli.output import echo, echo_lines, print_json, printing_to_stderr
     show_default=True,
     help="The file to write.",
 )
-def init(factory: str, call: str | None, kwargs: Sequence[str], name: str | None, output: Path) -> None:
+@click.option(
+    "--check/--no-check",
+    default=True,
+    show_default=True,
+    help="Capture the model, in another process for at most a minute; write buckets or regions that can be captured.",
+)
+def init(factory: str, call: str | None, kwargs: Sequence[str], name: str | None, output: Path, check: bool) -> None:
     """Write a first manifest from one example call.
 
     FACTORY is package.module:name, a callable that returns the model.
@@ -43,7 +49,7 @@ def init(factory: str, call: str | None, kwargs: Sequence[str], name: str | None
 
     given = _read_kwargs(kwargs)
     with printing_to_stderr():
-        written = write_first_manifest(output, factory, call, given, name)
+        written = write_first_manifest(output, factory, call, given, name, check=check)
     echo_lines(written, nl=False)
     echo(f"wrote {output}", err=True)
 

@@ -185,10 +185,9 @@ def explain_failure(error: BaseException, stage: str) -> BuildError:
     )
     if "expert" in source and "data-dependent" in text:
         hint += "; transformers: `experts_implementation: batched_mm` in the kwargs of the configuration"
-    proposal = _proposed_ranges(text)
     return BuildError(
         f"{stage}: {_plain(f'{type(error).__name__}: {_first_lines(text)}')}",
-        hint=f"{proposal}; {hint}" if proposal and hint else proposal or hint,
+        hint=hint,
         stage=stage,
         source=source,
     )
@@ -344,21 +343,3 @@ def _shown(frame: traceback.FrameSummary) -> str:
     if "-packages/" in frame.filename:
         name = re.split(r"(?:site|dist)-packages/", frame.filename)[-1]
     return f"{name}:{frame.lineno} in {frame.name}: {line}"
-
-
-_FIX = re.compile(r"^\s*(?P<name>\w+) = (?P<value>.+)$", re.MULTILINE)
-
-
-def _proposed_ranges(text: str) -> str:
-    """torch.export's suggested fixes, as dims of a manifest."""
-    _, _, fixes = text.partition("uggested fixes")
-    proposals = []
-    for match in _FIX.finditer(fixes):
-        name, value = match["name"], match["value"].strip()
-        if times := re.fullmatch(r"(\d+)\s*\*\s*_\w+", value):
-            proposals.append(f"`{name}: {{range: […], multiple_of: {times[1]}}}`")
-        elif value.isdigit():
-            proposals.append(f"`{name}: {value}` (one fixed size)")
-        elif limits := re.search(r"(min|max)=(\d+)(?:, max=(\d+))?", value):
-            proposals.append(f"`{name}` with {limits[0]}")
-    return f"the model needs these dims: {', '.join(proposals)}" if proposals else ""

@@ -1,6 +1,6 @@
 """Compile one unit in this process: model spec, bucket and target become an artifact with one variant.
 
-The worker process runs `compile_unit`.
+The worker process runs `compile_unit`; `capture_unit` is its part before the compile.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -18,7 +19,7 @@ from aotc.compiler.autotune.shared_picks import SharedPicks
 from aotc.compiler.capture.facts.build_only import build_only_effects
 from aotc.compiler.capture.facts.custom_operators import Registrations
 from aotc.compiler.capture.module_objects import KeptObjects
-from aotc.compiler.capture.unit_graph import export, subject_of
+from aotc.compiler.capture.unit_graph import Exported, Subject, export, subject_of
 from aotc.compiler.codegen.aot_inductor import LIBRARY, CompiledFiles, compile_capture
 from aotc.compiler.codegen.graph_key import graph_key
 from aotc.compiler.codegen.inductor_options import inductor_options
@@ -26,7 +27,7 @@ from aotc.compiler.codegen.stored_code import stored_code
 from aotc.compiler.cross_compile.capture import export_for_absent_gpu
 from aotc.compiler.key import triton_version
 from aotc.compiler.messages import Autotuned, Job
-from aotc.compiler.publish.record import BuiltUnit, take_snapshot, write_record
+from aotc.compiler.publish.record import BuiltUnit, Snapshot, take_snapshot, write_record
 from aotc.compiler.rank_kinds import ranks_of_code, with_own_regions
 from aotc.compiler.sources import model_sources
 from aotc.compiler.toolchain.triton_compilers import begin_triton_compilers
@@ -39,7 +40,7 @@ from aotc.models.ranks import make_meshes_on
 from aotc.picks import PICKS_SCHEMA_VERSION, PickFile, UnitPicks
 from aotc.reads.modes import take_ambient
 from aotc.reads.sources import BY_DIGEST
-from aotc.records import part_name, tuned_dims
+from aotc.records import Parallel, part_name, tuned_dims
 from aotc.store.layout.units import Shared
 
 SHARED_PICKS = "picks"
@@ -47,15 +48,26 @@ SHARED_PICKS = "picks"
 Stage = Callable[[str], None]
 
 
-def compile_unit(job: Job, stage: Stage) -> Autotuned:
-    """Compile the unit into `job.output`, with its record. `stage` is called with the name of each stage at its begin.
+class CapturedUnit(NamedTuple):
+    """A unit before it is compiled. `runs_on` is the CPU where the target's GPU is absent; the report has the notes of
+    `exported`, too."""
 
-    Exceptions of the model, torch.export and Inductor pass through; `aotc.compiler.explain_failure` explains them.
-    """
+    job: Job
+    runs_on: Target
+    model: nn.Module
+    snapshot: Snapshot
+    subject: Subject
+    leaves: list[Any]
+    exported: Exported
+    parallel: Parallel | None
+    registrations: Registrations
+    notes: tuple[str, ...]
+
+
+def capture_unit(job: Job, stage: Stage) -> CapturedUnit:
+    """Make the unit's module and capture its graph. `stage` is called as by `compile_unit`, and exceptions pass
+    through as there."""
     target = parse_target(job.target)
-    options = inductor_options(job.spec, target)
-    if target.device == "cuda":
-        begin_triton_compilers(options, absent_gpu=bool(job.gpu))
     registrations = Registrations()
     # What needs values runs on the CPU where the GPU is absent.
     runs_on = Target("cpu", "cpu") if job.gpu else target
@@ -76,9 +88,24 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
             exported = export(job, subject, leaves, other_leaves, kept, runs_on)
             parallel, other_ranks = ranks_of_code(job, snapshot, subject, exported, runs_on)
         _raise_if_edited(job, model)
+    notes = (*effects, *other_ranks)
+    return CapturedUnit(*(job, runs_on, model, snapshot, subject, leaves, exported, parallel, registrations, notes))
+
+
+def compile_unit(job: Job, stage: Stage) -> Autotuned:
+    """Compile the unit into `job.output`, with its record. `stage` is called with the name of each stage at its begin.
+
+    Exceptions of the model, torch.export and Inductor pass through; `aotc.compiler.explain_failure` explains them.
+    """
+    target = parse_target(job.target)
+    options = inductor_options(job.spec, target)
+    if target.device == "cuda":
+        begin_triton_compilers(options, absent_gpu=bool(job.gpu))
+    captured = capture_unit(job, stage)
+    job, subject, exported, leaves = captured.job, captured.subject, captured.exported, captured.leaves
     with modes_of(job.spec, target.device):
         if job.gpu:
-            exported = export_for_absent_gpu(job, subject, model, leaves, exported)
+            exported = export_for_absent_gpu(job, subject, captured.model, leaves, exported)
         stage("compile")
         picker, halves = _picker(job, target), None
         if job.spec.train:
@@ -96,13 +123,14 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
         ambient = take_ambient(target.device)
     picker.raise_if_locked_out()
     libraries = (LIBRARY, BACKWARD) if halves else (LIBRARY,)
+    registrations, parallel = captured.registrations, captured.parallel
     needed = (registrations.needed((Path(job.output) / name).with_suffix(".json")) for name in libraries)
     operators = tuple(dict.fromkeys(itertools.chain(*needed)))
     ranks = parallel.ranks if parallel else ()
     picks = stored.picks if stored is not None else _pick_file(job, target, picker, ranks)
     write_record(
         BuiltUnit(
-            *(job, target, snapshot, subject, exported, options, compiled, operators, picks, ambient),
+            *(job, target, captured.snapshot, subject, exported, options, compiled, operators, picks, ambient),
             untuned=picker.untuned if stored is None else stored.untuned,
             backward=halves.record(BACKWARD) if halves else None,
             parallel=parallel,
@@ -110,7 +138,7 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
         )
     )
     reused = stored.unit if stored is not None else ""
-    return _autotuned(picker, compiled, [*_absence(job), *effects, *exported.notes, *other_ranks], reused)
+    return _autotuned(picker, compiled, [*_absence(job), *captured.notes, *exported.notes], reused)
 
 
 def _absence(job: Job) -> list[str]:

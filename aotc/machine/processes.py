@@ -82,11 +82,15 @@ class Child:
         """Wait for its end. "" if all is well, else how it ended."""
         return how_ended(self._process.wait())
 
+    def kill(self) -> None:
+        """End it now, and so its messages."""
+        self._process.kill()
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.kill()
+        self.kill()
         self._process.__exit__(None, None, None)
 
 

@@ -46,6 +46,18 @@ def parse_size(value: Any) -> Size:
     return first if first == last else sizes
 
 
+def size_text(size: Size) -> str:
+    """A size in the manifest's syntax, which `parse_size` reads back."""
+    if isinstance(size, int):
+        return str(size)
+    parts = [f"range: [{size.min}, {size.max}]"]
+    if size.multiple_of > 1:
+        parts.append(f"multiple_of: {size.multiple_of}")
+    if size.tune_at != size.max:
+        parts.append(f"tune_at: {size.tune_at}")
+    return f"{{{', '.join(parts)}}}"
+
+
 def _nearest_member(sizes: SizeRange) -> int:
     step = sizes.multiple_of
     return min(max((sizes.tune_at + step // 2) // step * step, sizes.min), sizes.max)

@@ -44,6 +44,33 @@ def test_a_model_that_exports_is_said_to() -> None:
     assert suggested("Acts", ["n", 4]).whole is None
 
 
+def test_the_share_of_the_time_within_the_regions_is_told(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import time\n"
+        "from torch import nn\n"
+        "class Slow(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.inner = nn.Identity()\n"
+        "    def forward(self, x):\n"
+        "        time.sleep(0.06)\n"
+        "        return self.inner(x)\n"
+        "class Model(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.body = nn.Sequential(Slow(), Slow())\n"
+        "        self.head = nn.Identity()\n"
+        "    def forward(self, x):\n"
+        "        x = self.body(x)\n"
+        "        time.sleep(0.12)\n"
+        "        return self.head(x) if x.sum() > 0 else x\n"
+    )
+    spec = ModelSpec(name="slow", factory="slow.py:Model", inputs={"x": {"shape": [2]}}, buckets=({},))
+    found = suggest_regions(spec, tmp_path)
+    assert found.regions == ("body.*",) and found.eager == ("head",)
+    assert 0.4 < found.time < 0.6
+
+
 def test_the_command_prints_lines_for_the_manifest(tmp_path: Path) -> None:
     manifest = tmp_path / "manifest.yaml"
     (tmp_path / "region_models.py").write_text((ZOO / "region_models.py").read_text())
@@ -55,6 +82,7 @@ def test_the_command_prints_lines_for_the_manifest(tmp_path: Path) -> None:
     assert shown.exit_code == 0, shown.output
     assert '  deep:\n    regions: ["layers.*.body"]\n' in shown.output
     assert "deep: does not export as a whole: in `layers.0`, region_models.py:" in shown.output
+    assert " of the time of a call in eager" in shown.output
     assert json.loads(CliRunner().invoke(main, [*arguments, "--json"]).stdout)[0]["regions"] == ["layers.*.body"]
     assert not (tmp_path / "store").exists()
     manifest.write_text(manifest.read_text().replace("deep: {", "deep: {weights: frozen, "))

@@ -15,7 +15,9 @@ from aotc.errors import ManifestError
 from aotc.manifest import Manifest, read_manifest
 from aotc.models.auto_inputs import auto_inputs, with_inputs
 from aotc.models.factory import build_modules
-from aotc.tools.recording.first_manifest import write_first_manifest
+from aotc.tools.recording.first_manifest import to_yaml, write_first_manifest
+
+pytestmark = pytest.mark.usefixtures("unchecked")
 
 NETS = """\
 import torch
@@ -371,3 +373,10 @@ def test_a_value_of_kwargs_may_be_made_by_a_factory(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match=r"`nested\.Config` names no factory") as caught:
         read_manifest(path)
     assert caught.value.issues[0].where.endswith(":7")
+
+
+@pytest.mark.parametrize("value", [1e-6, 1e-05, 2.5e-07, 1e16, 1e300, 1.0, -1e-6, "1e-06"])
+def test_a_number_is_written_so_that_every_reader_of_yaml_takes_it_for_one(value: Any) -> None:
+    import yaml
+
+    assert yaml.safe_load(to_yaml(value)) == value

@@ -18,6 +18,8 @@ from aotc.errors import ManifestError
 from aotc.manifest import read_manifest
 from aotc.models.factory import build_modules
 
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 NETS = """\
 import torch
 from torch import nn
@@ -240,13 +242,57 @@ def test_models_of_transformers_are_made_from_their_configuration(tmp_path: Path
         "num_attention_heads": 2,
         "vocab_size": 60,
     }
-    bert = transformers.BertModel(transformers.BertConfig(**sizes, attn_implementation="eager")).eval()
+    labels = {0: "no", 1: "perhaps", 2: "yes"}
+    config = transformers.BertConfig(**sizes, attn_implementation="eager", id2label=labels)
+    bert = transformers.BertModel(config).eval()
     with torch.no_grad(), aotc.record(tmp_path / "bert.yaml", SimpleNamespace(encoder=bert)):
         for seq in (4, 6):
             bert(input_ids=torch.ones(1, seq, dtype=torch.int64))
     (made,) = build_modules(read_manifest(tmp_path / "bert.yaml")).values()
     assert made.state_dict().keys() == bert.state_dict().keys()
     assert made.config.to_diff_dict() == bert.config.to_diff_dict() and made.config._attn_implementation == "eager"
+    assert made.config.id2label == labels
+    written = models_in(str(tmp_path / "bert.yaml"))["encoder"]["kwargs"]["config"]["kwargs"]
+    assert written.items() >= sizes.items() and "hidden_act" not in written, "its class has that by default"
+
+
+def test_a_mixture_of_experts_is_made_with_its_own_implementation(tmp_path: Path) -> None:
+    """Another one calls operators of transformers, which a service would need."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.MixtralConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        vocab_size=99,
+        num_local_experts=4,
+        experts_implementation="batched_mm",
+    )
+    module = transformers.MixtralModel(config).eval()
+    with torch.no_grad(), aotc.record(tmp_path / "experts.yaml", {"experts": module}):
+        module(input_ids=torch.ones(1, 4, dtype=torch.int64), use_cache=False)
+    made: Any = build_modules(read_manifest(tmp_path / "experts.yaml"))["experts"]
+    assert made.config._experts_implementation == "batched_mm"
+
+
+def test_a_configuration_with_a_default_that_no_manifest_holds_is_recorded(tmp_path: Path) -> None:
+    """Mamba 2 limits a step to [0, inf], a tuple, by default."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.Mamba2Config(
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_heads=4,
+        head_dim=16,
+        state_size=16,
+        n_groups=1,
+        vocab_size=99,
+    )
+    mamba = transformers.Mamba2Model(config).eval()
+    with torch.no_grad(), aotc.record(tmp_path / "mamba.yaml", {"mamba": mamba}):
+        mamba(input_ids=torch.ones(1, 4, dtype=torch.int64))
+    made = build_modules(read_manifest(tmp_path / "mamba.yaml"))["mamba"]
+    assert made.config.to_diff_dict() == config.to_diff_dict()  # type: ignore[union-attr]
 
 
 def test_without_pyyaml_it_says_what_to_install() -> None:

@@ -606,6 +606,45 @@ def test_the_larger_and_the_smaller_of_sizes_are_said_in_pythons_words(spec_of: 
 
 
 @pytest.mark.parametrize(
+    ("fixes", "bucket", "message", "hint"),
+    [
+        (
+            "  _n = Dim('_n', min=2, max=4)\n  n = 8*_n",
+            "{n: [1, 64]}",
+            "`n: 1..64` as one graph",
+            "`n: {range: [16, 32], multiple_of: 8}`",
+        ),
+        (
+            "  n_over_4 = 2*_n_over_4\n  _n_over_4 = Dim('_n_over_4', max=3)",
+            "{n: {range: [8, 64], multiple_of: 4}}",
+            "`n: 8..64 step 4` as one graph: it needs `n % 8 == 0",
+            "`n: {range: [8, 24], multiple_of: 8}`",
+        ),
+        ("  n = 64", "{n: [1, 64]}", "accepts only `n` of 64", "`n: 64`"),
+    ],
+)
+def test_fixes_that_torch_suggests_are_said_in_the_manifest_s_dims(
+    spec_of: Any, fixes: str, bucket: str, message: str, hint: str
+) -> None:
+    """Where torch's message has no condition that can be said over dims."""
+    spec = spec_of("Learned", ONE, bucket)
+    text = f"Constraints violated (n)!\n  - unknown\nSuggested fixes:\n{fixes}\n"
+    problem = explain_constraints(text, make_signature(spec, _Identity()), spec.buckets[0])
+    assert problem is not None
+    assert message in problem.message and hint in problem.hint
+
+
+def test_a_dim_that_follows_from_another_is_said_as_an_expression(spec_of: Any, tmp_path: Path) -> None:
+    spec = spec_of("Pair", TWO, "{a: [2, 32], b: {range: [8, 64], multiple_of: 8}}")
+    text = (
+        "Constraints violated (b_over_8)!\n  - The values of b_over_8 = L['y'].size()[0] must always be related to the "
+        "values of a = L['x'].size()[0] by b_over_8 = a + 1.\nSuggested fixes:\n  b_over_8 = a + 1\n"
+    )
+    problem = explain_constraints(text, make_signature(spec, build_module(spec, tmp_path)), spec.buckets[0])
+    assert problem is not None and problem.message == "the model needs `b` to be `8*(a + 1)`"
+
+
+@pytest.mark.parametrize(
     ("guard", "kept"),
     [
         ("-1*{n} >= -1*{n}", ()),  # as transformers' Lfm2 has it

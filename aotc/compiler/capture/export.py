@@ -22,6 +22,7 @@ from aotc.compiler.capture.custom_backward import HOOKS, backwards_kept
 from aotc.compiler.capture.distributed_tensors import export_program
 from aotc.compiler.capture.legacy_collectives import check_collectives, collective_error
 from aotc.compiler.capture.lifting.lift import Capture, lift
+from aotc.compiler.capture.needless_moves import needless_moves_skipped
 from aotc.compiler.capture.ranges.range_solver import NOT_PROVED
 from aotc.compiler.capture.spectra import inverse_of_a_range
 from aotc.compiler.capture.tensor_subclasses import opaque_parameters, unwrapped_parameters
@@ -63,7 +64,14 @@ def capture(
     args, kwargs = arguments_of(signature, leaves)
     with torch.set_grad_enabled(train):
         try:
-            with _declaring(module, list(kwargs)), _hooks_put_back(), patched("export"), _Followed(), backwards_kept():
+            with (
+                _declaring(module, list(kwargs)),
+                _hooks_put_back(),
+                patched("export"),
+                _Followed(),
+                backwards_kept(),
+                needless_moves_skipped(),
+            ):
                 program = _export_unwrapped(module, args, kwargs, dynamic_shapes, frozen)
         except Exception as error:
             if own := _own_failure(module, signature, leaves, error):
@@ -192,6 +200,7 @@ def model_fails(signature: Signature, error: Exception) -> BuildError:
         hint=hint,
         stage="export",
         source=model_line(error),
+        in_eager=True,
     )
 
 

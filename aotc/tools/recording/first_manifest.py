@@ -21,13 +21,21 @@ from aotc.models.auto_inputs import auto_inputs
 from aotc.models.casting import changed_by_cast
 from aotc.models.factory import build_module, build_modules, import_object
 from aotc.reads.tensors import dtype_name
+from aotc.tools.recording.check_written import check_written, is_small
 from aotc.tools.recording.seen_calls import bound_arguments, inputs_of_calls, left_out_arguments, look_at
 
 
 def write_first_manifest(
-    output: Path, factory: str, call: str | None, kwargs: Mapping[str, Any], name: str | None = None
+    output: Path,
+    factory: str,
+    call: str | None,
+    kwargs: Mapping[str, Any],
+    name: str | None = None,
+    *,
+    check: bool = False,
 ) -> str:
-    """Write a manifest of one model and give its text; it was read back, and its inputs fit the module.
+    """Write a manifest of one model and give its text; it was read back, and its inputs fit the module. To `check` it,
+    the model is captured in another process, see `check_written`.
 
     The same model and call give the same text each time: random numbers are those of seed 0.
 
@@ -60,7 +68,9 @@ def write_first_manifest(
         unfinished.rename(output)
     finally:
         unfinished.unlink(missing_ok=True)
-    return text
+    if check and is_small(module):
+        check_written(output, {spec.name: [dict(sizes)]})
+    return output.read_text()
 
 
 @contextmanager
@@ -108,7 +118,8 @@ def _inputs_of(
         return inputs, [{dim: size for dim, size in _AUTO_SIZES.items() if f'"{dim}"' in json.dumps(inputs)}], {}
     args, kwargs = _arguments(given)
     seen = {name: look_at(value, name) for name, value in bound_arguments(module, args, kwargs).items()}
-    return *inputs_of_calls([seen]), left_out_arguments(module, args, kwargs)
+    inputs, buckets, _ = inputs_of_calls([seen])
+    return inputs, buckets, left_out_arguments(module, args, kwargs)
 
 
 _AUTO_SIZES = {"batch": 1, "seq": 128, "decoder_seq": 32, "samples": 16_000}
@@ -208,4 +219,7 @@ def to_yaml(value: Any) -> str:
         return "[" + ", ".join(map(to_yaml, value)) + "]"
     if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _WORDS and not value.endswith(":"):
         return value
-    return json.dumps(value, ensure_ascii=False)
+    text = json.dumps(value, ensure_ascii=False)
+    if isinstance(value, float) and "." not in text:
+        return text.replace("e", ".0e")  # YAML 1.1 takes `1e-06` for text
+    return text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import sys
 from collections.abc import Mapping
@@ -18,8 +19,8 @@ from aotc.reads.tensors import named_state
 _WITHOUT = ("transformers_version", "model_type", "architectures", "dtype", "torch_dtype")
 """Of a configuration of transformers: where it came from."""
 
-_IMPLEMENTATION = "sdpa"
-"""The attention that transformers takes by itself."""
+_IMPLEMENTATIONS = {"attn_implementation": "sdpa", "experts_implementation": "grouped_mm"}
+"""What transformers takes by itself for a model's attention and its experts."""
 
 
 class Made(NamedTuple):
@@ -56,14 +57,39 @@ def _reference(cls: type, folder: Path) -> str | None:
 
 
 def _from_transformers(reference: str, config: Any, folder: Path) -> Made | None:
-    values = {key: value for key, value in config.to_diff_dict().items() if key not in _WITHOUT}
-    implementation = getattr(config, "_attn_implementation", None)
-    if isinstance(implementation, str) and implementation != _IMPLEMENTATION:
-        values["attn_implementation"] = implementation
+    values = _with_text_keys(_own_values(config))
+    for what, usual in _IMPLEMENTATIONS.items():
+        implementation = getattr(config, f"_{what}", None)
+        if isinstance(implementation, str) and implementation != usual:
+            values[what] = implementation
     made = _reference(type(config), folder)
     if made is None or not _is_plain(values):
         return None
     return Made(reference, {"config": {"factory": made, "kwargs": values}})
+
+
+def _own_values(config: Any) -> dict[str, Any]:
+    """The values in which a configuration differs from its class's defaults, if these make the same; else all."""
+    whole = config.to_diff_dict()
+    values = {key: value for key, value in whole.items() if key not in _WITHOUT}
+    try:
+        usual = type(config)().to_dict()
+        own = {key: value for key, value in values.items() if key not in usual or usual[key] != value}
+        is_same = type(config)(**own).to_diff_dict() == whole
+    except Exception:  # of a class without defaults, or that computes some from others
+        return values
+    return own if is_same else values
+
+
+def _with_text_keys(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values with the numbers of labels as text, as a manifest holds them; transformers makes numbers of them."""
+    plain: dict[str, Any] = {}
+    for key, value in values.items():
+        if key == "id2label" and isinstance(value, Mapping):
+            plain[key] = {str(number): label for number, label in value.items()}
+        else:
+            plain[key] = _with_text_keys(value) if isinstance(value, Mapping) else value
+    return plain
 
 
 def _from_diffusers(reference: str, cls: type, config: Mapping[str, Any]) -> Made | None:
@@ -107,4 +133,6 @@ def _is_plain(value: Any) -> bool:
         return all(isinstance(key, str) for key in value) and all(map(_is_plain, value.values()))
     if isinstance(value, list | tuple):
         return all(map(_is_plain, value))
-    return value is None or type(value) in (bool, int, float, str)
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or type(value) in (bool, int, str)

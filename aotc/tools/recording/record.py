@@ -23,13 +23,17 @@ Factory = str | Mapping[str, Any]
 
 @contextmanager
 def record(
-    output: str | os.PathLike[str], of: Any = None, *, factories: Mapping[str, Factory] | None = None
+    output: str | os.PathLike[str],
+    of: Any = None,
+    *,
+    factories: Mapping[str, Factory] | None = None,
+    check: bool = True,
 ) -> Iterator[None]:
     """Write a manifest of the modules that are called within, from what they are called with.
 
     Sizes that vary become dims: batches and images get a bucket for each size, lengths a range. Arguments that are no
     tensors become constants. A module that is called with other constants, dtypes or containers becomes several models
-    (`unet`, `unet-2`). Threads may call. Nothing is compiled, and no compiler is needed.
+    (`unet`, `unet-2`). Threads may call. Nothing is compiled, and this process imports no compiler.
 
     Args:
         output: the manifest to write, which must not exist.
@@ -61,6 +65,7 @@ def record(
     except ImportError as error:
         message = f"aotc.record writes a manifest, for which {error.name} is missing"
         raise ManifestError(message, hint="pip install 'aotc[build]'") from None
+    from aotc.tools.recording.check_written import check_written
     from aotc.tools.recording.recorded_manifest import Calls, write_recorded
 
     path = Path(output)
@@ -81,7 +86,9 @@ def record(
             "no call of a module was recorded",
             hint=f"call one of these within: {known}" if known else "call a module within the `with`",
         )
-    write_recorded(path, calls, factories or {})
+    written = write_recorded(path, calls, factories or {})
+    if check and written:
+        check_written(path, written)
     for issue in calls.issues:
         _log.warning("aotc.record: %s", issue)
     if calls.issues:

@@ -15,9 +15,11 @@ from aotc.errors import Issue, ManifestError
 from aotc.manifest.read import check_path, read_manifest
 from aotc.manifest.schema import MODEL_NAME
 from aotc.manifest.types import ModelSpec
+from aotc.records import Dims
+from aotc.tools.recording.check_written import is_small
 from aotc.tools.recording.first_manifest import model_lines, to_yaml, writing
 from aotc.tools.recording.module_factories import Made, factory_of
-from aotc.tools.recording.seen_calls import Seen, bound_arguments, inputs_of_calls, kind_of_call, look_at
+from aotc.tools.recording.seen_calls import InputsOfCalls, Seen, bound_arguments, inputs_of_calls, kind_of_call, look_at
 
 _log = logging.getLogger("aotc")
 
@@ -60,10 +62,12 @@ class Calls:
         return keep
 
 
-def write_recorded(output: Path, calls: Calls, factories: Mapping[str, Any]) -> None:
-    """Write the manifest, which is read back. Adds to the issues of `calls`. Raises ManifestError."""
+def write_recorded(output: Path, calls: Calls, factories: Mapping[str, Any]) -> dict[str, list[Dims]]:
+    """Write the manifest, which is read back. Adds to the issues of `calls`. Returns the models that can be checked by
+    making them again, each with the sizes of its calls. Raises ManifestError."""
     check_path(output.absolute())
-    lines = []
+    lines: list[str] = []
+    to_check: dict[str, list[Dims]] = {}
     for name, (module, method, kinds) in calls.of.items():
         if len(kinds) > MOST_KINDS:
             issue = Issue(
@@ -75,9 +79,13 @@ def write_recorded(output: Path, calls: Calls, factories: Mapping[str, Any]) -> 
             calls.issues[issue] = None
         made = _factory(name, module, factories, output)
         for number, recorded in enumerate(list(kinds.values())[:MOST_KINDS]):
-            lines += _lines(f"{name}-{number + 1}" if number else name, module, method, made, recorded)
+            shown = _shown(f"{name}-{number + 1}" if number else name)
+            of_calls = inputs_of_calls(recorded)
+            lines += _lines(shown, module, method, made, len(recorded), of_calls)
+            if not made.comment and is_small(module):
+                to_check[shown] = of_calls.sizes
     if not lines:
-        return
+        return {}
     count = sum(len(recorded) for _, _, kinds in calls.of.values() for recorded in kinds.values())
     head = f"# By `aotc.record`, from {count} calls. Edit it, then:  aotc build {output.name}"
     unfinished = output.with_name(f".{output.name}.recorded.tmp.yaml")
@@ -89,6 +97,7 @@ def write_recorded(output: Path, calls: Calls, factories: Mapping[str, Any]) -> 
             unfinished.rename(output)
         finally:
             unfinished.unlink(missing_ok=True)
+    return to_check
 
 
 def _factory(name: str, module: nn.Module, factories: Mapping[str, Any], output: Path) -> Made:
@@ -104,11 +113,14 @@ def _factory(name: str, module: nn.Module, factories: Mapping[str, Any], output:
     return Made(f"my_models:{function}", comment=f"write this function: it returns the {type(module).__qualname__}")
 
 
-def _lines(name: str, module: nn.Module, method: str, made: Made, calls: list[dict[str, Seen]]) -> list[str]:
-    inputs, buckets = inputs_of_calls(calls)
-    shown = name if re.search(MODEL_NAME, name) else re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._") or "model"
-    spec = ModelSpec(name=shown, factory=made.factory, inputs={}, buckets=({},), kwargs=made.kwargs, method=method)
-    lines = model_lines(spec, module, inputs, "1 call" if len(calls) == 1 else f"{len(calls)} calls")
+def _shown(name: str) -> str:
+    return name if re.search(MODEL_NAME, name) else re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._") or "model"
+
+
+def _lines(name: str, module: nn.Module, method: str, made: Made, count: int, calls: InputsOfCalls) -> list[str]:
+    inputs, buckets, _ = calls
+    spec = ModelSpec(name=name, factory=made.factory, inputs={}, buckets=({},), kwargs=made.kwargs, method=method)
+    lines = model_lines(spec, module, inputs, "1 call" if count == 1 else f"{count} calls")
     if made.comment:
         lines[1] += f" # {made.comment}"
     if any("randint" in str(form) for form in inputs.values()):

@@ -16,6 +16,7 @@ from aotc.manifest.inputs import is_tensor
 from aotc.manifest.schema import DTYPES
 from aotc.models.signature import Argument, UnnamedArguments, convention, named_arguments
 from aotc.reads.tensors import dtype_name
+from aotc.records import Dims
 
 Seen = Any
 """An argument without its values: a `SeenTensor`, a constant, or a dict or list of these."""
@@ -134,8 +135,16 @@ def kind_of_call(seen: Seen) -> object:
     return tuple(map(kind_of_call, seen)) if isinstance(seen, list) else (type(seen), repr(seen))
 
 
-def inputs_of_calls(calls: Sequence[Mapping[str, Seen]]) -> tuple[Inputs, Buckets]:
-    """The inputs in a manifest's form, and the buckets. The calls are of one kind.
+class InputsOfCalls(NamedTuple):
+    """The inputs and the buckets in a manifest's form, and the sizes of the dims in each call."""
+
+    inputs: Inputs
+    buckets: Buckets
+    sizes: list[Dims]
+
+
+def inputs_of_calls(calls: Sequence[Mapping[str, Seen]]) -> InputsOfCalls:
+    """What a manifest says of calls of one kind.
 
     A size that varies is a dim, the same one wherever the sizes of all calls are the same, or an expression of dims:
     `2*seq`, `seq + 1`, `seq + seq2`. Batches and images get a
@@ -153,7 +162,8 @@ def inputs_of_calls(calls: Sequence[Mapping[str, Seen]]) -> tuple[Inputs, Bucket
     shapes = iter(named)
     merged = (_merged(each) for each in zip(*tensors, strict=True))
     inputs = {name: _form(seen, shapes, merged) for name, seen in calls[0].items()}
-    return inputs, dims.buckets()
+    each = [{name: sizes[call] for name, sizes in dims.sizes.items()} for call in range(len(calls))]
+    return InputsOfCalls(inputs, dims.buckets(), each)
 
 
 class _Dims:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from aotc.compiler.capture.checks.captured_graph import call_captured
 from aotc.compiler.capture.lifting.lift import Capture
-from aotc.compiler.capture.ranges.bucket_proposals import sizes_of, split_proposal
+from aotc.compiler.capture.ranges.bucket_proposals import proposal, sizes_of, split_sizes
 from aotc.compiler.capture.ranges.dynamic_shapes import holds
 from aotc.errors import BuildError
 from aotc.expressions import Expression
@@ -53,14 +53,15 @@ def check_edges(
             if (others is smallest and dims == at_tuned) or not all(holds(condition, dims) for condition in needed):
                 continue
             if problem := _difference(module, signature, captured, dims, leaves_at):
-                proposal = split_proposal(dim, sizes, lambda other, edge=size: other > edge)  # type: ignore[misc]
+                instead = split_sizes(sizes, lambda other, edge=size: other > edge)  # type: ignore[misc]
                 small = " and ".join(f"`{name}` of {dims[name]}" for name in dims if dims[name] != at_tuned[name])
                 raise BuildError(
                     f"{size} is a special size of `{dim}: {sizes}`{small and f' with {small}'}: {problem}",
-                    hint=f"edit the manifest's buckets: {proposal}",
+                    hint=f"edit the manifest's buckets: {proposal(dim, instead)}",
                     stage="export",
                     dim=dim,
                     refused=[size],
+                    instead=instead,
                 )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-from aotc.records import SizeRange
+from aotc.manifest.sizes import size_text
+from aotc.records import Size, SizeRange
 
 EXAMINED = 65_536
 """Sizes of a range that are examined, from its smallest."""
@@ -21,14 +22,24 @@ def sizes_of(sizes: SizeRange) -> range:
 
 
 def split_proposal(dim: str, sizes: SizeRange, takes: Callable[[int], bool]) -> str:
-    """Buckets for the sizes that `takes` accepts, as ranges, and for refused sizes between these, alone; "" for none.
+    """The buckets of `split_sizes`, in the manifest's syntax; "" for none, and for more than a person reads."""
+    return proposal(dim, split_sizes(sizes, takes))
+
+
+def proposal(dim: str, instead: Sequence[Size]) -> str:
+    """These sizes of a dim as buckets, in the manifest's syntax; "" for more than a person reads."""
+    return " and ".join(f"`{dim}: {size_text(size)}`" for size in instead) if len(instead) <= SHOWN else ""
+
+
+def split_sizes(sizes: SizeRange, takes: Callable[[int], bool]) -> tuple[Size, ...]:
+    """The sizes that `takes` accepts, as ranges, and refused sizes between these, alone; none where it accepts none.
 
     Sizes that are not multiples of the accepted sizes' common step are left out: a model that needs `seq % 8 == 0`
     accepts no other.
     """
     accepted = [size for size in sizes_of(sizes) if takes(size)]
     if not accepted:
-        return ""
+        return ()
     step = math.gcd(*accepted) or 1
     if len(accepted) == 1:
         step = accepted[0] or 1
@@ -37,9 +48,7 @@ def split_proposal(dim: str, sizes: SizeRange, takes: Callable[[int], bool]) -> 
         candidates = [size for size in sizes_of(sizes) if size % step == 0]
     else:
         candidates = accepted
-    inside = set(accepted)
-    pieces = [form for run in _runs(candidates, step, inside) for form in [_form(dim, sizes, run, step)]]
-    return " and ".join(pieces) if len(pieces) <= SHOWN else ""
+    return tuple(_size(sizes, run, step) for run in _runs(candidates, step, set(accepted)))
 
 
 def _runs(candidates: Iterable[int], step: int, inside: set[int]) -> list[list[int]]:
@@ -54,13 +63,7 @@ def _runs(candidates: Iterable[int], step: int, inside: set[int]) -> list[list[i
     return runs
 
 
-def _form(dim: str, sizes: SizeRange, run: Sequence[int], step: int) -> str:
-    """A bucket's size in the manifest's syntax."""
+def _size(sizes: SizeRange, run: Sequence[int], step: int) -> Size:
     if len(run) == 1:
-        return f"`{dim}: {run[0]}`"
-    parts = [f"range: [{run[0]}, {run[-1]}]"]
-    if step > 1:
-        parts.append(f"multiple_of: {step}")
-    if sizes.tune_at in run and sizes.tune_at != run[-1]:
-        parts.append(f"tune_at: {sizes.tune_at}")
-    return f"`{dim}: {{{', '.join(parts)}}}`"
+        return run[0]
+    return SizeRange(run[0], run[-1], step, sizes.tune_at if sizes.tune_at in run else run[-1])

@@ -10,17 +10,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from aotc.amounts import listed
-from aotc.compiler.capture.ranges.bucket_proposals import sizes_of, split_proposal
+from aotc.compiler.capture.ranges.bucket_proposals import proposal, sizes_of, split_sizes
 from aotc.compiler.explain_failure import lines_shown
 from aotc.errors import BuildError
 from aotc.expressions import Expression
 from aotc.models.calls import fill, passed
-from aotc.records import Bucket, Dims, Signature, SizeRange, TensorLeaf, has_range, tuned_dims
+from aotc.records import Bucket, Dims, Signature, Size, SizeRange, TensorLeaf, has_range, tuned_dims
 
 SHOWN = 3
 """The number of conditions, and of refused sizes, that a message lists."""
@@ -167,7 +168,7 @@ def _narrowed(dim: str, sizes: SizeRange, needed: Sequence[Expression], bucket: 
         if any(not holds(condition, {**fixed, dim: size}) for size in refused)
     }
     reasons = sorted(breaking, key=lambda text: (len(text), text))
-    return _split_error(dim, sizes, refused, reasons, split_proposal(dim, sizes, takes))
+    return _split_error(dim, sizes, refused, reasons, split_sizes(sizes, takes))
 
 
 def _plainly(condition: Expression, dim: str, sizes: SizeRange, fixed: Dims) -> str:
@@ -187,16 +188,18 @@ def holds(condition: Expression, dims: Mapping[str, int]) -> bool:
 
 
 def _split_error(
-    dim: str, sizes: SizeRange, refused: Sequence[int], reasons: Sequence[str], proposal: str
+    dim: str, sizes: SizeRange, refused: Sequence[int], reasons: Sequence[str], instead: tuple[Size, ...]
 ) -> BuildError:
+    edit = proposal(dim, instead)
     shown = listed([*map(str, refused)], SHOWN)
     because = f": it needs {' and '.join(f'`{reason}`' for reason in reasons[:SHOWN])}" if reasons else ""
     return BuildError(
         f"the model does not take all of `{dim}: {sizes}` as one graph{because}; the range also holds {shown}",
-        hint=f"edit the manifest's buckets: {proposal}" if proposal else "list fixed buckets instead of the range",
+        hint=f"edit the manifest's buckets: {edit}" if edit else "list fixed buckets instead of the range",
         stage="export",
         dim=dim,
         refused=list(refused[:SHOWN]),
+        instead=instead,
     )
 
 
@@ -287,6 +290,7 @@ def _size_of(symbol: Any, environment: Any, signature: Signature) -> str:
 
 _GUARD = re.compile(r"satisfy the generated guard (?P<guard>.+?)\.?$", re.MULTILINE)
 _CONSTANT = re.compile(r"You marked (?P<dim>\w+) as dynamic but your code specialized it to be a constant \((\d+)\)")
+_RELATED = re.compile(r"must always be related to the values of .+ by (?P<dim>\w+) = (?P<by>.+?)\.?$", re.MULTILINE)
 _EQUAL = re.compile(r"The values of (?P<one>\w+) = .+ and (?P<other>\w+) = .+ must always be equal")
 
 
@@ -300,7 +304,10 @@ def explain_constraints(text: str, signature: Signature, bucket: Bucket) -> Buil
             f"the model needs `{one}` and `{other}` to be equal",
             hint=f"use one dim for both in the inputs' shapes, `{one}`",
             stage="export",
+            related=(other, one),
         )
+    if match := _RELATED.search(text):
+        return _related(match["dim"], match["by"])
     if match := _CONSTANT.search(text):
         return _specialized(_public(match["dim"]), int(match[2]), bucket)
     needed = []
@@ -312,12 +319,53 @@ def explain_constraints(text: str, signature: Signature, bucket: Bucket) -> Buil
     for dim, sizes in bucket.items():
         if isinstance(sizes, SizeRange) and (problem := _narrowed(dim, sizes, needed, bucket)):
             return problem
+    return _suggested(text.partition("uggested fixes")[2], bucket)
+
+
+_FIX = re.compile(r"^\s*(?P<name>\w+) = (?P<value>.+)$", re.MULTILINE)
+_LIMITS = re.compile(r"Dim\('\w+'(?:, min=(?P<min>\d+))?(?:, max=(?P<max>\d+))?\)")
+
+
+def _suggested(fixes: str, bucket: Bucket) -> BuildError | None:
+    """The BuildError for the first of torch.export's suggested fixes that changes a range of the bucket."""
+    values = {match["name"]: match["value"].strip() for match in _FIX.finditer(fixes)}
+    for name, value in values.items():
+        dim, step = _public(name), _step(name)
+        sizes = bucket.get(dim)
+        if not isinstance(sizes, SizeRange):
+            continue
+        if value.isdigit():
+            return _specialized(dim, int(value) * step, bucket)
+        if times := re.fullmatch(rf"(\d+)\s*\*\s*_{name}", value):
+            value, step = values.get(f"_{name}", ""), step * int(times[1])
+        if found := _LIMITS.fullmatch(value):
+            low, high = (int(found[end]) * step if found[end] else getattr(sizes, end) for end in ("min", "max"))
+            condition = Expression(f"{dim} % {step} == 0 and {low} <= {dim} <= {high}")
+            if problem := _narrowed(dim, sizes, [condition], bucket):
+                return problem
     return None
+
+
+def _related(name: str, by: str) -> BuildError:
+    """The error of a dim whose size must follow from other dims."""
+    size = re.sub(r"(\w+)_over_(\d+)", r"(\1 // \2)", by)
+    dim, size = _public(name), f"{_step(name)}*({size})" if _step(name) > 1 else size
+    return BuildError(
+        f"the model needs `{dim}` to be `{size}`",
+        hint=f'write "{size}" for `{dim}` in the inputs\' shapes, and leave `{dim}` out of the buckets',
+        stage="export",
+        related=(dim, size),
+    )
 
 
 def _public(name: str) -> str:
     """The manifest's dim for a name that `_dim` has made."""
     return re.sub(r"_over_\d+$", "", name)
+
+
+def _step(name: str) -> int:
+    """The `multiple_of` in a name that `_dim` has made."""
+    return int(found[1]) if (found := re.search(r"_over_(\d+)$", name)) else 1
 
 
 def _specialized(dim: str, constant: int, bucket: Bucket) -> BuildError | None:
@@ -331,9 +379,13 @@ def _specialized(dim: str, constant: int, bucket: Bucket) -> BuildError | None:
             f"`{dim}: {sizes}` is tuned at {sizes.tune_at}, and torch.export makes a size of 0 or 1 a constant",
             hint=f"tune the range at a larger size, like `tune_at: {larger}`",
             stage="export",
+            dim=dim,
+            instead=(msgspec.structs.replace(sizes, tune_at=larger) if larger > 1 else sizes.max,),
         )
     return BuildError(
         f"the model accepts only `{dim}` of {size}, the manifest has {sizes}",
         hint=f"edit the manifest's buckets: `{dim}: {size}`",
         stage="export",
+        dim=dim,
+        instead=(size,),
     )

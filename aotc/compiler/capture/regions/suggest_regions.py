@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import logging
+import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import msgspec
 import torch
 from torch import nn
 
-from aotc.compiler.capture.regions.equal_regions import find_regions, regions_of
+from aotc.compiler.capture.regions.equal_regions import find_regions, left_as_it_was, regions_of
 from aotc.compiler.explain_failure import explain_failure, model_line
 from aotc.errors import AotcError
 from aotc.machine.native import resolve_target
@@ -50,7 +51,8 @@ class Candidate(msgspec.Struct, frozen=True):
 class Suggestion(msgspec.Struct, frozen=True):
     """The suggestion for one model: the error of exporting it whole, every pattern that was tried, and the regions.
 
-    `frozen`: the model's weights are frozen, and must be live for regions.
+    `frozen`: the model's weights are frozen, and must be live for regions. `time` is the share of a call in eager that
+    is spent within the regions, and `eager` are the outermost submodules outside of them.
     """
 
     model: str
@@ -58,6 +60,8 @@ class Suggestion(msgspec.Struct, frozen=True):
     candidates: tuple[Candidate, ...]
     regions: tuple[str, ...]
     frozen: bool = False
+    time: float = 0.0
+    eager: tuple[str, ...] = ()
 
 
 def suggest_regions(spec: ModelSpec, folder: Path) -> Suggestion:
@@ -85,7 +89,51 @@ def suggest_regions(spec: ModelSpec, folder: Path) -> Suggestion:
             taken.append(candidate)
     taken.sort(key=lambda candidate: -candidate.share)
     regions = tuple(candidate.pattern for candidate in taken)
-    return Suggestion(spec.name, whole, tuple(tried), regions, spec.weights == "frozen")
+    paths = [path for pattern in regions for path in repeated[pattern]]
+    with modes_of(spec, device), left_as_it_was(module):
+        share = _share_of_time(module, paths, lambda: module(*args, **kwargs)) if paths else 0.0
+    eager = tuple(_outside(module, paths))
+    return Suggestion(spec.name, whole, tuple(tried), regions, spec.weights == "frozen", share, eager)
+
+
+def _share_of_time(module: nn.Module, paths: Sequence[str], call: Callable[[], Any]) -> float:
+    """The share of a call that is spent within these submodules, over CALLS calls."""
+    inside: list[float] = []
+
+    def now() -> float:
+        if next(module.parameters(), torch.empty(0)).is_cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def count(sign: int) -> Callable[..., None]:
+        return lambda *_: inside.append(sign * now())
+
+    handles: list[Any] = []
+    call()  # the first one of a process takes longer
+    try:
+        for path in paths:
+            part = module.get_submodule(path)
+            handles += [part.register_forward_pre_hook(count(-1)), part.register_forward_hook(count(1))]
+        began = now()
+        for _ in range(CALLS):
+            call()
+        return min(1.0, sum(inside) / (now() - began))
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+CALLS = 3
+
+
+def _outside(module: nn.Module, paths: Sequence[str], within: str = "") -> Iterator[str]:
+    """The outermost submodules that hold none of these, nor are one of them."""
+    for name, part in module.named_children():
+        path = f"{within}{name}"
+        if any(other.startswith(f"{path}.") for other in paths):
+            yield from _outside(part, paths, f"{path}.")
+        elif path not in paths:
+            yield path
 
 
 def export_break(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Break | None:
@@ -100,7 +148,7 @@ def export_break(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, An
         handles.append(part.register_forward_pre_hook(lambda *_, path=path: inside.append(path)))
         handles.append(part.register_forward_hook(leave))
     try:
-        with _silent():
+        with silent():
             torch.export.export(module, tuple(args), dict(kwargs), strict=False)
     except Exception as error:
         explained = explain_failure(error, "export")
@@ -112,7 +160,7 @@ def export_break(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, An
 
 
 @contextmanager
-def _silent() -> Iterator[None]:
+def silent() -> Iterator[None]:
     """While active, output is discarded: torch prints the whole graph when an export fails."""
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)

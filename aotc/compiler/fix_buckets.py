@@ -1,0 +1,222 @@
+"""Buckets that torch.export can capture, in the place of those that it refuses: `aotc build --fix-buckets`.
+
+Each bucket of a model is captured, and nothing is compiled. What a refusal tells are fields of its BuildError:
+
+- `dim` and `instead`: sizes to have in the place of the dim's range. They are tried in turn.
+- `related`: a dim, and the expression of other dims that its size must be, which is put into the shapes.
+- `in_eager`: the model itself fails at these sizes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from aotc.compiler.capture.ranges.bucket_proposals import sizes_of
+from aotc.compiler.capture.regions.equal_regions import find_regions, regions_of
+from aotc.compiler.capture.regions.suggest_regions import silent, suggest_regions
+from aotc.compiler.explain_failure import explain_failure
+from aotc.compiler.messages import Job
+from aotc.compiler.unit import capture_unit
+from aotc.errors import BuildError, EnvironmentMismatchError, ManifestError
+from aotc.expressions import Expression
+from aotc.machine.native import resolve_target
+from aotc.machine.targets import parse_target
+from aotc.manifest import ModelSpec
+from aotc.manifest.edit import ByRegions, Change, ModelEdit, Problem
+from aotc.models.factory import build_module
+from aotc.models.ranks import group_left
+from aotc.records import Bucket, Size, SizeRange, bucket_name, has_range, tuned_dims
+
+MOST_BUCKETS = 8
+"""Buckets in the place of one."""
+MOST_TRIES = 24
+"""Captures for one bucket of the manifest."""
+
+
+def fix_buckets(spec: ModelSpec, folder: Path) -> ModelEdit:
+    """Capture every bucket of a model, and find others for those that are refused.
+
+    Of a bucket that no other buckets can replace, the error is the `problem`. The other buckets are tried all the same.
+
+    Raises ManifestError for a factory that fails.
+    """
+    changes: list[Change] = []
+    problems: list[Problem] = []
+    for bucket in spec.buckets:
+        with group_left():
+            found = _Tries(spec, folder, bucket).changed()
+        if isinstance(found, Problem) and found.related and (other := _with_related(spec, *found.related)):
+            edit = fix_buckets(other, folder)
+            return msgspec.structs.replace(edit, related=dict([found.related, *edit.related.items()]))
+        if isinstance(found, Problem):
+            problems.append(found)
+        elif found.instead != (bucket,):
+            changes.append(found)
+    return ModelEdit(spec.name, tuple(changes), problems[0] if problems else None)
+
+
+def _with_related(spec: ModelSpec, dim: str, size: str) -> ModelSpec | None:
+    """The model with an expression in the place of a dim; None where a bucket holds other sizes of the dim."""
+    by = Expression(size)
+    for bucket in spec.buckets:
+        if not by.names <= bucket.keys() - {dim}:
+            return None
+        for end in ("min", "max", "tune_at"):
+            dims = {
+                name: getattr(sizes, end) if isinstance(sizes, SizeRange) else sizes for name, sizes in bucket.items()
+            }
+            if dims[dim] != by.evaluate(dims):
+                return None
+
+    def put(form: Any, of_shape: bool = False) -> Any:
+        if isinstance(form, Mapping):
+            return {key: put(value, key == "shape") for key, value in form.items()}
+        if isinstance(form, list):
+            return [put(value, of_shape) for value in form]
+        if of_shape and isinstance(form, str):
+            return size if form == dim else re.sub(rf"\b{dim}\b", f"({size})", form)
+        return form
+
+    buckets = tuple({name: sizes for name, sizes in bucket.items() if name != dim} for bucket in spec.buckets)
+    return msgspec.structs.replace(spec, inputs=put(spec.inputs), buckets=buckets)
+
+
+def in_parts(spec: ModelSpec, folder: Path, problem: Problem) -> ModelEdit | None:
+    """The regions that can be captured of a model that has this problem as a whole, with their buckets; None where
+    there are none, or the model has regions."""
+    if spec.regions or spec.weights == "frozen":
+        return None
+    try:
+        suggestion = suggest_regions(spec, folder)
+    except BuildError:  # the model fails when it is run
+        return None
+    if not suggestion.regions:
+        return None
+    by_region = fix_buckets(msgspec.structs.replace(spec, regions=suggestion.regions), folder)
+    if by_region.problem is not None:
+        return None
+    regions = ByRegions(suggestion.regions, suggestion.eager, suggestion.time)
+    return ModelEdit(spec.name, by_region.changes, problem, regions)
+
+
+@dataclass
+class _Tries:
+    """The tries for one bucket of the manifest."""
+
+    spec: ModelSpec
+    folder: Path
+    bucket: Bucket
+    count: int = 0
+    reasons: list[str] = field(default_factory=list)
+
+    def changed(self) -> Change | Problem:
+        done: list[Bucket] = []
+        todo = [self.bucket]
+        while todo:
+            bucket = todo.pop(0)
+            if (error := self.refusal(bucket)) is None:
+                done.append(bucket)
+                continue
+            if "in_eager" in error.fields and bucket != self.bucket:  # a size that the range should not have had
+                self.reasons.append(f"{bucket_name(bucket)}: {error.message}")
+                continue
+            instead = self.instead(bucket, error)
+            if not instead or len(done) + len(todo) + len(instead) > MOST_BUCKETS:
+                return _problem(bucket, error)
+            self.reasons.append(error.message)
+            todo = [*instead, *todo]
+        if not done:
+            return Problem(self.bucket, self.reasons[0])
+        return Change(self.bucket, tuple(done), tuple(dict.fromkeys(self.reasons)))
+
+    def refusal(self, bucket: Bucket) -> BuildError | None:
+        self.count += 1
+        return why_not_captured(self.spec, self.folder, bucket)
+
+    def instead(self, bucket: Bucket, error: BuildError) -> list[Bucket]:
+        """The buckets to try in the place of a refused one; none where it cannot be helped."""
+        if self.count > MOST_TRIES or not has_range(bucket) or "related" in error.fields:
+            return []
+        dim, sizes = error.fields.get("dim", ""), bucket.get(error.fields.get("dim", ""))
+        if isinstance(sizes, SizeRange) and (instead := error.fields.get("instead", ())):
+            if len(instead) > MOST_BUCKETS:  # the sizes that one graph takes lie scattered
+                instead = (sizes.tune_at,)
+            fixed = all(isinstance(size, int) for size in instead)
+            return _with(bucket, {dim: _each(sizes, instead) if fixed else instead})
+        return self._fixed(bucket)
+
+    def _fixed(self, bucket: Bucket) -> list[Bucket]:
+        """Fixed sizes for the dim whose range is at fault, or for all; none where fixed sizes are refused, too."""
+        tuned = tuned_dims(bucket)
+        if self.refusal(dict(tuned)) is not None:
+            return []
+        ranges = {dim: size for dim, size in bucket.items() if isinstance(size, SizeRange)}
+        if len(ranges) > 1:
+            for dim in ranges:
+                if self.refusal({**bucket, dim: tuned[dim]}) is None:
+                    ranges = {dim: ranges[dim]}
+                    break
+        return _with(bucket, {dim: _each(size, (tuned[dim],)) for dim, size in ranges.items()})
+
+
+def _with(bucket: Bucket, sizes: dict[str, Sequence[Size]]) -> list[Bucket]:
+    """The bucket with each combination of these sizes."""
+    return [{**bucket, **dict(zip(sizes, one, strict=True))} for one in itertools.product(*sizes.values())]
+
+
+def _each(sizes: SizeRange, otherwise: Sequence[Size]) -> Sequence[Size]:
+    """All sizes of a range where these are few."""
+    every = sizes_of(sizes)
+    return list(every) if len(every) <= MOST_BUCKETS else otherwise
+
+
+def why_not_captured(spec: ModelSpec, folder: Path, bucket: Bucket) -> BuildError | None:
+    """The error of capturing the model, or each of its regions, at a bucket; None where it can be captured.
+
+    Raises ManifestError for a factory that fails.
+    """
+    spec = msgspec.structs.replace(spec, buckets=(bucket,))
+    target = _target(spec)
+    try:
+        with silent():
+            for job in _jobs(spec, folder, bucket, target):
+                capture_unit(job, lambda stage: None)
+    except ManifestError:
+        raise
+    except Exception as error:  # of the model, torch.export and aotc's checks
+        return explain_failure(error, "export")
+    return None
+
+
+def _jobs(spec: ModelSpec, folder: Path, bucket: Bucket, target: str) -> Iterable[Job]:
+    if not spec.regions:
+        yield Job(spec, str(folder), bucket, target, "", "")
+        return
+    parts = find_regions(spec, build_module(spec, folder).to(parse_target(target).device), folder)
+    regions = regions_of(parts)
+    for region, of_region, sizes in parts:
+        yield Job(spec, str(folder), of_region, target, "", "", region=region.name, regions=regions, sizes=sizes)
+
+
+def _target(spec: ModelSpec) -> str:
+    """The model's first target; this machine's, where the first needs a GPU that is not here."""
+    here = resolve_target("native")
+    try:
+        target = parse_target(resolve_target(spec.targets[0]))
+    except EnvironmentMismatchError:
+        return here
+    return target.name if target.device == "cpu" or target.name == here else here
+
+
+def _problem(bucket: Bucket, error: BuildError) -> Problem:
+    fields = error.fields
+    in_parts = not fields.keys() & {"in_eager", "related"}
+    source, related = str(fields.get("source", "")), fields.get("related")
+    return Problem(bucket, error.message.removeprefix("export: "), error.hint, source, in_parts, related)

@@ -233,6 +233,7 @@ def test_large_weights_go_through_small_pinned_buffers(
     """Of several sizes and layouts, some of which are copied plainly; all are, where no memory can be pinned."""
     from aotc.runtime.checkpoints import files, staged
 
+    monkeypatch.setattr(staged, "SMALL", 64 << 20)
     if not pinned:
 
         def refuse(*_: object) -> None:

@@ -21,8 +21,8 @@ from torch import Tensor
 
 CHUNK = 4 << 20
 LANES = 8
-SMALL = 64 << 20
-"""Bytes below which the buffers cost more than they save."""
+SMALL = 640 << 20
+"""Bytes below which the buffers cost more than they save: to pin them takes 40 ms once."""
 
 Copy = tuple[Tensor, Tensor]
 """To where, from where."""

@@ -15,6 +15,9 @@ child.
 
 Shared weights: a feed-forward block of so many gigabytes is built (with `--dummy-weights`) and prepared. Children of
 one parent, all alive at a time, call it. Their memory is the sum of PSS, beside the size of the weights.
+
+With `--device cuda` starts alone, of such a block in bfloat16 on a GPU, each to its first output: a fresh process in
+eager, with aotc, and with `aotc.early`; a child of a process with the imports, and of one that has prepared.
 """
 
 from __future__ import annotations
@@ -45,9 +48,29 @@ with torch.no_grad():
 print(float(y.sum()), 1000 * time.process_time(), flush=True)
 """
 
+FRESH_ON_GPU = """
+import sys
+way, ref, weights, hidden = sys.argv[1:]
+if way == "early":
+    import aotc.early
+    aotc.early.start(ref, weights=weights, cuda=True)
+import torch, aotc
+x = torch.ones(1, 1, int(hidden), dtype=torch.bfloat16)
+with torch.no_grad():
+    if way == "eager":
+        from safetensors.torch import load_file
+        from examples.models import tiny_block
+        with torch.device("meta"):
+            call = tiny_block(hidden=int(hidden), expansion=4)
+        call.load_state_dict(load_file(weights, device="cuda"), assign=True)
+    else:
+        call = aotc.load(ref, weights=weights)
+    print(float(call(x.cuda()).float().sum()), 0, flush=True)
+"""
+
 MANIFEST = """
 version: 1
-defaults: {{mode: default}}
+defaults: {{mode: default{defaults}}}
 models:
   large:
     factory: examples.models:tiny_block
@@ -82,10 +105,10 @@ def child(action: Callable[[], Any]) -> tuple[Any, float, float]:
     return json.loads(said), 1000 * wall, 1000 * (used.ru_utime + used.ru_stime)
 
 
-def fresh(ref: str, weights: Path, inputs: Path) -> tuple[list[float], float, float]:
+def fresh(code: str, *arguments: object) -> tuple[list[float], float, float]:
     began = time.perf_counter()
     process = subprocess.Popen(
-        [sys.executable, "-c", FRESH, ref, weights, inputs], stdout=subprocess.PIPE, text=True, cwd=ROOT
+        [sys.executable, "-c", code, *map(str, arguments)], stdout=subprocess.PIPE, text=True, cwd=ROOT
     )
     assert process.stdout is not None
     said = [float(each) for each in process.stdout.readline().split()]
@@ -119,7 +142,7 @@ def starts(ref: str, weights: Path, folder: Path, rounds: int) -> Any:
         prepared = aotc.prepare(ref, weights=weights) if way == "forked, prepared" else None
         for _ in range(rounds):
             if way == "fresh":
-                said, *taken = fresh(ref, weights, folder / "x.pt")
+                said, *taken = fresh(FRESH, ref, weights, folder / "x.pt")
             elif prepared is not None:
                 said, *taken = child(lambda prepared=prepared: output(prepared.load()))
             else:
@@ -170,20 +193,62 @@ def many(prepared: Any, count: int) -> None:
     print(" ", " ".join(f"{each:.1f}" for each in memory), f"; of the last child {of_child / 1024:.1f}")
 
 
-def shared(gigabytes: float, children: int, folder: Path) -> None:
+def large(gigabytes: float, bytes_each: int, defaults: str, folder: Path) -> tuple[str, Path, int]:
+    """Builds a block; gives its reference, its weights and its width."""
     import torch
     from safetensors.torch import save_file
 
-    import aotc
     from examples.models import tiny_block
 
-    hidden = next(h for h in range(128, 1 << 16, 128) if 8 * h * h * 4 >= gigabytes * 1e9 * 0.98)
-    (folder / "manifest.yaml").write_text(MANIFEST.format(hidden=hidden))
+    hidden = next(h for h in range(128, 1 << 16, 128) if 8 * h * h * bytes_each >= gigabytes * 1e9 * 0.98)
+    (folder / "manifest.yaml").write_text(MANIFEST.format(hidden=hidden, defaults=defaults))
     command = [sys.executable, "-m", "aotc", "build", folder / "manifest.yaml", "--store", folder / "store"]
     subprocess.run([*command, "--dummy-weights", "--quiet"], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
-    save_file(tiny_block(hidden=hidden, expansion=4).state_dict(), folder / "large.safetensors")
+    dtype = torch.bfloat16 if bytes_each == 2 else torch.float32
+    weights = folder / "large.safetensors"
+    save_file(tiny_block(hidden=hidden, expansion=4).to(dtype).state_dict(), weights)
+    return f"{folder}/store#large", weights, hidden
+
+
+def starts_on_gpu(gigabytes: float, rounds: int, folder: Path) -> None:
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # else to ask for a GPU is to touch it
+    ref, weights, hidden = large(gigabytes, 2, ", targets: [cuda], dtype: bfloat16", folder)
+    import torch
+
+    import aotc
+    import aotc.runtime.checkpoints.without_module
+
+    load = aotc.load
+    gc.collect()
+    gc.freeze()
+
+    def output(compiled: Any) -> float:
+        x = torch.ones(1, 1, hidden, dtype=torch.bfloat16, device="cuda")
+        return float(compiled(x).float().sum())
+
+    print(f"{weights.stat().st_size / 1e9:.2f} GB, seconds to the first output: median (least) of {rounds}")
+    for way in ("eager", "aotc", "early", "forked, imports", "forked, prepared"):
+        prepared = aotc.prepare(ref, weights=weights) if way == "forked, prepared" else None
+        times = []
+        for _ in range(rounds):
+            if prepared is not None:
+                _, wall, _ = child(lambda prepared=prepared: output(prepared.load()))
+            elif way == "forked, imports":
+                _, wall, _ = child(lambda: output(load(ref, weights=weights)))
+            else:
+                _, wall, _ = fresh(FRESH_ON_GPU, way, ref, weights, hidden)
+            times.append(wall / 1000)
+        print(f"{way:20}{statistics.median(times):8.2f} ({min(times):.2f})", flush=True)
+
+
+def shared(gigabytes: float, children: int, folder: Path) -> None:
+    import torch
+
+    import aotc
+
+    ref, weights, hidden = large(gigabytes, 4, "", folder)
     x = torch.randn(1, 1, hidden)
-    prepared = aotc.prepare(f"{folder}/store#large", weights=folder / "large.safetensors")
+    prepared = aotc.prepare(ref, weights=weights)
     expected, alone = float(prepared.load()(x).sum()), pss()
     workers = []
     for _ in range(children):
@@ -205,7 +270,7 @@ def shared(gigabytes: float, children: int, folder: Path) -> None:
     for pid, _, _ in workers:
         os.waitpid(pid, 0)
     right = all(abs(said - expected) < 1e-2 for said, _ in answers)
-    size = (folder / "large.safetensors").stat().st_size
+    size = weights.stat().st_size
     print(
         f"{children} children of a model of {size / 1e9:.2f} GB: right {right}; PSS of the parent alone "
         f"{alone * 1024 / 1e9:.2f} GB, of all children together {sum(each for _, each in answers) * 1024 / 1e9:.2f} GB"
@@ -220,6 +285,7 @@ def main() -> None:
     parser.add_argument("--forks", type=int, default=1000)
     parser.add_argument("--children", type=int, default=8)
     parser.add_argument("--gigabytes", type=float, default=2.0)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     options = parser.parse_args()
     sys.path.insert(0, str(ROOT))
     import torch
@@ -231,6 +297,9 @@ def main() -> None:
     torch.set_grad_enabled(False)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        if options.device == "cuda":
+            starts_on_gpu(options.gigabytes, options.rounds, folder)
+            return
         save_file(transformer_block(width=256, heads=4).state_dict(), folder / "weights.safetensors")
         ref = f"{Path(options.store).resolve()}#{options.ref}"
         prepared = starts(ref, folder / "weights.safetensors", folder, options.rounds)

@@ -35,8 +35,9 @@ class Scored(torch.nn.Module):
         return torch.distributions.Normal(x, 1.0).log_prob(2 * x)
 
 
-def test_checks_of_distributions_are_left_out_and_told() -> None:
+def test_checks_of_distributions_are_left_out_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """In eager, before and after, they are made."""
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)  # torch.compile unsets it for good
     x = torch.ones(2)
     with build_only_effects() as effects:
         exported = torch.export.export(Scored(), (x,))

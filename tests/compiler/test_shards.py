@@ -188,7 +188,7 @@ def for_gpu(store: Store, tmp_path: Path) -> Store:
     """A store with the `tied` bundle as a machine with a GPU would have built it: for another target."""
     artifact = artifact_of(store, "tied", "v1")
     needs = msgspec.structs.replace(artifact.environment, cuda_capability="9.0", cuda="13.0")
-    other = msgspec.structs.replace(artifact, target="cuda:sm_90", environment=needs, native=None)
+    other = msgspec.structs.replace(artifact, target="cuda:sm_90", environment=needs)
     elsewhere = Store.create(tmp_path / "gpu")
     shutil.copytree(store.path / "blobs", elsewhere.path / "blobs", dirs_exist_ok=True)
     publish(elsewhere, "tied", "v1", [other], created="2026-02-03T04:05:06Z")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,7 @@ def test_a_program_runs_from_a_cache_with_a_receipt(tmp_path: Path, monkeypatch:
     program = tmp_path / "program.py"
     program.write_text(COMPILED)
     running: list[Any] = ["cache", "run", "sin:v1", "--store", store, "--cache", f"inductor={away}"]
-    running += ["--require", "used", "--require", "no-compiler", "--", "python", program]
+    running += ["--require", "used", "--require", "no-compiler", "--", sys.executable, program]
     ran = run_aotc(*running)
     assert (ran.returncode, ran.stdout) == (0, "1\n"), ran.stderr
     assert "0 written anew, 0 replaced, 0 compiles" in ran.stderr

@@ -1124,7 +1124,7 @@ KINDS: tuple[Kind, ...] = (
         "files",
         where_read({"read_text"}, other_scale),
         blind=MOMENTS,
-        why_not="what a file gives is no value of the process",
+        why_not="what a file gives is not a value of the process",
     ),
 )
 

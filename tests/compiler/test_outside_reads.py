@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import os
 import sys
@@ -238,6 +239,23 @@ def test_a_plain_model_reads_nothing_that_could_change_but_torch() -> None:
     values = {str(value) for value in Outside(encoder).values(reads.names).values()}
     rest = {value for value in values if not any(name in value for name in ("builtins.", "torch", "warnings"))}
     assert rest <= {"math.sqrt"}
+
+
+def test_what_watches_the_garbage_collector_is_not_the_model() -> None:
+    class Collecting(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            gc.collect(0)
+            return x
+
+    def watch(phase: str, info: dict[str, int]) -> None:
+        time.time()
+
+    gc.callbacks.append(watch)
+    try:
+        assert reads_of(Collecting(), torch.ones(2)).notes == []
+        assert watch in gc.callbacks
+    finally:
+        gc.callbacks.remove(watch)
 
 
 COMPILER = """

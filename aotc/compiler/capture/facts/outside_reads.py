@@ -13,6 +13,7 @@ import builtins
 import datetime
 import dis
 import functools
+import gc
 import inspect
 import os
 import sys
@@ -104,13 +105,15 @@ def outside_reads(module: nn.Module) -> Iterator[OutsideReads]:
             elif (mode := _known(_MODES, argument)) is not None:
                 reads.asked[mode] = ASKED[mode]()
 
-    before = sys.getprofile()
+    before, watching_garbage = sys.getprofile(), gc.callbacks[:]
+    gc.callbacks.clear()  # they would run within the model's functions, as Hypothesis's does, which reads a clock
     sys.setprofile(profile)
     try:
         with _Asked(module, reads.asked):
             yield reads
     finally:
         sys.setprofile(before)
+        gc.callbacks[:0] = watching_garbage
     if seeded:
         raise seeded[0]
     reads.notes += [

@@ -7,6 +7,7 @@ import gc
 import importlib
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType

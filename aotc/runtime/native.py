@@ -254,7 +254,7 @@ def spec_of(call: CompiledCall, state: State) -> dict[str, Any]:
     parameters = call.artifact.signature.parameters
     kinds = [each.kind for each in parameters]
     slots: list[tuple[dict[Any, Any], Any, Any]] = [
-        (vars(forward_ad), "_current_level", forward_ad._current_level),
+        (vars(forward_ad), "_current_level", -1),  # Python looks for tangents
         (vars(guards), "modes", guards.modes),
         *((attributes, "training", mode) for attributes, mode in zip(guards._with_mode, guards.modes, strict=True)),
         *((vars(library), "_container", vars(library)["_container"]) for library in _containers_of(call)),

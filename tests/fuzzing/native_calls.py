@@ -29,6 +29,7 @@ from fuzzing import native_models
 from fuzzing.native_models import Blocks, Called, CallingBack, Pair, Writing, frozen_pair
 from processes import ROOT
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 import aotc
 
@@ -138,6 +139,12 @@ def arguments(name: str, draw: random.Random) -> tuple[list[Any], dict[str, Any]
     if draw.random() < 0.02:
         args.pop()
     return args, kwargs
+
+
+def with_tangent(given: Any) -> Any:
+    if type(given) is not Tensor or not given.is_floating_point() or not has_bytes(given):
+        return given
+    return forward_ad.make_dual(given, torch.ones_like(given))
 
 
 class FunctionMode(torch.overrides.TorchFunctionMode):
@@ -310,7 +317,7 @@ def fuzz(store: Path, steps: int, seed: int = 0) -> Counter[str]:
     draw, counted = random.Random(seed), Counter[str]()
     torch.manual_seed(seed)
     pairs = {name: Both(store, name) for name in CLASSES}
-    name = "called"
+    name, make_mode = "called", torch.no_grad
     for step in range(steps):
         if step % 40 == 0:
             name = draw.choice([*CLASSES])
@@ -322,10 +329,14 @@ def fuzz(store: Path, steps: int, seed: int = 0) -> Counter[str]:
                 undo()
             both.undo.clear()
         args, kwargs = arguments(name, draw)
-        usual = torch.enable_grad() if name == "trained" else torch.no_grad()
-        mode = draw.choice(MODES)() if draw.random() < 0.15 else usual
+        usual = torch.enable_grad if name == "trained" else torch.no_grad
+        if draw.random() < 0.4:  # else as in the step before: the extension may be armed in any mode
+            make_mode = draw.choice(MODES) if draw.random() < 0.3 else usual
+        mode = make_mode()
         before = ran(both.calls[0])
         with torch.no_grad(), mode:
+            if forward_ad._current_level >= 0 and draw.random() < 0.5:
+                args = [with_tangent(each) for each in args]
             found = outcomes(both, args, kwargs)
         one, other = both.left
         both.left.clear()

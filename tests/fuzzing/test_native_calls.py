@@ -20,6 +20,7 @@ import torch
 from fuzzing.native_calls import Both, build, natives, ran
 from fuzzing.native_models import Called, Pair
 from processes import ROOT, finish, start
+from torch.autograd import forward_ad
 
 import aotc
 from aotc.compiler.publish.merging import merge_stores
@@ -126,6 +127,16 @@ def test_replaced_weights_are_dropped_before_the_next_call(store: Path, name: st
         assert ran(call) == 1
         assert old() is None
         assert torch.equal(call(*given)[0], both.modules[0](*given)[0])
+
+
+def test_a_tangent_is_refused_after_calls_without_one(store: Path) -> None:
+    """Calls within the same level of forward-mode differentiation."""
+    both, given = Both(store, "pair"), inputs()
+    with torch.no_grad(), forward_ad.dual_level():
+        for call in both.calls:
+            call(*given), call(*given)
+            with pytest.raises(aotc.MissError, match="has a tangent"):
+                call(forward_ad.make_dual(given[0], torch.ones(2, 4)), given[1])
 
 
 def test_threads_call_while_weights_are_replaced(store: Path) -> None:

@@ -139,7 +139,7 @@ def _maker(tree: ResultContainer, plain: bool) -> Callable[[Sequence[Any]], Any]
         return tuple
     if tree.type == "list":
         return list
-    if tree.type == "dict" and len(set(tree.keys)) == len(tree.items):
+    if tree.type == "dict" and len(set(tree.keys)) == len(tree.keys) == len(tree.items):
         keys = tree.keys
         return lambda items: dict(zip(keys, items, strict=True))
     from aotc.runtime.result_classes import maker

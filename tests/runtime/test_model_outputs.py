@@ -147,6 +147,14 @@ def test_a_structure_that_does_not_hold_each_output_once_is_refused_at_load(item
         attach_fakes(msgspec.structs.replace(artifact, variants=(broken,)), lambda x: x)
 
 
+@pytest.mark.parametrize("keys", [(), ("y", "y"), ("y", "z")])
+def test_a_dict_with_other_keys_than_items_is_refused_at_load(keys: tuple[str, ...]) -> None:
+    artifact = make_artifact([tensor("x", 1)])
+    broken = msgspec.structs.replace(artifact.variants[0], output_tree=ResultContainer("dict", (0,), keys))
+    with pytest.raises(CorruptError, match="structure"):
+        attach_fakes(msgspec.structs.replace(artifact, variants=(broken,)), lambda x: x)
+
+
 # -- without the model's code -----------------------------------------------------------------------------------------
 
 

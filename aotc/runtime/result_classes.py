@@ -44,6 +44,8 @@ def _maker(container: ResultContainer, plain: bool) -> tuple[Make, bool]:
     """Also whether it can be tried with any items: the classes that users register may be particular."""
     keys, context = container.keys, container.context
     match container.type:
+        case "dict":
+            raise LookupError("it has no key of its own for each item")
         case "collections.OrderedDict":
             return lambda items: OrderedDict(zip(keys, items, strict=True)), True
         case "collections.defaultdict":

@@ -29,6 +29,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -59,18 +60,19 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="aotc-families-") as temporary:
         work = (options.work or Path(temporary)).resolve()
         work.mkdir(parents=True, exist_ok=True)
-        before = work / "found.json"
-        found = json.loads(before.read_text()) if before.exists() and options.part != "1/1" else {}
-        found |= measure(work, options)
-        before.write_text(json.dumps(found))
+        kept = work / "found.json"
+        found: Found = json.loads(kept.read_text()) if kept.exists() and options.part != "1/1" else {}
+        for more in measure(work, options):
+            found |= more
+            kept.write_text(json.dumps(found))
     table = captured_table(found) if options.capture else table_of(found)
     print(table)
     if not options.model:
         write_down(table, "captured" if options.capture else options.device)
 
 
-def measure(work: Path, options: argparse.Namespace) -> Found:
-    """Every step for every family. What fails is in the family's `error`."""
+def measure(work: Path, options: argparse.Namespace) -> Iterator[Found]:
+    """What is found of the part, after every step. What fails is in the family's `error`."""
     import yaml
 
     document = yaml.safe_load(MANIFEST.read_text())
@@ -87,8 +89,9 @@ def measure(work: Path, options: argparse.Namespace) -> Found:
             found[name] |= one
         recorded = yaml.safe_load((work / "recorded.yaml").read_text())["models"]
         chosen = {name: recorded[name] for name in names if name in recorded}
+    yield found
     if options.capture:
-        return found
+        return
     if options.device == "cuda":
         chosen = {name: {**own, "targets": ["cuda"]} for name, own in chosen.items()}
     manifest.write_text(json.dumps({**document, "models": chosen}))
@@ -97,6 +100,7 @@ def measure(work: Path, options: argparse.Namespace) -> Found:
         error = unit["error"] and f"{unit['error']} ({unit['source']})"
         seconds = found[unit["model"]].get("seconds", 0.0) + unit["seconds"]
         found[unit["model"]] |= {"error": error} if error else {"seconds": seconds}
+    yield found
     names = list(built["bundles"])
 
     def verify(name: str) -> None:
@@ -107,12 +111,13 @@ def measure(work: Path, options: argparse.Namespace) -> Found:
 
     with ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(verify, names))
+    yield found
     task = {"manifest": str(manifest), "names": names, "work": str(work), "device": options.device}
     for step in ("eager", "loaded"):
         run(work, __file__, "--child", step, json.dumps(task))
         for name, more in json.loads((work / f"{step}.json").read_text()).items():
             found[name] |= more
-    return found
+        yield found
 
 
 def run(work: Path, *arguments: object) -> str:

@@ -55,8 +55,8 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str) -> 
     callback=_contenders,
     metavar="NAME,NAME",
     show_default="all",
-    help="Of eager, default, default-warm, default-mega, max-autotune, max-autotune-warm, max-autotune-mega, aotc and "
-    "aotc-file (without the module, from a checkpoint).",
+    help="Of eager, default, default-warm, default-mega, max-autotune, max-autotune-warm, max-autotune-mega, aotc, "
+    "aotc-file (without the module, from a checkpoint) and aotc-forked (the same in a child of a prepared process).",
 )
 @click.option(
     "--bucket",
@@ -109,7 +109,7 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str) -> 
     "checkpoint",
     type=click.Path(path_type=Path, exists=True),
     show_default="the factory's weights, written to a file",
-    help="The checkpoint of aotc-file.",
+    help="The checkpoint of aotc-file and aotc-forked.",
 )
 @click.option(
     "--limit",

@@ -237,18 +237,27 @@ def test_eager_and_aotc_side_by_side(quickstart_store: Path, tmp_path: Path, mon
     trace, page = tmp_path / "trace.jsonl", tmp_path / "page.html"
     trace.write_text('{"batch": 1, "seq": 128, "count": 3}\n{"batch": 3, "seq": 128}\n')
     ran = bench(
-        *(quickstart_store, "quickstart", "--contenders", "eager,aotc,aotc-file", "--bucket", "batch=4,seq=128"),
+        *(
+            quickstart_store,
+            "quickstart",
+            "--contenders",
+            "eager,aotc,aotc-file,aotc-forked",
+            "--bucket",
+            "batch=4,seq=128",
+        ),
         *("--starts", 1, "--rounds", 2, "--seconds", 0.01, "--concurrency", "1,2", "--trace", trace, "--calls", 6),
         *("--html", page, "--json"),
     )
     assert ran.exit_code == 0, ran.output
     (report,) = json.loads(ran.stdout)
     contenders = report["contenders"]
-    assert [one["failure"] for one in contenders.values()] == ["", "", ""]
+    assert [one["failure"] for one in contenders.values()] == ["", "", "", ""]
     for name, one in contenders.items():
         (start,) = one["starts"]
         assert start["compilers"] == [] and start["difference"] < 1e-3 and start["peak_rss"] > 50 << 20
         assert report["first_output"][name] == pytest.approx(sum(start["seconds"].values()))
+    seconds = contenders["aotc-forked"]["starts"][0]["seconds"]
+    assert seconds["import torch"] == seconds["imports"] == 0 < seconds["load"]
     assert contenders["aotc"]["used"]["compilers"] == []
     (bucket,) = report["buckets"]
     assert bucket["dims"] == {"batch": 4, "seq": 128}

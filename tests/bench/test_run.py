@@ -159,7 +159,7 @@ def test_what_takes_seconds_is_measured_before_a_compiler_starts(monkeypatch: py
         ("default", ["aotc", "default"]),
         ("max-autotune", ["aotc", "max-autotune"]),
     ]
-    assert [name for name, _ in processes.started][:4] == ["eager", "aotc", "aotc-file", "eager"]
+    assert [name for name, _ in processes.started][:5] == ["eager", "aotc", "aotc-file", "aotc-forked", "eager"]
 
 
 EACH = [(name,) for name in CONTENDERS]

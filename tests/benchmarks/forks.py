@@ -17,7 +17,8 @@ Shared weights: a feed-forward block of so many gigabytes is built (with `--dumm
 one parent, all alive at a time, call it. Their memory is the sum of PSS, beside the size of the weights.
 
 With `--device cuda` starts alone, of such a block in bfloat16 on a GPU, each to its first output: a fresh process in
-eager, with aotc, and with `aotc.early`; a child of a process with the imports, and of one that has prepared.
+eager, with `torch.compile` from warm caches, with aotc, and with `aotc.early`; a child of a process with the imports,
+and of one that has prepared, of which the parts of a start are shown, too.
 """
 
 from __future__ import annotations
@@ -57,12 +58,13 @@ if way == "early":
 import torch, aotc
 x = torch.ones(1, 1, int(hidden), dtype=torch.bfloat16)
 with torch.no_grad():
-    if way == "eager":
+    if way in ("eager", "compile"):
         from safetensors.torch import load_file
         from examples.models import tiny_block
         with torch.device("meta"):
             call = tiny_block(hidden=int(hidden), expansion=4)
         call.load_state_dict(load_file(weights, device="cuda"), assign=True)
+        call = torch.compile(call) if way == "compile" else call
     else:
         call = aotc.load(ref, weights=weights)
     print(float(call(x.cuda()).float().sum()), 0, flush=True)
@@ -222,23 +224,37 @@ def starts_on_gpu(gigabytes: float, rounds: int, folder: Path) -> None:
     gc.collect()
     gc.freeze()
 
-    def output(compiled: Any) -> float:
+    def output(start: Callable[[], Any]) -> list[float]:
+        """Seconds until the context, the load and the first output have ended."""
+        began = time.perf_counter()
         x = torch.ones(1, 1, hidden, dtype=torch.bfloat16, device="cuda")
-        return float(compiled(x).float().sum())
+        torch.cuda.synchronize()
+        context = time.perf_counter()
+        compiled = start()
+        loaded = time.perf_counter()
+        float(compiled(x).float().sum())
+        return [context - began, loaded - context, time.perf_counter() - loaded]
 
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
+    fresh(FRESH_ON_GPU, "compile", ref, weights, hidden)  # fills its caches
     print(f"{weights.stat().st_size / 1e9:.2f} GB, seconds to the first output: median (least) of {rounds}")
-    for way in ("eager", "aotc", "early", "forked, imports", "forked, prepared"):
+    for way in ("eager", "compile", "aotc", "early", "forked, imports", "forked, prepared"):
         prepared = aotc.prepare(ref, weights=weights) if way == "forked, prepared" else None
-        times = []
+        times, parts = [], []
         for _ in range(rounds):
             if prepared is not None:
-                _, wall, _ = child(lambda prepared=prepared: output(prepared.load()))
+                said, wall, _ = child(lambda prepared=prepared: output(prepared.load))
             elif way == "forked, imports":
-                _, wall, _ = child(lambda: output(load(ref, weights=weights)))
+                said, wall, _ = child(lambda: output(lambda: load(ref, weights=weights)))
             else:
-                _, wall, _ = fresh(FRESH_ON_GPU, way, ref, weights, hidden)
+                said, wall, _ = fresh(FRESH_ON_GPU, way, ref, weights, hidden)
             times.append(wall / 1000)
-        print(f"{way:20}{statistics.median(times):8.2f} ({min(times):.2f})", flush=True)
+            parts.append(said)
+        line = f"{way:20}{statistics.median(times):8.2f} ({min(times):.2f})"
+        if way.startswith("forked"):
+            of = zip(("context", "load", "first call"), zip(*parts, strict=True), strict=True)
+            line += "".join(f"  {name} {statistics.median(each):.2f} ({min(each):.2f})" for name, each in of)
+        print(line, flush=True)
 
 
 def shared(gigabytes: float, children: int, folder: Path) -> None:

@@ -116,6 +116,23 @@ def test_nothing_of_a_compiler_is_loaded_after_serving(promised_store: Path, bar
     assert not [name for name in loaded if any(name == ban or name.startswith(f"{ban}.") for ban in BANNED)]
 
 
+def test_a_forked_child_serves_what_its_parent_prepared_with_no_compiler(
+    promised_store: Path, bare: dict[str, str]
+) -> None:
+    forked = f"""
+import os, sys
+import aotc
+
+prepared = {{name: aotc.prepare(name, store=sys.argv[1]) for name in {PROMISED!r}}}
+if pid := os.fork():
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+    serve = SERVE.replace("aotc.load(name, module, store=store)", "prepared[name].load(module)")
+    serve = serve.replace('aotc.load("frozen", store=store)', 'prepared["frozen"].load()')
+    assert "aotc.load" not in serve
+    assert run_python(BAN + forked + serve, promised_store, **bare) == "served\n"
+
+
 def test_the_ban_of_these_tests_works(bare: dict[str, str]) -> None:
     attempts = [f"try:\n    import {ban}\nexcept ImportError as error:\n    print(error)\n" for ban in BANNED]
     assert run_python(BAN + "".join(attempts), **bare).count("is banned here") == len(BANNED)

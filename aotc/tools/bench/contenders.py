@@ -30,6 +30,9 @@ class Attachment(msgspec.Struct, frozen=True):
 Attach = Callable[[Any, Attachment], Callable[..., Any]]
 """From the module (None where the contender takes none) to what answers calls."""
 
+Prepare = Callable[[Attachment], Callable[[], Callable[..., Any]]]
+"""What is done before a fork; what it returns gives the child what answers calls."""
+
 
 @dataclass(frozen=True)
 class Contender:
@@ -39,12 +42,12 @@ class Contender:
     after: the contender that leaves the caches (`keeps_caches`) from which this one starts, or the file of the
     mega-cache (`starts_from_mega`).
     slow: it compiles at its start, so it is started once. steady: its calls are timed; those of the others run the same
-    code as a steady one's.
+    code as a steady one's. prepare: its start is a forked child's, whose parent has done this; `attach` is not used.
     """
 
     name: str
     label: str
-    attach: Attach
+    attach: Attach | None
     imports: tuple[str, ...] = ()
     needs_module: bool = True
     after: str = ""
@@ -52,9 +55,11 @@ class Contender:
     starts_from_mega: bool = False
     slow: bool = False
     steady: bool = False
+    prepare: Prepare | None = None
 
 
 _COMPILER = ("torch._dynamo", "torch._inductor.compile_fx")
+_AOTC = ("aotc.runtime.load",)
 
 
 def _compiled(mode: str) -> Attach:
@@ -98,6 +103,17 @@ def _aotc_file(module: Any, attachment: Attachment) -> Any:
     )
 
 
+def _prepare_aotc(attachment: Attachment) -> Callable[[], Any]:
+    import aotc
+
+    return aotc.prepare(
+        attachment.ref,
+        weights=attachment.checkpoint or None,
+        device=attachment.device,
+        target=attachment.target,
+    ).load
+
+
 def _of_mode(mode: str) -> tuple[Contender, ...]:
     label = f"torch.compile {mode}"
     return (
@@ -118,10 +134,13 @@ CONTENDERS = {
         Contender("eager", "eager", lambda module, attachment: module, steady=True),
         *_of_mode("default"),
         *_of_mode("max-autotune"),
-        Contender("aotc", "aotc", _aotc, ("aotc.runtime.load",), steady=True),
-        Contender("aotc-file", "aotc, no module", _aotc_file, ("aotc.runtime.load",), needs_module=False),
+        Contender("aotc", "aotc", _aotc, _AOTC, steady=True),
+        Contender("aotc-file", "aotc, no module", _aotc_file, _AOTC, needs_module=False),
+        Contender("aotc-forked", "aotc, forked", None, _AOTC, needs_module=False, prepare=_prepare_aotc),
     )
 }
+CHECKPOINT = tuple(name for name, contender in CONTENDERS.items() if not contender.needs_module)
+"""Those that take weights from a file."""
 
 
 def with_sources(names: tuple[str, ...]) -> tuple[str, ...]:

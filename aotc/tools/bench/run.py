@@ -31,7 +31,7 @@ from typing import Literal, NamedTuple
 import aotc
 from aotc.amounts import counted, seconds_text
 from aotc.tools.bench.comparison import Latency, compare, latency_of, noise_floor
-from aotc.tools.bench.contenders import CONTENDERS, Attachment, Contender, with_sources
+from aotc.tools.bench.contenders import CHECKPOINT, CONTENDERS, Attachment, Contender, with_sources
 from aotc.tools.bench.messages import Burst, Calls, Counted, Job, Launches, Profile, SaveMega, Timed, Usage, Used
 from aotc.tools.bench.prepare import prepared
 from aotc.tools.bench.report import BenchReport, BucketReport, Measured, Replayed, TraceReport
@@ -106,7 +106,8 @@ class _Bench:
         self.subject, self.options, self.work, self._say = subject, options, work, say
         self.numbers = iter(range(1_000_000))
         names = with_sources(options.contenders)
-        wants_file = "aotc-file" in names and not subject.spec.regions
+        from_file = [name for name in names if name in CHECKPOINT]
+        wants_file = bool(from_file) and not subject.spec.regions
         live = subject.spec.weights == "live"
         self.checkpoint = options.checkpoint or (str(work / "weights.safetensors") if wants_file and live else "")
         self.report = BenchReport(
@@ -119,9 +120,9 @@ class _Bench:
             {name: Measured(name, CONTENDERS[name].label) for name in names},
             [BucketReport(sizes.bucket, dict(sizes.dims)) for sizes in options.buckets],
         )
-        if "aotc-file" in names and subject.spec.regions:
-            self.report.contenders.pop("aotc-file")
-            self.report.notes.append("aotc-file: code that was built by regions runs in its module")
+        if from_file and subject.spec.regions:
+            self._leave_out_checkpoint()
+            self.report.notes.append(f"{', '.join(from_file)}: code that was built by regions runs in its module")
         self.distinct = [dict(pairs) for pairs in dict.fromkeys(tuple(sorted(one.items())) for one in options.trace)]
         self.sessions: dict[str, Session] = {}
         self.waited = self.spent = 0.0
@@ -184,7 +185,11 @@ class _Bench:
         if answer.gpu:
             self.report.machine["GPU"] = answer.gpu
         if self.checkpoint and not Path(self.checkpoint).exists():
-            self.report.contenders.pop("aotc-file", None)
+            self._leave_out_checkpoint()
+
+    def _leave_out_checkpoint(self) -> None:
+        for name in CHECKPOINT:
+            self.report.contenders.pop(name, None)
 
     def _job(self, name: str, numbers: range, *, dynamic: bool | None = False, on_miss: str = "error") -> Job:
         subject, contender = self.subject, CONTENDERS[name]

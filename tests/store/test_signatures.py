@@ -34,7 +34,7 @@ from signing import (
 from aotc.digest import canonical_json, sha256_bytes
 from aotc.errors import CorruptError, SignatureError
 from aotc.store.layout.bundle import read_bundle
-from aotc.store.layout.oci import Descriptor, Manifest, decode_manifest
+from aotc.store.layout.oci import Descriptor, Manifest, read_document
 from aotc.store.layout.store import Store
 from aotc.store.reference import Reference, parse_reference
 from aotc.store.signing.attachments import COUNT_LIMIT, IMAGE_CONFIG, reader_of
@@ -193,7 +193,7 @@ def test_what_other_tools_wrote_beside_a_signature_stays(store: Store, work: Pat
     add_signatures(store, digest, [Signature(encode_payload(Claims(digest, "ghcr.io/x/tiny")), b"sig")])  # without them
     found = signatures_of(store, digest)
     assert found is not None
-    layers = decode_manifest(store.blobs.read(found.digest, 1 << 20), "it").layers
+    layers = read_document(store.blobs, found.digest, Manifest).layers
     assert [layer.annotations for layer in layers][0::2] == [says, None]
     assert [layer.media_type for layer in layers] == [PAYLOAD, PAYLOAD, "application/x-other"]
     assert checked(store, digest, trusting(public)).claims.name == "tiny:latest"
@@ -481,7 +481,7 @@ def _signatures(store: Store, digest: str) -> list[Signature]:
 def _first_payload(store: Store, digest: str):  # type: ignore[no-untyped-def]
     descriptor = signatures_of(store, digest)
     assert descriptor is not None
-    manifest = decode_manifest(store.blobs.read(descriptor.digest, 1 << 20), "it")
+    manifest = read_document(store.blobs, descriptor.digest, Manifest)
     return manifest, store.blobs.read(manifest.layers[0].digest, 1 << 20)
 
 

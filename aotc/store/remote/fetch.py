@@ -67,7 +67,7 @@ def fetch(
         bundle = read_trusted(remote, source, trust)
         chosen = choose(bundle.artifacts, lambda entry: read_artifact(remote, entry))
         documents = [remote.blobs.read(entry.digest, oci.MANIFEST_LIMIT) for entry in chosen]
-        manifests = [oci.decode_manifest(data, one.digest) for data, one in zip(documents, chosen, strict=True)]
+        manifests = [oci.decode(data, Manifest, one.digest) for data, one in zip(documents, chosen, strict=True)]
         layers, moved = blobs_of(manifests, configs=False), 0
         name = tag or source.tag or f"sha256-{hex_of(bundle.digest)[:16]}"
         if not _is_there(store, bundle, tag or source.tag, chosen, manifests):

@@ -22,7 +22,7 @@ from aotc.reads.module_check import ModuleCheck, check_module, watch_module
 from aotc.records import Artifact, File, Variant, part_name
 from aotc.runtime.call import CompiledCall, OnMiss
 from aotc.runtime.compiled import Compiled, compiled_module
-from aotc.runtime.libraries.files import LibraryFiles, read_all
+from aotc.runtime.libraries.files import FilesInMemory, read_all
 from aotc.runtime.libraries.library import Library, check_counts, open_library
 from aotc.runtime.select import device_of, select_target
 from aotc.runtime.state.weights import Bound, bind_state
@@ -34,18 +34,19 @@ if TYPE_CHECKING:
     from aotc.runtime.checkpoints.files import Checkpoint, Weights
     from aotc.runtime.checkpoints.state import CheckpointState
     from aotc.runtime.cuda.options import GraphOptions
+    from aotc.runtime.libraries.folder import LibraryFiles
     from aotc.runtime.libraries.operators import Imports
     from aotc.runtime.parallel.ranks import Ranks
     from aotc.store.layout.bundle import BundleEntry
     from aotc.store.reference import Reference
     from aotc.store.remote.fetch import Choose
 
+    FilesOf = Callable[[Variant], LibraryFiles]
     Given = Weights | Checkpoint | CheckpointState | None
 
 T = TypeVar("T")
 Entries = Sequence["BundleEntry"]
 Read = Callable[["BundleEntry"], Artifact]
-FilesOf = Callable[[Variant], LibraryFiles]
 
 DEFAULT_STORE = "aotc-store"
 _TRUST = {"AOTC_TRUSTED_KEYS", "AOTC_SIGNED_AFTER"}
@@ -178,10 +179,10 @@ class Found:
         self.read_artifact: Read = functools.cache(lambda entry: read_artifact(store, entry))
         self.read_file = functools.cache(lambda file: store.blobs.load(file, READ_LIMIT))
         self.has = functools.cache(lambda entry: store.blobs.has(entry.digest, entry.size))
-        self.files: dict[tuple[File, ...], LibraryFiles] = {}
+        self.files: dict[tuple[File, ...], FilesInMemory] = {}
         self.attested: dict[str, Artifact] = {}
 
-    def files_of(self, artifact: Artifact, variant: Variant) -> LibraryFiles:
+    def files_of(self, artifact: Artifact, variant: Variant) -> FilesInMemory:
         """The files of a variant. When the first is asked for, those of all are read, several at a time."""
         if variant.files not in self.files:
             self.files |= read_all(artifact.variants, self.store.blobs)

@@ -24,7 +24,7 @@ from aotc.tensors.layouts import has_memory
 
 if TYPE_CHECKING:
     from aotc.runtime.cuda.options import GraphOptions
-    from aotc.runtime.libraries.files import LibraryFiles
+    from aotc.runtime.libraries.folder import LibraryFiles
 
 
 _WITHOUT = "tensors require gradients that the backward was not compiled for"

@@ -27,7 +27,7 @@ from aotc.store.reference import DEFAULT_TAG, Reference, is_remote, parse_refere
 from aotc.store.remote.copied import blobs_of, check_whole
 from aotc.store.remote.remote_store import RemoteStore
 from aotc.store.signing.attachments import reader_of
-from aotc.store.signing.trust import REASONS, SeenSignature, Trust, look_at_signatures, signed_names
+from aotc.store.signing.trust import REASONS, SeenSignature, TrustedKeys, look_at_signatures, signed_names
 
 
 class Tagged(Record, frozen=True):
@@ -57,7 +57,7 @@ class Untagged(Record, frozen=True):
 # -- a further name ---------------------------------------------------------------------------------------------------
 
 
-def set_tags(where: str, reference: Reference, names: Sequence[str], trust: Trust | None = None) -> list[Tagged]:
+def set_tags(where: str, reference: Reference, names: Sequence[str], trust: TrustedKeys | None = None) -> list[Tagged]:
     """Let each of `names` name the bundle of `reference`, in the same store: the folder or URL `where`.
 
     A name is `TAG`, `MODEL:TAG`, or a whole reference. One that exists is moved. `trust` are the keys of the hint on
@@ -94,7 +94,7 @@ def parse_tag(text: str, reference: Reference, model: str, where: str) -> Refere
     return Reference(reference.store, new.model, tag=new.tag)
 
 
-def _set_tag(where: str, store: Listable, bundle: Bundle, new: Reference, trust: Trust | None) -> Tagged:
+def _set_tag(where: str, store: Listable, bundle: Bundle, new: Reference, trust: TrustedKeys | None) -> Tagged:
     try:
         before = open_readable(where).resolve(new).digest
     except NotFoundError:
@@ -160,7 +160,7 @@ def tags_of(store: Listable, where: str, model: str) -> list[TagEntry]:
 
 
 def signing_issue(
-    store: Listable, where: str, bundle: Bundle, new: Reference, before: str, trust: Trust | None
+    store: Listable, where: str, bundle: Bundle, new: Reference, before: str, trust: TrustedKeys | None
 ) -> Issue | None:
     """Why a load with trusted keys refuses the bundle under its new name; None where it does not, as far as is known.
 
@@ -193,11 +193,11 @@ def signing_issue(
     return None
 
 
-def _signatures(store: Readable, digest: str, new: Reference, trust: Trust | None) -> list[SeenSignature]:
+def _signatures(store: Readable, digest: str, new: Reference, trust: TrustedKeys | None) -> list[SeenSignature]:
     return look_at_signatures(reader_of(store), store.attachment, digest, new, trust)
 
 
-def _is_for(one: SeenSignature, names: Sequence[str], trust: Trust | None) -> bool:
+def _is_for(one: SeenSignature, names: Sequence[str], trust: TrustedKeys | None) -> bool:
     if one.claims is None or one.claims.name not in names or one.claims.signed is None:
         return False
     return trust is None or not one.flaw
@@ -208,7 +208,7 @@ def _newest(signatures: Sequence[SeenSignature]) -> datetime:
     return max(times).astimezone(UTC)
 
 
-def signed_as(store: Listable, where: str, entry: TagEntry, trust: Trust | None) -> str:
+def signed_as(store: Listable, where: str, entry: TagEntry, trust: TrustedKeys | None) -> str:
     """What the signatures of a bundle say of its tag, in a word.
 
     "no" without any. With `trust` "trusted", else what is wrong with the best of them, as `SignatureError.reason` has

@@ -26,7 +26,7 @@ from aotc.store.remote.remote_store import RemoteStore
 from aotc.store.remote.transfer import OnEvent
 from aotc.store.signing.attestations import fetch_attestations
 from aotc.store.signing.signatures import fetch_signatures
-from aotc.store.signing.trust import Trust, read_trusted
+from aotc.store.signing.trust import TrustedKeys, read_trusted
 
 _log = logging.getLogger("aotc")
 
@@ -40,7 +40,7 @@ def fetch(
     choose: Choose,
     *,
     tag: str | None = None,
-    trust: Trust | None = None,
+    trust: TrustedKeys | None = None,
     limits: Limits | None = None,
     on_event: OnEvent | None = None,
 ) -> Copied:

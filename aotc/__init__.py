@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from aotc.runtime.compiled import Compiled
     from aotc.runtime.fetch import fetch
     from aotc.runtime.load import load
+    from aotc.runtime.options import Graphs, Ranks, Trust
     from aotc.runtime.prepare import prepare
     from aotc.runtime.training.step import TrainingStep
     from aotc.tools.recording.record import record
@@ -56,6 +57,7 @@ __all__ = [
     "EnvironmentMismatchError",
     "ForkError",
     "GradientError",
+    "Graphs",
     "GroupError",
     "Issue",
     "LibraryError",
@@ -63,6 +65,7 @@ __all__ = [
     "MissError",
     "NotFoundError",
     "OperatorError",
+    "Ranks",
     "ReferenceFormatError",
     "RemoteError",
     "SchemaVersionError",
@@ -70,6 +73,7 @@ __all__ = [
     "StoreError",
     "TraceError",
     "TrainingStep",
+    "Trust",
     "UnverifiedError",
     "VerifyError",
     "__version__",
@@ -91,7 +95,10 @@ del level
 
 _MODULES = {
     "Compiled": "aotc.runtime.compiled",
+    "Graphs": "aotc.runtime.options",
+    "Ranks": "aotc.runtime.options",
     "TrainingStep": "aotc.runtime.training.step",
+    "Trust": "aotc.runtime.options",
     "attach": "aotc.runtime.attach",
     "fetch": "aotc.runtime.fetch",
     "load": "aotc.runtime.load",

@@ -199,7 +199,7 @@ class SignatureError(StoreError):
 
 
 class UnverifiedError(StoreError):
-    """An artifact has no good attestation of `aotc verify`, and `require_verified` asks for one.
+    """An artifact has no good attestation of `aotc verify`, and `aotc.Trust(require_verified=True)` asks for one.
 
     Fields: `digest` of the bundle, `target`, `expected`, `actual`, and `reason`, one of `unverified` (there is none of
     this artifact), `untrusted` (none of those there are is signed by a trusted key), `failed` (the newest says that the

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from aotc.errors import LibraryError
 from aotc.records import CONSTANTS, Artifact, Output, TensorLeaf, Variant, bucket_name
-from aotc.runtime.libraries.files import Source
 from aotc.store.files.writing import write_output
+from aotc.store.layout.blob_reader import BlobReader
 
 
 def package_names(artifact: Artifact) -> dict[str, Variant]:
@@ -23,7 +23,7 @@ def package_names(artifact: Artifact) -> dict[str, Variant]:
     return {bucket_name(variant.bucket): variant for variant in artifact.variants}
 
 
-def write_package(artifact: Artifact, source: Source, path: Path) -> dict[str, Variant]:
+def write_package(artifact: Artifact, source: BlobReader, path: Path) -> dict[str, Variant]:
     """Write the package, whole or not at all; `source` has the artifact's files. Gives the variants by their names.
 
     Raises LibraryError for an artifact whose code needs more than its libraries: regions run in the module's forward,

@@ -210,7 +210,7 @@ def test_a_damaged_document_is_refused(
     backend: Backend, where: str, published: str, local: Store, which: str, how: str, tmp_path: Path
 ) -> None:
     manifest = read_bundle(local, LOCAL).artifacts[0].digest
-    record = oci.decode_manifest(local.blobs.read(manifest, 1 << 20), "").config.digest
+    record = oci.read_document(local.blobs, manifest, Manifest).config.digest
     backend.change(where, {"bundle": published, "manifest": manifest, "record": record}[which], DAMAGE[how])
     with pytest.raises(StoreError):
         read(backend, where, "tiny:v1")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from aotc.store.layout.store import Store
     from aotc.store.layout.tags import TagEntry
     from aotc.store.readable import Readable
-    from aotc.store.signing.trust import Trust
+    from aotc.store.signing.trust import TrustedKeys
     from aotc.tools.inspection.picks import PickChange
 
 
@@ -101,15 +101,15 @@ def list_store(what: str | None, store_path: Path | str, as_json: bool) -> None:
     sys.exit(1 if damaged else 0)
 
 
-def _verified(store: Readable, entry: TagEntry, trust: Trust | None) -> dict[str, str]:
+def _verified(store: Readable, entry: TagEntry, trust: TrustedKeys | None) -> dict[str, str]:
     """By target, in the bundle's order, what has been attested of its artifact. Raises StoreError."""
-    from aotc.store.layout.bundle import read_tagged
+    from aotc.store.layout.bundle import read_bundle
     from aotc.store.signing.verified import verified_in
 
     found = verified_in(store, entry.digest, trust)
     return {
         one.target: found[one.digest].verdict if one.digest in found else "no"
-        for one in read_tagged(store, entry).artifacts
+        for one in read_bundle(store, entry.reference, entry.bundle).artifacts
     }
 
 
@@ -132,11 +132,11 @@ def _described(store: Readable, entry: TagEntry) -> dict[str, Any]:
     """What a row says of a bundle. Raises StoreError."""
     from aotc.errors import NotFoundError
     from aotc.store.layout.built import read_built
-    from aotc.store.layout.bundle import each_file, read_tagged
+    from aotc.store.layout.bundle import each_file, read_bundle
     from aotc.store.layout.compiler_cache import read_cache
     from aotc.store.layout.store import Store
 
-    bundle = read_tagged(store, entry)
+    bundle = read_bundle(store, entry.reference, entry.bundle)
     entries = bundle.artifacts
     if isinstance(store, Store):
         there = tuple(one for one in entries if store.blobs.has(one.digest, one.size))

@@ -207,7 +207,10 @@ def _show_artifact(store: Readable, artifact: BuiltArtifact, verification: Verif
         echo(f"  padded to    {', '.join(bucket_name(call.bucket) for call in artifact.calls)}: the model's own calls")
     if artifact.parallel is not None:
         parallel = artifact.parallel
-        echo(f"  parallel     the code of one of {parallel.size} ranks of {parallel.dim}: aotc.load needs group=")
+        echo(
+            f"  parallel     the code of one of {parallel.size} ranks of {parallel.dim}: "
+            "aotc.load needs ranks=aotc.Ranks(GROUP)"
+        )
     for line in _gradients_text(artifact):
         echo(f"  train        {line}")
     for region in artifact.regions:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 @click.option("--bisect", is_flag=True, help="Where it differs: find the step, the smallest part, and what mends it.")
 @click.option("--gate", "gate_file", type=click.Path(path_type=Path, dir_okay=False), help="Limits: a gate.yaml.")
 @click.option("--report", type=click.Path(path_type=Path, dir_okay=False), help="Write a report in Markdown.")
-@click.option("--attest", is_flag=True, help="Attach the result to the bundle, for loads with require_verified.")
+@click.option("--attest", is_flag=True, help="Attach the result to the bundle, for loads that require it.")
 @click.option("--sign", "signing_key", metavar="FILE|env://NAME", help="With --attest: sign with this private key.")
 @json_option
 def verify(

@@ -108,9 +108,9 @@ def _models_in_store(where: str, tag: str) -> Iterator[tuple[str, str]]:
 
         entries = open_readable(where).tags()
     else:
-        from aotc.store.layout.reader import StoreReader
+        from aotc.store.layout.store import Store
 
-        entries = StoreReader.open(Path(where)).tags()
+        entries = Store.open(Path(where)).tags()
     for entry in entries:
         if entry.tag == tag:
             yield entry.model, f"{where}#{entry.model}:{tag}"

@@ -9,6 +9,7 @@ import msgspec
 
 from aotc.errors import UnverifiedError
 from aotc.records import Artifact, LaunchPick
+from aotc.runtime.options import Trust
 from aotc.store.signing.attestations import Attestation
 from aotc.store.signing.verified import check_verified_there
 
@@ -18,10 +19,14 @@ if TYPE_CHECKING:
 
 
 def attested_once(asked: Request, found: Found, entry: BundleEntry) -> Artifact:
-    """As `attested`, for a request; looked for once in what was found."""
+    """The artifact, attested where the request, or code that has never run, needs that; looked for once in what was
+    found."""
+    artifact, trust = found.read_artifact(entry), asked.trust or Trust()
+    if not trust.require_verified and (trust.allow_untested or not artifact.untested):
+        return artifact
     if entry.digest not in found.attested:
-        which = (asked.place()[1], found.store, found.bundle.digest, entry, asked.ref, asked.trusted_keys, asked.cache)
-        found.attested[entry.digest] = attested(found.read_artifact(entry), lambda: check_verified_there(*which))
+        which = (asked.place()[1], found.store, found.bundle.digest, entry, asked.ref, trust.keys, asked.cache)
+        found.attested[entry.digest] = attested(artifact, lambda: check_verified_there(*which))
     return found.attested[entry.digest]
 
 
@@ -36,7 +41,7 @@ def attested(artifact: Artifact, check: Callable[[], Attestation]) -> Artifact:
         if artifact.untested:
             device = "CPU" if artifact.target.startswith("cpu:") else "GPU"
             error.message = f"{error.message}, and was built on a machine without such a {device}, where it has not run"
-            error.hint = f"{error.hint}; or load it with allow_untested=True"
+            error.hint = f"{error.hint}; or load it with trust=aotc.Trust(allow_untested=True)"
         raise
     if not artifact.untested or len(launches) != len(artifact.variants):
         return artifact

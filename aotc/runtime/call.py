@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from aotc.runtime.checkpoints.files import Checkpoint, Weights
     from aotc.runtime.checkpoints.swap import Streams
     from aotc.runtime.cuda.graphs import GraphPool
-    from aotc.runtime.cuda.options import GraphOptions
     from aotc.runtime.explain.misses import Explanation
     from aotc.runtime.load import Loaded
+    from aotc.runtime.options import Graphs
     from aotc.runtime.stats import Stats
 
 OnMiss = Literal["error", "eager"] | Callable[..., Any]
@@ -92,7 +92,7 @@ class CompiledCall:
         module: nn.Module | None,
         device: torch.device,
         on_miss: OnMiss,
-        graphs: GraphOptions | None = None,
+        graphs: Graphs | None = None,
         eager: Callable[..., Any] | None = None,
         *,
         watch: ModuleWatch | None = None,

@@ -7,9 +7,8 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Never, TypeVar
 
 import torch
 
@@ -25,10 +24,11 @@ from aotc.store.layout.store import Store
 from aotc.store.reference import Reference, is_remote, parse_reference
 from aotc.store.remote.fetch import Choose, of_targets
 from aotc.store.remote.fetch import fetch as fetch_into
-from aotc.store.signing.trust import Trust, read_trust
+from aotc.store.signing.trust import TrustedKeys, read_trust
 
 if TYPE_CHECKING:
     from aotc.runtime.load import Request
+    from aotc.runtime.options import Trust
 
 T = TypeVar("T")
 
@@ -40,9 +40,9 @@ def fetch(
     *,
     store: str | os.PathLike[str] | None = None,
     target: str | None = None,
-    trusted_keys: Sequence[str | os.PathLike[str]] | None = None,
-    signed_after: datetime | str | None = None,
+    trust: Trust | None = None,
     compat: Compat = "minor",
+    **moved: Never,
 ) -> str:
     """Bring a bundle from a registry or object storage into a local store, so that `aotc.load` needs no network.
 
@@ -54,7 +54,7 @@ def fetch(
         store: the folder of the local store, made if there is none; else `$AOTC_STORE`, else `$AOTC_CACHE_DIR/store`.
         target: fetch the artifact for this target, as `cuda:sm_90`; else for each kind of device of this machine the
             most capable one that it runs.
-        trusted_keys, signed_after: as for `aotc.load`.
+        trust: the keys and the time, as for `aotc.load`. Whether an artifact has run or passed is for the load to ask.
         compat: without a target, what this machine runs by `aotc.load(…, compat=compat)`.
 
     Returns:
@@ -73,10 +73,16 @@ def fetch(
         'fetched#quickstart@sha256'
         >>> compiled = aotc.load(ref, module)
     """
+    if moved:
+        from aotc.runtime.explain.arguments import unknown_options
+
+        raise unknown_options(fetch, moved)
     reference = parse_reference(ref)
     path = local_store(store)
     choose = of_targets(target) if target else functools.partial(runnable, compat=compat)
-    copied = fetch_into(reference, path, choose, trust=read_trust(trusted_keys, signed_after))
+    copied = fetch_into(
+        reference, path, choose, trust=read_trust(trust.keys, trust.signed_after) if trust else read_trust()
+    )
     return str(Reference(str(path), parse_reference(copied.reference).model, digest=copied.digest))
 
 
@@ -123,7 +129,7 @@ def load_fetched(asked: Request, choose: Choose, load: Callable[[StoreReader, Bu
     there is fetched again."""
     reference, where = asked.place()
     source = Reference(where, reference.model, tag=reference.tag, digest=reference.digest)
-    trust = read_trust(asked.trusted_keys, asked.signed_after, asked.cache)
+    trust = read_trust(*asked.signers)
     fetched = _fetched_for_load(source, choose, asked.cache, trust)
     try:
         return load(*fetched)
@@ -137,7 +143,7 @@ def load_fetched(asked: Request, choose: Choose, load: Callable[[StoreReader, Bu
 
 
 def _fetched_for_load(
-    source: Reference, choose: Choose, cache: str | os.PathLike[str] | None, trust: Trust | None
+    source: Reference, choose: Choose, cache: str | os.PathLike[str] | None, trust: TrustedKeys | None
 ) -> tuple[Store, Bundle]:
     """The local store into which the bundle was fetched, and the bundle.
 

@@ -8,9 +8,8 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, Never, TypeVar, get_args
 
 import torch
 from torch import nn
@@ -22,7 +21,7 @@ from aotc.reads.module_check import ModuleCheck, check_module, watch_module
 from aotc.records import Artifact, File, Variant, part_name
 from aotc.runtime.call import CompiledCall, OnMiss
 from aotc.runtime.compiled import Compiled, compiled_module
-from aotc.runtime.libraries.files import LibraryFiles, read_all
+from aotc.runtime.libraries.files import FilesInMemory, read_all
 from aotc.runtime.libraries.library import Library, check_counts, open_library
 from aotc.runtime.select import device_of, select_target
 from aotc.runtime.state.weights import Bound, bind_state
@@ -33,23 +32,27 @@ from aotc.store.reference import is_remote, parse_reference, store_named
 if TYPE_CHECKING:
     from aotc.runtime.checkpoints.files import Checkpoint, Weights
     from aotc.runtime.checkpoints.state import CheckpointState
-    from aotc.runtime.cuda.options import GraphOptions
+    from aotc.runtime.libraries.folder import LibraryFiles
     from aotc.runtime.libraries.operators import Imports
-    from aotc.runtime.parallel.ranks import Ranks
+    from aotc.runtime.options import Graphs, Ranks, Trust
+    from aotc.runtime.parallel.ranks import RanksOfLoad
     from aotc.store.layout.bundle import BundleEntry
     from aotc.store.reference import Reference
     from aotc.store.remote.fetch import Choose
 
+    FilesOf = Callable[[Variant], LibraryFiles]
     Given = Weights | Checkpoint | CheckpointState | None
 
 T = TypeVar("T")
 Entries = Sequence["BundleEntry"]
 Read = Callable[["BundleEntry"], Artifact]
-FilesOf = Callable[[Variant], LibraryFiles]
 
 DEFAULT_STORE = "aotc-store"
 _TRUST = {"AOTC_TRUSTED_KEYS", "AOTC_SIGNED_AFTER"}
 _log = logging.getLogger("aotc")
+
+Check = tuple[str, Any, bool, str]
+"""Of an option: its name, its value, whether it may be that, and what it may be."""
 
 READ_LIMIT = (256 << 20) + (1 << 20)
 """Bytes that a file may have that is read into memory: a module's attributes, its constants with their names."""
@@ -67,17 +70,12 @@ def load(
     concurrency: int = 1,
     ignore: Collection[ModuleCheck] = (),
     cache: str | os.PathLike[str] | None = None,
-    cuda_graphs: Literal["picked", "always", "never"] = "picked",
-    capture: Literal["eager", "lazy"] = "eager",
-    outputs: Literal["copy", "view"] = "copy",
-    trusted_keys: Sequence[str | os.PathLike[str]] | None = None,
-    signed_after: datetime | str | None = None,
-    require_verified: bool = False,
+    trust: Trust | None = None,
+    graphs: Graphs | None = None,
+    ranks: Ranks | None = None,
     allow_imports: Imports = False,
-    allow_untested: bool = False,
-    group: Any = None,
-    group_timeout: float = 300.0,
     compat: Compat = "minor",
+    **moved: Never,
 ) -> Compiled:
     """Bind compiled code to a module or a checkpoint. No compiler is imported, then or later: nothing can recompile.
 
@@ -103,26 +101,17 @@ def load(
             AOTInductor's container); further ones wait. The GIL is never held meanwhile, so `concurrency=N` serves N
             threads at once. How many cores one call uses is `torch.set_num_threads`: keep the product within the cores.
         ignore: checks of the module to leave out, of "class", "source", "attributes", "training".
-        cache: the folder of what is fetched and of what `trusted_keys` remembers; else `$AOTC_CACHE_DIR`, else the
+        cache: the folder of what is fetched and of what `trust` remembers; else `$AOTC_CACHE_DIR`, else the
             user's cache folder. A local reference without keys needs none.
-        cuda_graphs: on a GPU, launch as a CUDA graph what measured faster so at build ("picked"), or all, or nothing.
-        capture: capture the graphs now ("eager"), or each at its first call ("lazy").
-        outputs: of a graph: copies that are the caller's to keep, or views that the next call overwrites, as
-            torch.compile's CUDA graphs give (then only one thread may call; in another one it is a LibraryError).
-        trusted_keys: public keys: PEM texts, files, or folders of `*.pub`; else `$AOTC_TRUSTED_KEYS`. Where there are
-            any, a bundle that none of them signed for this very reference is refused before any of it is mapped.
-        signed_after: a time (RFC 3339): also refuse what was signed before it; else `$AOTC_SIGNED_AFTER`. It says to a
-            host that has never loaded the model how old a bundle may be.
-        require_verified: refuse an artifact that has not passed `aotc verify --attest`. With trusted keys, one of them
-            must have signed the attestation. Of a remote bundle, the attestations that are there now count.
+        trust: which bundles and artifacts may be loaded: `aotc.Trust(keys=…, signed_after=…, require_verified=…,
+            allow_untested=…)`. Keys and a time may also stand in `$AOTC_TRUSTED_KEYS` and `$AOTC_SIGNED_AFTER`.
+        graphs: how a GPU launches: `aotc.Graphs(use=…, capture=…, outputs=…)`. By default what measured faster at build
+            is a CUDA graph, captured now, and gives copies.
+        ranks: of a model that was built for several ranks (`parallel:` in its manifest), this one's process group:
+            `aotc.Ranks(GROUP, timeout=…)`.
         allow_imports: modules that may be imported because compiled code calls operators which they register: a list
             of names (a package's is good for all modules in it), or True for any that the record names. One that
             imports a compiler is refused.
-        allow_untested: load code that was built on a machine without such a GPU or CPU, and that `aotc verify --attest`
-            has not run since. Else it is refused as with `require_verified`.
-        group: of a model that was built for several ranks (`parallel:` in its manifest), the process group of this one,
-            of any backend that runs on the device, or a DeviceMesh. Every rank of the group must load, and call, alike.
-        group_timeout: seconds that this rank waits for the others, in a load and in a call.
         compat: "minor": torch must have the major.minor version that built the artifact. "abi": for a CPU and live
             weights, also another minor whose C shim has every symbol that the code calls, which is looked up before a
             library is opened. Run `aotc verify` there: torch promises the calls, and tests them in one version.
@@ -136,15 +125,15 @@ def load(
         ReferenceFormatError, NotFoundError: `ref` names nothing, or another store than `store`.
         RemoteError: a registry or object storage was not reached in time, or refuses; StoreError: the store or the
             cache folder cannot be used; CorruptError: bytes are not what their digest says.
-        SignatureError: the bundle is not signed as `trusted_keys` ask, and `reason` says why; or a key cannot be used.
-        UnverifiedError: the artifact has no attestation that it passed, and `require_verified` asks for one, or it has
-            never run where it was built; `reason` says which.
+        SignatureError: the bundle is not signed as `trust` asks, and `reason` says why; or a key cannot be used.
+        UnverifiedError: the artifact has no attestation that it passed, and `trust` requires one, or it has never run
+            where it was built; `reason` says which.
         EnvironmentMismatchError: no artifact of the bundle runs on this machine; every mismatch is listed. Or this
             Python runs without its lock (free-threaded, as 3.14t).
         BindError: the module or the checkpoint is not what was built for; every mismatch of the first kind that differs
             is listed (the class; then code, attributes and training flags; then tensors). Or an option has a value
             that it cannot have.
-        GroupError: a rank of `group` loads something else, has failed, or is not heard of in time: then no rank loads.
+        GroupError: a rank loads something else, has failed, or is not heard of in time: then no rank loads.
         OperatorError: compiled code calls operators that are not registered; each is named with its module.
         LibraryError: a library cannot be opened.
 
@@ -164,9 +153,13 @@ def load(
         >>> compiled(torch.randn(1, 128, 256)).shape
         torch.Size([1, 128, 256])
     """
+    if moved:
+        from aotc.runtime.explain.arguments import unknown_options
+
+        raise unknown_options(load, moved)
     return Request(
-        *(ref, weights, store, device, target, on_miss, concurrency, ignore, cache, cuda_graphs, capture, outputs),
-        *(trusted_keys, signed_after, require_verified, allow_imports, allow_untested, group, group_timeout, compat),
+        *(ref, weights, store, device, target, on_miss, concurrency, ignore, cache),
+        *(trust, graphs, ranks, allow_imports, compat),
     ).load(module)
 
 
@@ -178,10 +171,10 @@ class Found:
         self.read_artifact: Read = functools.cache(lambda entry: read_artifact(store, entry))
         self.read_file = functools.cache(lambda file: store.blobs.load(file, READ_LIMIT))
         self.has = functools.cache(lambda entry: store.blobs.has(entry.digest, entry.size))
-        self.files: dict[tuple[File, ...], LibraryFiles] = {}
+        self.files: dict[tuple[File, ...], FilesInMemory] = {}
         self.attested: dict[str, Artifact] = {}
 
-    def files_of(self, artifact: Artifact, variant: Variant) -> LibraryFiles:
+    def files_of(self, artifact: Artifact, variant: Variant) -> FilesInMemory:
         """The files of a variant. When the first is asked for, those of all are read, several at a time."""
         if variant.files not in self.files:
             self.files |= read_all(artifact.variants, self.store.blobs)
@@ -200,16 +193,10 @@ class Request(NamedTuple):
     concurrency: int
     ignore: Collection[ModuleCheck]
     cache: str | os.PathLike[str] | None
-    cuda_graphs: Literal["picked", "always", "never"]
-    capture: Literal["eager", "lazy"]
-    outputs: Literal["copy", "view"]
-    trusted_keys: Sequence[str | os.PathLike[str]] | None
-    signed_after: datetime | str | None
-    require_verified: bool
+    trust: Trust | None
+    graphs: Graphs | None
+    ranks: Ranks | None
     allow_imports: Imports
-    allow_untested: bool
-    group: Any
-    group_timeout: float
     compat: Compat
 
     def place(self) -> tuple[Reference, str]:
@@ -217,6 +204,11 @@ class Request(NamedTuple):
         reference = parse_reference(self.ref)
         store = os.fspath(self.store) if self.store else None
         return reference, store_of(store_named(reference, store, "store="))
+
+    @property
+    def signers(self) -> tuple[Any, Any, Any]:
+        """The keys, the time and the folder that `read_trust` takes."""
+        return (self.trust.keys, self.trust.signed_after, self.cache) if self.trust else (None, None, self.cache)
 
     def find(self, choose: Choose, use: Callable[[Found], T]) -> T:
         """`use` of the bundle, which is signed as asked. Of a remote one, what `choose` chooses is fetched."""
@@ -227,10 +219,10 @@ class Request(NamedTuple):
             return load_fetched(self, choose, lambda *found: use(Found(*found)))
         opened = StoreReader.open(Path(where))
         bundle = read_bundle(opened, reference)
-        if self.trusted_keys is not None or self.signed_after is not None or _TRUST & os.environ.keys():
+        if self.trust is not None or _TRUST & os.environ.keys():
             from aotc.store.signing.trust import check_bundle
 
-            check_bundle(opened, bundle, reference, self.trusted_keys, self.signed_after, self.cache)
+            check_bundle(opened, bundle, reference, *self.signers)
         return use(Found(opened, bundle))
 
     def choose(
@@ -253,11 +245,11 @@ class Request(NamedTuple):
     def accepted(self, found: Found, entry: BundleEntry) -> Artifact:
         """The artifact, which has run where it was built, or is attested."""
         artifact = found.read_artifact(entry)
-        if self.require_verified or (artifact.untested and not self.allow_untested):
-            from aotc.runtime.attested import attested_once
+        if self.trust is None and not artifact.untested:
+            return artifact
+        from aotc.runtime.attested import attested_once
 
-            return attested_once(self, found, entry)
-        return artifact
+        return attested_once(self, found, entry)
 
     def load(self, module: nn.Module | None, found: Found | None = None) -> Compiled:
         """As `aotc.load`; of what was found before, if it is given."""
@@ -265,70 +257,71 @@ class Request(NamedTuple):
         refuse_free_threading()
         if isinstance(module, Compiled):
             module = module.module
-        timer = Timer()
-        reference, where = self.place()
-        ranks: Ranks | None = None
-        if self.group is not None:
-            from aotc.runtime.parallel.ranks import Ranks
+        timer, ranks = Timer(), None
+        self.place()
+        if self.ranks is not None:
+            from aotc.runtime.parallel.ranks import RanksOfLoad
 
-            ranks = Ranks(self.group, self.group_timeout)
-
-        def load_found(found: Found) -> Compiled:
-            on, entry = self.choose(module, found.bundle.artifacts, found.read_artifact, found.has)
-            artifact = self.accepted(found, entry)
-            if ranks is not None:
-                artifact = ranks.join(artifact, entry.digest, on)
-            elif artifact.parallel is not None:
-                from aotc.runtime.explain.arguments import group_error
-
-                raise group_error(artifact)
-            files_of = functools.partial(found.files_of, artifact)
-            if self.compat == "abi":
-                from aotc.runtime.libraries.torch_abi import check_symbols
-
-                check_symbols(artifact, files_of)
-            graphs = None
-            if on.type == "cuda" or self.cuda_graphs == "always":
-                from aotc.runtime.cuda.options import GraphOptions
-
-                use = self.cuda_graphs if ranks is None or ranks.is_capturable(on) else "never"
-                graphs = GraphOptions(use=use, capture=self.capture, outputs=self.outputs)
-            timer.took("record")
-            call = bind_artifact(
-                *(artifact, files_of, module, on),
-                on_miss=self.on_miss,
-                concurrency=self.concurrency,
-                ignore=self.ignore,
-                read_file=found.read_file,
-                weights=self.weights,
-                graphs=graphs,
-                allow_imports=self.allow_imports,
-                timer=timer,
-                ranks=ranks,
-            )
-            if artifact.native is not None:
-                with no_collection():
-                    from aotc.runtime.native import use_native
-
-                    use_native(call, artifact.native, found.read_file)
-            if ranks is not None:
-                ranks.agree("loaded", "")
-            call.loaded = Loaded(reference.name, where, found.bundle.digest, timer.parts)
-            _log.info(
-                "loaded %s from %s, %s for %s: %d %s in %s",
-                *(reference.name, where, found.bundle.digest, artifact.target, count := len(artifact.variants)),
-                *("bucket" if count == 1 else "buckets", timer),
-            )
-            return compiled_module(call)
-
+            ranks = RanksOfLoad(self.ranks.group, self.ranks.timeout)
+        bind = functools.partial(self._bind, module, ranks, timer)
         try:
             if found is not None:
-                return load_found(found)
-            return self.find(lambda *among: [self.choose(module, *among)[1]], load_found)
+                return bind(found)
+            return self.find(lambda *among: [self.choose(module, *among)[1]], bind)
         except BaseException as error:
             if ranks is not None:
                 ranks.fail(error)
             raise
+
+    def _bind(self, module: nn.Module | None, ranks: RanksOfLoad | None, timer: Timer, found: Found) -> Compiled:
+        on, entry = self.choose(module, found.bundle.artifacts, found.read_artifact, found.has)
+        artifact = self.accepted(found, entry)
+        if ranks is not None:
+            artifact = ranks.join(artifact, entry.digest, on)
+        elif artifact.parallel is not None:
+            from aotc.runtime.explain.arguments import group_error
+
+            raise group_error(artifact)
+        files_of = functools.partial(found.files_of, artifact)
+        if self.compat == "abi":
+            from aotc.runtime.libraries.torch_abi import check_symbols
+
+            check_symbols(artifact, files_of)
+        graphs = self.graphs
+        if on.type == "cuda":
+            from aotc.runtime.options import Graphs
+
+            graphs = graphs or Graphs()
+            if ranks is not None and not ranks.is_capturable(on):
+                graphs = Graphs(use="never", capture=graphs.capture, outputs=graphs.outputs)
+        timer.took("record")
+        call = bind_artifact(
+            *(artifact, files_of, module, on),
+            on_miss=self.on_miss,
+            concurrency=self.concurrency,
+            ignore=self.ignore,
+            read_file=found.read_file,
+            weights=self.weights,
+            graphs=graphs,
+            allow_imports=self.allow_imports,
+            timer=timer,
+            ranks=ranks,
+        )
+        if artifact.native is not None:
+            with no_collection():
+                from aotc.runtime.native import use_native
+
+                use_native(call, artifact.native, found.read_file)
+        if ranks is not None:
+            ranks.agree("loaded", "")
+        reference, where = self.place()
+        call.loaded = Loaded(reference.name, where, found.bundle.digest, timer.parts)
+        _log.info(
+            "loaded %s from %s, %s for %s: %d %s in %s",
+            *(reference.name, where, found.bundle.digest, artifact.target, count := len(artifact.variants)),
+            *("bucket" if count == 1 else "buckets", timer),
+        )
+        return compiled_module(call)
 
 
 def bind_artifact(
@@ -341,11 +334,11 @@ def bind_artifact(
     concurrency: int = 1,
     ignore: Collection[ModuleCheck] = (),
     read_file: Callable[[File], bytes],
-    graphs: GraphOptions | None = None,
+    graphs: Graphs | None = None,
     weights: Given = None,
     allow_imports: Imports = False,
     timer: Timer | None = None,
-    ranks: Ranks | None = None,
+    ranks: RanksOfLoad | None = None,
 ) -> CompiledCall:
     """The callable over an artifact whose libraries are `files_of(variant)`. Raises as `load` does.
 
@@ -360,7 +353,7 @@ def bind_artifact(
                 hint="load the weights into the module, or leave the module out",
             )
         if device.type == "cuda":
-            from aotc.runtime.cuda.options import refuse_captures
+            from aotc.runtime.cuda.captures import refuse_captures
 
             refuse_captures(device, artifact.model)
         if not artifact.variants:
@@ -457,19 +450,20 @@ class Timer:
 def check_options(asked: Request, module: Any) -> None:
     """Raises BindError for options of a wrong type, which would otherwise be ignored on some machines."""
     one_text = isinstance(asked.ignore, str)
-    checks = (
+    checks: list[Check] = [
         ("ref", asked.ref, isinstance(asked.ref, str), "a text: [STORE#]model[:tag]"),
         ("module", module, module is None or isinstance(module, nn.Module), "a torch.nn.Module"),
         ("device", asked.device, _is_device(asked.device), "a torch.device, or a text like 'cpu', 'cuda' or 'cuda:0'"),
         ("cache", asked.cache, "\0" not in str(asked.cache), "a folder"),
         ("concurrency", asked.concurrency, isinstance(asked.concurrency, int) and asked.concurrency > 0, "1 or more"),
-        _choice("cuda_graphs", asked.cuda_graphs, ("picked", "always", "never")),
-        _choice("capture", asked.capture, ("eager", "lazy")),
-        _choice("outputs", asked.outputs, ("copy", "view")),
         _choice("compat", asked.compat, get_args(Compat)),
         ("ignore", asked.ignore, not one_text, f"a list, like [{asked.ignore!r}]"),
         *(_choice("ignore", check, get_args(ModuleCheck)) for check in ([] if one_text else asked.ignore)),
-    )
+    ]
+    if (asked.trust, asked.graphs, asked.ranks) != (None, None, None):
+        from aotc.runtime.options import checks_of_groups
+
+        checks += checks_of_groups(asked)
     if wrong := [(name, value, expected) for name, value, fits, expected in checks if not fits]:
         from aotc.runtime.explain.arguments import options_error
 
@@ -483,7 +477,7 @@ def _is_device(value: Any) -> bool:
         return False
 
 
-def _choice(name: str, value: Any, choices: Sequence[str]) -> tuple[str, Any, bool, str]:
+def _choice(name: str, value: Any, choices: Sequence[str]) -> Check:
     return name, value, value in choices, " or ".join(map(repr, choices))
 
 
@@ -498,7 +492,7 @@ def _bind(
     weights: Given,
     device: torch.device,
     read_file: Callable[[File], bytes],
-    ranks: Ranks | None,
+    ranks: RanksOfLoad | None,
 ) -> Bound:
     if weights is None:
         with no_collection():

@@ -10,8 +10,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Collection, Sequence
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Never, NoReturn
 
 import torch
 from torch import nn
@@ -31,6 +30,7 @@ from aotc.runtime.select import select_target
 if TYPE_CHECKING:
     from aotc.runtime.checkpoints.files import Weights
     from aotc.runtime.load import Entries, Given, Read
+    from aotc.runtime.options import Graphs, Ranks, Trust
     from aotc.store.layout.bundle import BundleEntry
 
 _log = logging.getLogger("aotc")
@@ -44,12 +44,10 @@ def prepare(
     device: torch.device | str | None = None,
     target: str | None = None,
     cache: str | os.PathLike[str] | None = None,
-    trusted_keys: Sequence[str | os.PathLike[str]] | None = None,
-    signed_after: datetime | str | None = None,
-    require_verified: bool = False,
+    trust: Trust | None = None,
     allow_imports: Imports = False,
-    allow_untested: bool = False,
     compat: Compat = "minor",
+    **moved: Never,
 ) -> Prepared:
     """Do all of a load that needs no device. `prepared.load(…)` does the rest, here or in a forked child.
 
@@ -60,9 +58,9 @@ def prepare(
     Args:
         device: the kind of device that loads are for; as for `aotc.load`, a GPU for a bundle that is only for GPUs,
             else the CPU. For GPUs the artifacts of all their targets are read, unless `target` names one.
-        ref, weights, store, target, cache, trusted_keys, signed_after, require_verified, allow_imports, allow_untested,
-            compat: as for `aotc.load`. On a CPU, weights are laid out as the code takes them; processes share them
-            until one writes. For a GPU a file is mapped, and each load copies it there.
+        ref, weights, store, target, cache, trust, allow_imports, compat: as for `aotc.load`. On a CPU, weights are laid
+            out as the code takes them; processes share them until one writes. For a GPU a file is mapped, and each load
+            copies it there.
 
     Raises:
         The errors of `aotc.load`, except those about a module, a GPU or a group, which `prepared.load` raises.
@@ -75,9 +73,12 @@ def prepare(
         >>> prepared.load()(torch.randn(4, 128, 256)).shape  # as often as you like, here or in a forked child
         torch.Size([4, 128, 256])
     """
+    if moved:
+        from aotc.runtime.explain.arguments import unknown_options
+
+        raise unknown_options(prepare, moved)
     asked = Request(
-        *(ref, weights, store, device, target, "error", 1, (), cache, "picked", "eager", "copy"),
-        *(trusted_keys, signed_after, require_verified, allow_imports, allow_untested, None, 300.0, compat),
+        *(ref, weights, store, device, target, "error", 1, (), cache, trust, None, None, allow_imports, compat)
     )
     check_options(asked, None)
     refuse_free_threading()
@@ -119,11 +120,9 @@ class Prepared:
         on_miss: OnMiss = "error",
         concurrency: int = 1,
         ignore: Collection[ModuleCheck] = (),
-        cuda_graphs: Literal["picked", "always", "never"] = "picked",
-        capture: Literal["eager", "lazy"] = "eager",
-        outputs: Literal["copy", "view"] = "copy",
-        group: Any = None,
-        group_timeout: float = 300.0,
+        graphs: Graphs | None = None,
+        ranks: Ranks | None = None,
+        **moved: Never,
     ) -> Compiled:
         """The rest of the load, as `aotc.load` does it; each call gives a callable of its own.
 
@@ -134,16 +133,17 @@ class Prepared:
             BindError: also where the module or `device` is of another kind than was prepared.
             The errors of `aotc.load` about the machine, the module, a group and options.
         """
+        if moved:
+            from aotc.runtime.explain.arguments import unknown_options
+
+            raise unknown_options(Prepared.load, moved)
         asked = self._asked._replace(
             device=self._asked.device if device is None else device,
             on_miss=on_miss,
             concurrency=concurrency,
             ignore=ignore,
-            cuda_graphs=cuda_graphs,
-            capture=capture,
-            outputs=outputs,
-            group=group,
-            group_timeout=group_timeout,
+            graphs=graphs,
+            ranks=ranks,
         )
         if os.getpid() != self._process:
             check_options(asked, module)
@@ -169,7 +169,7 @@ class Prepared:
                     "torch.cuda.is_available() unless PYTORCH_NVML_BASED_CUDA_CHECK=1; or start it with `spawn`",
                 )
             )
-        if asked.group is not None and _fork.group:
+        if asked.ranks is not None and _fork.group:
             issues.append(
                 Issue(
                     "the process group was made before the fork, and its connections are the parent's",

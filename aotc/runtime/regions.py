@@ -34,9 +34,9 @@ from aotc.runtime.variant import Attached
 
 if TYPE_CHECKING:
     from aotc.runtime.cuda.graphs import GraphPool
-    from aotc.runtime.cuda.options import GraphOptions
+    from aotc.runtime.options import Graphs
     from aotc.runtime.padding.calls import PaddedCalls
-    from aotc.runtime.parallel.ranks import Ranks
+    from aotc.runtime.parallel.ranks import RanksOfLoad
 
 
 class CompiledByRegions(Compiled):
@@ -118,7 +118,7 @@ class CompiledRegions(CompiledCall):
         device: torch.device,
         on_miss: OnMiss,
         *,
-        graphs: GraphOptions | None = None,
+        graphs: Graphs | None = None,
         watch: Callable[[Artifact, nn.Module, str], ModuleWatch],
         check_again: Callable[[], None] = lambda: None,
     ) -> None:
@@ -331,8 +331,8 @@ def attach_regions(
     on_miss: OnMiss,
     ignore: Collection[ModuleCheck],
     read_file: ReadFile,
-    graphs: GraphOptions | None = None,
-    ranks: Ranks | None = None,
+    graphs: Graphs | None = None,
+    ranks: RanksOfLoad | None = None,
 ) -> CompiledRegions:
     """Raises BindError where the module's regions are not those that were built."""
     if module is None:
@@ -346,7 +346,7 @@ def attach_regions(
         raise BindError(
             f"the outputs of the regions of `{artifact.model}` cannot be views: another region of the same call may "
             "overwrite them before they are read",
-            hint='leave out outputs="view", or build the model whole',
+            hint='leave out aotc.Graphs(outputs="view"), or build the model whole',
         )
     paths = list(dict.fromkeys(path for region in artifact.regions for path in region.instances))
     try:
@@ -374,7 +374,7 @@ def attach_regions(
         return make(artifact, libraries, module, device, on_miss, graphs=graphs, watch=watch, check_again=check)
 
 
-def _pool_of(graphs: GraphOptions | None, device: torch.device) -> GraphPool | None:
+def _pool_of(graphs: Graphs | None, device: torch.device) -> GraphPool | None:
     """What the graphs of all regions share: only one region runs at a time."""
     if graphs is None or graphs.use == "never":
         return None

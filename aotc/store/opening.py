@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from aotc.errors import ReferenceFormatError, StoreError
 from aotc.store.layout.store import Store
-from aotc.store.readable import Readable
+from aotc.store.readable import Listable
 from aotc.store.reference import REGISTRY_SCHEMES, is_remote
 from aotc.store.remote.interface import Limits, Remote, Traffic
 from aotc.store.remote.objects.folder import FolderObjects
@@ -18,7 +18,7 @@ from aotc.store.remote.remote_store import RemoteStore
 from aotc.store.remote.transfer import OnEvent, Transfer
 
 
-def open_readable(where: str) -> Readable:
+def open_readable(where: str) -> Listable:
     """The store in a folder or at a URL; nothing is connected to yet. Raises NotFoundError, StoreError, as `Store.open`
     does."""
     return RemoteStore(open_transfer(where)) if is_remote(where) else Store.open(Path(where))

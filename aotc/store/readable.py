@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from aotc.records import File
 from aotc.store.layout.oci import Descriptor
 from aotc.store.layout.tags import TagEntry
 from aotc.store.reference import Reference
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 class BlobSource(Protocol):
@@ -23,7 +19,7 @@ class BlobSource(Protocol):
 
 
 class Readable(Protocol):
-    """A `Store`, or a `RemoteStore`."""
+    """A `StoreReader`, or a `RemoteStore`."""
 
     @property
     def blobs(self) -> BlobSource: ...
@@ -33,7 +29,8 @@ class Readable(Protocol):
     def attachment(self, name: str) -> Descriptor | None:
         """The image manifest called `name`, like the signature `sha256-<hex>.sig`; None where there is none."""
 
-    def tags(self) -> list[TagEntry]: ...
 
-    def each(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
-        """`function` of each item, several at a time where the items are fetched."""
+class Listable(Readable, Protocol):
+    """A `Readable` that knows its tags."""
+
+    def tags(self) -> list[TagEntry]: ...

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 
 from aotc.store.layout.names import is_digest, name_flaw
@@ -26,8 +24,8 @@ class Reference(msgspec.Struct, frozen=True):
     digest: str | None = None
 
     def __post_init__(self) -> None:
-        tag, digest, store = self.tag, self.digest, self.store
-        named = not name_flaw(tag) if tag is not None and digest is None else tag is None and is_digest(digest or "")
+        store, tag, digest = self.store, self.tag, self.digest
+        named = is_digest(digest or "") if tag is None else digest is None and not name_flaw(tag)
         local = store is None or (store != "" and store.isprintable() and not self.in_registry)
         if not (named and local) or name_flaw(self.model):
             from aotc.store.reference_errors import check_reference
@@ -35,8 +33,7 @@ class Reference(msgspec.Struct, frozen=True):
             check_reference(store, self.model, tag, digest, in_registry=self.in_registry)
 
     def __str__(self) -> str:
-        store = "" if self.store is None or self.in_registry else f"{self.store}#"
-        return f"{store}{self.name}"
+        return self.name if self.store is None or self.in_registry else f"{self.store}#{self.name}"
 
     @property
     def in_registry(self) -> bool:
@@ -45,9 +42,8 @@ class Reference(msgspec.Struct, frozen=True):
     @property
     def name(self) -> str:
         """The reference without its store; whole where the store is a registry's repository."""
-        if self.in_registry:
-            return f"{self.store}@{self.digest}" if self.digest is not None else f"{self.store}:{self.tag}"
-        return f"{self.model}@{self.digest}" if self.digest is not None else f"{self.model}:{self.tag}"
+        of = self.store if self.in_registry else self.model
+        return f"{of}:{self.tag}" if self.digest is None else f"{of}@{self.digest}"
 
 
 def parse_reference(text: str) -> Reference:
@@ -73,15 +69,11 @@ def parse_reference(text: str) -> Reference:
 
 def store_named(reference: Reference, given: str | None, argument: str) -> str | None:
     """The store of a reference, else the one that `argument` gives. Raises ReferenceFormatError where they differ."""
-    if reference.store is None or given is None or _place(reference.store) == _place(given):
-        return reference.store if given is None else given
-    from aotc.store.reference_errors import other_store
+    if given is not None and reference.store not in (None, given):
+        from aotc.store.reference_errors import check_same_store
 
-    raise other_store(reference.store, reference.name, given, argument, in_registry=reference.in_registry)
-
-
-def _place(store: str) -> str:
-    return store.rstrip("/") if is_remote(store) else str(Path(store).absolute())
+        check_same_store(reference.store, reference.name, given, argument, in_registry=reference.in_registry)
+    return reference.store if given is None else given
 
 
 def is_remote(store: str | None) -> bool:
@@ -92,4 +84,4 @@ def is_remote(store: str | None) -> bool:
 def is_registry(text: str | None) -> bool:
     """Whether the store part of a reference is in a registry."""
     scheme, separator, _ = (text or "").partition("://")
-    return bool(separator) and scheme in REGISTRY_SCHEMES
+    return separator != "" and scheme in REGISTRY_SCHEMES

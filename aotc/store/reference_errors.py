@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from aotc.errors import ReferenceFormatError
 from aotc.store.layout.names import is_digest, name_flaw
@@ -55,13 +56,19 @@ def form_error(text: str) -> ReferenceFormatError:
     )
 
 
-def other_store(store: str, name: str, given: str, argument: str, *, in_registry: bool) -> ReferenceFormatError:
-    return ReferenceFormatError(
-        f"the reference names the store {store}, and {argument} names {given}",
-        hint=f"leave out one of them: write {name} or drop {argument}"
-        if not in_registry
-        else f"leave out {argument}: the reference names its repository",
-    )
+def check_same_store(store: str, name: str, given: str, argument: str, *, in_registry: bool) -> None:
+    """Raises ReferenceFormatError where a reference names one store, and `argument` another."""
+    if _place(store) != _place(given):
+        raise ReferenceFormatError(
+            f"the reference names the store {store}, and {argument} names {given}",
+            hint=f"leave out one of them: write {name} or drop {argument}"
+            if not in_registry
+            else f"leave out {argument}: the reference names its repository",
+        )
+
+
+def _place(store: str) -> str:
+    return store.rstrip("/") if "://" in store else str(Path(store).absolute())
 
 
 def _check_store(store: str | None, *, in_registry: bool) -> None:

@@ -16,18 +16,18 @@ from aotc.records import Record
 from aotc.store.layout import oci
 from aotc.store.layout.bundle import Bundle, read_bundle
 from aotc.store.layout.near_stores import nearest_first, not_found
-from aotc.store.layout.oci import Descriptor
+from aotc.store.layout.oci import Descriptor, Manifest
 from aotc.store.layout.publishing import tag_bundle
 from aotc.store.layout.store import Store
 from aotc.store.layout.tags import TagEntry, as_tag
 from aotc.store.maintenance.unreached import Unreached, unreached
 from aotc.store.opening import open_readable
-from aotc.store.readable import Readable
+from aotc.store.readable import Listable, Readable
 from aotc.store.reference import DEFAULT_TAG, Reference, is_remote, parse_reference
 from aotc.store.remote.copied import blobs_of, check_whole
 from aotc.store.remote.remote_store import RemoteStore
 from aotc.store.signing.attachments import reader_of
-from aotc.store.signing.trust import REASONS, SeenSignature, Trust, look_at_signatures, signed_names
+from aotc.store.signing.trust import REASONS, SeenSignature, TrustedKeys, look_at_signatures, signed_names
 
 
 class Tagged(Record, frozen=True):
@@ -57,7 +57,7 @@ class Untagged(Record, frozen=True):
 # -- a further name ---------------------------------------------------------------------------------------------------
 
 
-def set_tags(where: str, reference: Reference, names: Sequence[str], trust: Trust | None = None) -> list[Tagged]:
+def set_tags(where: str, reference: Reference, names: Sequence[str], trust: TrustedKeys | None = None) -> list[Tagged]:
     """Let each of `names` name the bundle of `reference`, in the same store: the folder or URL `where`.
 
     A name is `TAG`, `MODEL:TAG`, or a whole reference. One that exists is moved. `trust` are the keys of the hint on
@@ -94,7 +94,7 @@ def parse_tag(text: str, reference: Reference, model: str, where: str) -> Refere
     return Reference(reference.store, new.model, tag=new.tag)
 
 
-def _set_tag(where: str, store: Readable, bundle: Bundle, new: Reference, trust: Trust | None) -> Tagged:
+def _set_tag(where: str, store: Listable, bundle: Bundle, new: Reference, trust: TrustedKeys | None) -> Tagged:
     try:
         before = open_readable(where).resolve(new).digest
     except NotFoundError:
@@ -113,9 +113,7 @@ def _tag_here(store: Store, bundle: Bundle, tag: str) -> None:
     """A bundle that a digest names may be the rest of what gc has removed: a tag names whole bundles."""
     with store.sharing():  # what was seen to be there stays there until the tag names it
         there = [entry for entry in bundle.artifacts if store.blobs.has(entry.digest, entry.size)]
-        manifests = [
-            oci.decode_manifest(store.blobs.read(entry.digest, oci.MANIFEST_LIMIT), entry.digest) for entry in there
-        ]
+        manifests = [oci.read_document(store.blobs, entry.digest, Manifest) for entry in there]
         check_whole(store, bundle.digest, blobs_of(manifests))
         if not there:
             raise NotFoundError(
@@ -127,11 +125,11 @@ def _tag_here(store: Store, bundle: Bundle, tag: str) -> None:
         tag_bundle(store, bundle, tag)
 
 
-def _names_of(store: Readable, model: str, digest: str) -> tuple[str, ...]:
+def _names_of(store: Listable, model: str, digest: str) -> tuple[str, ...]:
     return tuple(str(entry) for entry in store.tags() if (entry.model, entry.digest) == (model, digest))
 
 
-def tags_of(store: Readable, where: str, model: str) -> list[TagEntry]:
+def tags_of(store: Listable, where: str, model: str) -> list[TagEntry]:
     """The tags of a model, the one that was set last first.
 
     Raises ReferenceFormatError for what is not a model's name, NotFoundError, CorruptError, RemoteError, StoreError.
@@ -162,7 +160,7 @@ def tags_of(store: Readable, where: str, model: str) -> list[TagEntry]:
 
 
 def signing_issue(
-    store: Readable, where: str, bundle: Bundle, new: Reference, before: str, trust: Trust | None
+    store: Listable, where: str, bundle: Bundle, new: Reference, before: str, trust: TrustedKeys | None
 ) -> Issue | None:
     """Why a load with trusted keys refuses the bundle under its new name; None where it does not, as far as is known.
 
@@ -195,11 +193,11 @@ def signing_issue(
     return None
 
 
-def _signatures(store: Readable, digest: str, new: Reference, trust: Trust | None) -> list[SeenSignature]:
+def _signatures(store: Readable, digest: str, new: Reference, trust: TrustedKeys | None) -> list[SeenSignature]:
     return look_at_signatures(reader_of(store), store.attachment, digest, new, trust)
 
 
-def _is_for(one: SeenSignature, names: Sequence[str], trust: Trust | None) -> bool:
+def _is_for(one: SeenSignature, names: Sequence[str], trust: TrustedKeys | None) -> bool:
     if one.claims is None or one.claims.name not in names or one.claims.signed is None:
         return False
     return trust is None or not one.flaw
@@ -210,7 +208,7 @@ def _newest(signatures: Sequence[SeenSignature]) -> datetime:
     return max(times).astimezone(UTC)
 
 
-def signed_as(store: Readable, where: str, entry: TagEntry, trust: Trust | None) -> str:
+def signed_as(store: Listable, where: str, entry: TagEntry, trust: TrustedKeys | None) -> str:
     """What the signatures of a bundle say of its tag, in a word.
 
     "no" without any. With `trust` "trusted", else what is wrong with the best of them, as `SignatureError.reason` has

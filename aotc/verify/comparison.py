@@ -26,6 +26,7 @@ from aotc.records import Dims, Signature, TensorLeaf
 from aotc.runtime.call import CompiledCall
 from aotc.runtime.compiled import Compiled
 from aotc.runtime.load import load
+from aotc.runtime.options import Graphs, Trust
 from aotc.tensors.contents import Contents, contents, same_values
 from aotc.tensors.subclasses import is_wrapper
 from aotc.verify.eight_bits import RoundingTo8Bits
@@ -331,14 +332,15 @@ class Comparison:
     def _load_whole(self, module: nn.Module, **options: Any) -> Compiled:
         given = {"store": self.job.store, "target": self.job.target, "compat": self.job.compat, **options}
         if self.ranks is not None:
+            from aotc.runtime.options import Ranks as RanksOption
             from aotc.verify.ranks import TIMEOUT
 
-            given |= {"group": self.ranks.group, "group_timeout": TIMEOUT}
-        return load(self.job.ref, module, allow_imports=True, allow_untested=True, **given)
+            given["ranks"] = RanksOption(self.ranks.group, timeout=TIMEOUT)
+        return load(self.job.ref, module, allow_imports=True, trust=Trust(allow_untested=True), **given)
 
     def launched(self, how: Literal["always", "never"]) -> CompiledCall:
         """The compiled code over the same module, launched as CUDA graphs or directly."""
-        return self._load(self.module, cuda_graphs=how, capture="lazy")
+        return self._load(self.module, graphs=Graphs(use=how, capture="lazy"))
 
     def copy_of(self, module: nn.Module) -> nn.Module:
         try:

@@ -18,7 +18,7 @@ if torch.cuda.is_available():
 dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
 group = dist.group.WORLD
 store = Path(__file__).resolve().parent / "aotc-store"
-compiled = aotc.load("llama", llama(group=group).eval().to(device), store=store, group=group, group_timeout=60)
+compiled = aotc.load("llama", llama(group=group).eval().to(device), store=store, ranks=aotc.Ranks(group, timeout=60))
 
 tokens, start, found = [int(token) for token in sys.argv[1:]], 0, []
 with torch.no_grad():

@@ -68,9 +68,9 @@ def buckets(task: Task) -> dict[str, Any]:
     import msgspec
     import torch
 
-    from aotc.runtime.cuda.options import GraphOptions
     from aotc.runtime.libraries.files import FilesInMemory
     from aotc.runtime.load import bind_artifact
+    from aotc.runtime.options import Graphs
     from aotc.store.layout.bundle import read_artifact, read_bundle
     from aotc.store.layout.store import Store
     from aotc.store.reference import parse_reference
@@ -100,7 +100,7 @@ def buckets(task: Task) -> dict[str, Any]:
             module,
             torch.device("cuda", torch.cuda.current_device()),
             read_file=lambda file: store.blobs.load(file, 1 << 26),
-            graphs=GraphOptions(use=task["graphs"]),
+            graphs=Graphs(use=task["graphs"]),
         )
         torch.cuda.synchronize()
         times.append(time.perf_counter())

@@ -54,19 +54,19 @@ def part(group: Any = None) -> Llama:
 def work(what: str, store: str, began: float) -> dict[str, Any]:
     """In one rank: the seconds until the first output, and medians of both kinds of calls."""
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    device, group, options = torch.device("cuda", rank), None, {}
+    device, group = torch.device("cuda", rank), None
     torch.cuda.set_device(device)
     if size > 1:
         dist.init_process_group("nccl", device_id=device, timeout=datetime.timedelta(seconds=120))
         group = dist.group.WORLD
-        options = {"group": group, "group_timeout": 60}
     with torch.device(device):
         module = part(group).bfloat16().eval()
     run: Callable[..., Any] = module
     if what == "aotc":
         import aotc
 
-        run = aotc.load("ranks" if group else "whole", module, store=store, **options)
+        ranks = aotc.Ranks(group, timeout=60) if group else None
+        run = aotc.load("ranks" if group else "whole", module, store=store, ranks=ranks)
     elif what == "compile":
         run = torch.compile(module)
     calls = {

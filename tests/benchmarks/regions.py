@@ -165,8 +165,8 @@ def measure(options: argparse.Namespace, layers: int, work: Path) -> None:
     if device == "cuda":
         for way in ("always", "never"):
             module = copy.deepcopy(eager)
-            calls[f"regions, cuda_graphs={way}"] = aotc.load("gpt", module, store=regions.store, cuda_graphs=way)
-        calls["regions, in the caller's graph"] = captured(calls["regions, cuda_graphs=never"], example(device))
+            calls[f"regions, graphs {way}"] = aotc.load("gpt", module, store=regions.store, graphs=aotc.Graphs(use=way))
+        calls["regions, in the caller's graph"] = captured(calls["regions, graphs never"], example(device))
     x = example(device)
     times: dict[str, list[float]] = {name: [] for name in calls}
     with torch.no_grad():

@@ -39,7 +39,7 @@ aotc.load
 from examples.models import transformer_block
 module = transformer_block(width=256, heads=4).eval()
 began = time.process_time()
-aotc.load("quickstart", module, store=sys.argv[1], cache=sys.argv[2], trusted_keys=sys.argv[3:] or None)
+aotc.load("quickstart", module, store=sys.argv[1], cache=sys.argv[2], trust=aotc.Trust(keys=sys.argv[3:] or None))
 print((time.process_time() - began) * 1e3)
 """
 

@@ -94,7 +94,7 @@ def test_its_code_is_marked_as_untested(built: Built) -> None:
     where = built.folder / "store"
     assert "built without such a CPU; it has never run" in run_here("inspect", "products", "--store", where).stdout
     with pytest.raises(aotc.EnvironmentMismatchError, match="this CPU has no amx_bf16, amx_int8, amx_tile"):
-        aotc.load(f"{where}#products", torch.nn.Identity(), allow_untested=True)
+        aotc.load(f"{where}#products", torch.nn.Identity(), trust=aotc.Trust(allow_untested=True))
 
 
 SERVE = """

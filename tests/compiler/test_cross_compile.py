@@ -251,7 +251,7 @@ def test_one_build_makes_code_for_several_gpus_and_a_cpu(built: Path, tmp_path: 
         libraries = [store.blobs.load(file, 1 << 30) for file in variant.files if file.name.endswith(".so")]
         check_code(libraries, artifact.target)
     with pytest.raises(EnvironmentMismatchError, match="the bundle holds cuda:sm_90, and it is to run on cpu"):
-        aotc.load(f"{built}#tiny", device="cpu", target="cuda:sm_90", allow_untested=True)
+        aotc.load(f"{built}#tiny", device="cpu", target="cuda:sm_90", trust=aotc.Trust(allow_untested=True))
 
 
 @without_gpu

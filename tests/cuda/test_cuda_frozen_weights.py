@@ -78,7 +78,7 @@ def test_the_store_holds_the_weights_once(store: Path, module: nn.Module) -> Non
 
 @pytest.mark.parametrize("launch", LAUNCHES)
 def test_every_bucket_is_right(store: Path, module: nn.Module, launch: str) -> None:
-    compiled = loaded(store, cuda_graphs=launch)
+    compiled = loaded(store, graphs=aotc.Graphs(use=launch))
     for batch in BUCKETS:
         assert all_close(compiled, module, inputs(2, batch, WIDTH))
 
@@ -90,9 +90,9 @@ def test_the_gpu_holds_the_weights_once_and_frees_them(store: Path) -> None:
         torch.cuda.synchronize()
         return torch.cuda.memory_allocated()
 
-    loaded(store, cuda_graphs="never")(torch.ones(4, WIDTH, device="cuda"))  # what stays, as of cuBLAS
+    loaded(store, graphs=aotc.Graphs(use="never"))(torch.ones(4, WIDTH, device="cuda"))  # what stays, as of cuBLAS
     before, (once, _) = used(), mapped_bytes(store)
-    compiled = loaded(store, cuda_graphs="never")
+    compiled = loaded(store, graphs=aotc.Graphs(use="never"))
     for batch in BUCKETS:
         compiled(torch.ones(batch, WIDTH, device="cuda"))
     assert once <= used() - before < 1.5 * once
@@ -105,7 +105,7 @@ def test_memory_is_not_given_away_while_another_stream_reads_it(store: Path, mod
     expected = module(x)
     stream = torch.cuda.Stream()
     for _ in range(5):
-        compiled = loaded(store, cuda_graphs="never")
+        compiled = loaded(store, graphs=aotc.Graphs(use="never"))
         compiled(x)
         torch.cuda.synchronize()
         with torch.cuda.stream(stream):
@@ -119,7 +119,7 @@ def test_memory_is_not_given_away_while_another_stream_reads_it(store: Path, mod
 
 
 def test_threads_call_side_by_side(store: Path, module: nn.Module) -> None:
-    compiled, right = loaded(store, cuda_graphs="never"), []
+    compiled, right = loaded(store, graphs=aotc.Graphs(use="never")), []
 
     def call(batch: int) -> None:
         with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):

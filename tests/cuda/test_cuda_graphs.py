@@ -10,20 +10,21 @@ import pytest
 import torch
 from gpu_runs import Gpu, all_close, close, inputs, run_python
 
+import aotc
 from aotc import LibraryError, MissError
 
 pytestmark = pytest.mark.cuda
 
 
 def test_graphs_are_captured_at_load(gpu: Gpu, graphs: Any) -> None:
-    compiled, eager = gpu.loaded("mlp", cuda_graphs="always")
+    compiled, eager = gpu.loaded("mlp", graphs=aotc.Graphs(use="always"))
     assert graphs.captured == 2  # one for each bucket
     assert all_close(compiled, eager, inputs(3, 4, 64))
     assert (graphs.captured, graphs.replayed) == (2, 3)
 
 
 def test_lazy_graphs_are_captured_at_the_first_call_of_their_bucket(gpu: Gpu, graphs: Any) -> None:
-    compiled, eager = gpu.loaded("mlp", cuda_graphs="always", capture="lazy")
+    compiled, eager = gpu.loaded("mlp", graphs=aotc.Graphs(use="always", capture="lazy"))
     assert graphs.captured == 0
     assert all_close(compiled, eager, inputs(2, 4, 64))
     assert graphs.captured == 1
@@ -51,7 +52,7 @@ def test_every_dtype_runs_as_a_graph(
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:
-        compiled, eager = gpu.loaded(model, cuda_graphs="always")
+        compiled, eager = gpu.loaded(model, graphs=aotc.Graphs(use="always"))
         batch = int(str(compiled.artifact.variants[0].bucket["batch"]))
         for x in inputs(3, batch, width):
             assert close(compiled(x.to(dtype)), eager(x.to(dtype)), tolerance)
@@ -71,14 +72,14 @@ def test_float32_calls_need_the_precision_of_the_build(gpu: Gpu) -> None:
 
 
 def test_copied_outputs_are_the_caller_s_to_keep(gpu: Gpu) -> None:
-    compiled, eager = gpu.loaded("mlp", cuda_graphs="always")
+    compiled, eager = gpu.loaded("mlp", graphs=aotc.Graphs(use="always"))
     xs = inputs(20, 4, 64)
     kept = [compiled(x) for x in xs]
     assert all(close(output, eager(x)) for output, x in zip(kept, xs, strict=True))
 
 
 def test_viewed_outputs_are_overwritten_by_the_next_call(gpu: Gpu) -> None:
-    compiled, eager = gpu.loaded("mlp", cuda_graphs="always", outputs="view")
+    compiled, eager = gpu.loaded("mlp", graphs=aotc.Graphs(use="always", outputs="view"))
     x, other = inputs(2, 4, 64)
     first = compiled(x)
     assert close(first, eager(x))
@@ -89,7 +90,7 @@ def test_viewed_outputs_are_overwritten_by_the_next_call(gpu: Gpu) -> None:
 
 @pytest.mark.parametrize("outputs", ["copy", "view"])
 def test_padded_calls_run_the_bucket_s_graph(gpu: Gpu, graphs: Any, outputs: str) -> None:
-    compiled, eager = gpu.loaded("mlp", cuda_graphs="always", outputs=outputs)
+    compiled, eager = gpu.loaded("mlp", graphs=aotc.Graphs(use="always", outputs=outputs))
     for batch in (16, 3, 1, 4, 9, 15, 2):  # larger calls first: what they leave in static buffers must not show
         (x,) = inputs(1, batch, 64)
         output = compiled(x)
@@ -110,7 +111,7 @@ def test_a_range_runs_a_graph_for_its_listed_sizes_and_directly_for_others(gpu: 
 @pytest.mark.parametrize("launch", ["picked", "always", "never"])
 def test_calls_are_answered_whatever_the_concurrency(gpu: Gpu, launch: str) -> None:
     """Of a container of several models one asks for an event that a capture has recorded."""
-    compiled, eager = gpu.loaded("ranged", cuda_graphs=launch, concurrency=2)
+    compiled, eager = gpu.loaded("ranged", graphs=aotc.Graphs(use=launch), concurrency=2)
     for rows in (8, 9, 512, 511):
         assert all_close(compiled, eager, inputs(3, rows, 512)), rows
 
@@ -118,11 +119,12 @@ def test_calls_are_answered_whatever_the_concurrency(gpu: Gpu, launch: str) -> N
 RECORDED_ON_ZEROS = """
 import sys, torch
 from pathlib import Path
+import aotc
 from gpu_runs import Gpu, close
 
 gpu = Gpu(Path(sys.argv[1]))
 with torch.no_grad():
-    compiled, eager = gpu.loaded("last", cuda_graphs="always", capture="lazy")
+    compiled, eager = gpu.loaded("last", graphs=aotc.Graphs(use="always", capture="lazy"))
     long = torch.randn(2, 4096, 64, device="cuda"), torch.tensor([4095, 4000], device="cuda")
     short = torch.randn(2, 4, 64, device="cuda"), torch.tensor([3, 1], device="cuda")
     for _ in range(2):
@@ -143,7 +145,7 @@ def test_a_graph_is_recorded_on_zeros_whatever_another_one_s_call_has_left(gpu: 
 RESERVED = """
 import gc, json, sys, torch, msgspec, aotc
 from pathlib import Path
-from aotc.runtime.cuda.options import GraphOptions
+from aotc.runtime.options import Graphs
 from aotc.runtime.load import bind_artifact
 from aotc.runtime.libraries.files import FilesInMemory
 from aotc.store.layout.store import Store
@@ -160,7 +162,7 @@ def attached(sizes):
     changed = msgspec.structs.replace(artifact, variants=(msgspec.structs.replace(variant, launch=launch),))
     return bind_artifact(
         changed, lambda v: FilesInMemory(v, store.blobs), module, device,
-        read_file=lambda file: store.blobs.load(file, 1 << 26), graphs=GraphOptions(use="always"),
+        read_file=lambda file: store.blobs.load(file, 1 << 26), graphs=Graphs(use="always"),
     )
 
 def reserved():
@@ -187,11 +189,12 @@ def test_graphs_of_one_callable_share_their_memory(gpu: Gpu) -> None:
 GIVEN_BACK = """
 import sys, torch
 from pathlib import Path
+import aotc
 from gpu_runs import Gpu, close, inputs
 
 gpu = Gpu(Path(sys.argv[1]))
 with torch.no_grad():
-    compiled, eager = gpu.loaded("long-sum", cuda_graphs="always")
+    compiled, eager = gpu.loaded("long-sum", graphs=aotc.Graphs(use="always"))
     (x,) = inputs(1, 16, 16384)
     expected = eager(x)
     torch.cuda.synchronize()
@@ -225,10 +228,10 @@ gpu = Gpu(Path(sys.argv[1]))
 with torch.no_grad():
     module = gpu.module("round-trip")
     try:
-        gpu.load("round-trip", module, cuda_graphs="always")
+        gpu.load("round-trip", module, graphs=aotc.Graphs(use="always"))
     except aotc.LibraryError as error:
         print("hint" if "cuda_graphs: never" in error.hint else error)
-    print(all_close(gpu.load("round-trip", module, cuda_graphs="never"), module, inputs(3, 4, 16)))
+    print(all_close(gpu.load("round-trip", module, graphs=aotc.Graphs(use="never")), module, inputs(3, 4, 16)))
     print(bool(torch.randn(8, device="cuda").isfinite().all()))  # torch's generator waits for the capture's end
     stream, before = torch.cuda.Stream(), torch.cuda.memory_reserved()
     for _ in range(20):  # torch's allocator takes back what another stream has used, but not during a capture
@@ -251,7 +254,7 @@ def test_a_capture_that_fails_says_what_to_do_and_leaves_the_process_well(gpu: G
 
 @pytest.mark.parametrize("launch", ["always", "never"])
 def test_a_call_can_be_captured_in_a_graph_of_the_caller_s(gpu: Gpu, graphs: Any, launch: str) -> None:
-    compiled, eager = gpu.loaded("mlp", cuda_graphs=launch)
+    compiled, eager = gpu.loaded("mlp", graphs=aotc.Graphs(use=launch))
     xs = inputs(4, 4, 64)
     static, stream = xs[0].clone(), torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -277,7 +280,7 @@ import aotc
 from gpu_runs import Gpu, close, inputs
 
 gpu = Gpu(Path(sys.argv[1]))
-compiled, eager = gpu.loaded("mlp", cuda_graphs=sys.argv[2], capture="lazy")
+compiled, eager = gpu.loaded("mlp", graphs=aotc.Graphs(use=sys.argv[2], capture="lazy"))
 (x,) = inputs(1, 4, 64)
 module = gpu.module("mlp")
 weights = {name: tensor.clone() for name, tensor in module.state_dict().items()}
@@ -304,7 +307,7 @@ def test_what_no_capture_can_hold_is_refused_before_it_would_invalidate_it(gpu: 
 
 
 def test_a_graph_of_the_caller_s_goes_on_reading_the_weights_of_its_capture(gpu: Gpu) -> None:
-    compiled, eager = gpu.loaded("mlp", cuda_graphs="never")
+    compiled, eager = gpu.loaded("mlp", graphs=aotc.Graphs(use="never"))
     (x,) = inputs(1, 4, 64)
     compiled(x)
     graph = torch.cuda.CUDAGraph()
@@ -322,7 +325,7 @@ def test_a_graph_of_the_caller_s_goes_on_reading_the_weights_of_its_capture(gpu:
 
 
 def test_a_second_thread_is_refused_where_outputs_are_views(gpu: Gpu) -> None:
-    compiled, eager = gpu.loaded("mlp", cuda_graphs="always", outputs="view")
+    compiled, eager = gpu.loaded("mlp", graphs=aotc.Graphs(use="always", outputs="view"))
     (x,) = inputs(1, 4, 64)
     assert close(compiled(x), eager(x))
     with ThreadPoolExecutor(1) as other, pytest.raises(LibraryError, match="one thread may call"):

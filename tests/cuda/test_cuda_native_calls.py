@@ -10,6 +10,8 @@ import torch
 from gpu_runs import Gpu, close, inputs
 from torch import nn
 
+import aotc
+
 pytestmark = pytest.mark.cuda
 
 
@@ -40,7 +42,7 @@ def by_extension(call: Any) -> int:
 def test_results_are_those_of_python(
     gpu: Gpu, monkeypatch: pytest.MonkeyPatch, model: str, launch: str, shapes: list[tuple[int, ...]]
 ) -> None:
-    (native, _), (python, _) = both_ways(gpu, model, monkeypatch, cuda_graphs=launch)
+    (native, _), (python, _) = both_ways(gpu, model, monkeypatch, graphs=aotc.Graphs(use=launch))
     half = torch.float16 if model == "mlp-fp16" else torch.float32
     for count in range(4):
         for shape in shapes:
@@ -80,7 +82,7 @@ def test_a_tensor_on_the_host_is_a_miss(gpu: Gpu, monkeypatch: pytest.MonkeyPatc
 def test_replaced_weights_are_freed_before_the_next_call(
     gpu: Gpu, monkeypatch: pytest.MonkeyPatch, launch: str
 ) -> None:
-    ((call, module), _) = both_ways(gpu, "ranged", monkeypatch, cuda_graphs=launch)
+    ((call, module), _) = both_ways(gpu, "ranged", monkeypatch, graphs=aotc.Graphs(use=launch))
     (x,) = inputs(1, 8, 512)
     for _ in range(3):
         call(x)
@@ -93,7 +95,7 @@ def test_replaced_weights_are_freed_before_the_next_call(
 
 
 def test_a_call_within_a_graph_of_the_caller_s_is_recorded(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    ((call, module), _) = both_ways(gpu, "mlp", monkeypatch, cuda_graphs="always")
+    ((call, module), _) = both_ways(gpu, "mlp", monkeypatch, graphs=aotc.Graphs(use="always"))
     x, other = inputs(2, 4, 64)
     for _ in range(3):
         call(x)
@@ -107,7 +109,7 @@ def test_a_call_within_a_graph_of_the_caller_s_is_recorded(gpu: Gpu, monkeypatch
 
 def test_a_call_notes_its_stream(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights that it reads there are not given to others before it has read them."""
-    ((call, _), _) = both_ways(gpu, "mlp", monkeypatch, cuda_graphs="never")
+    ((call, _), _) = both_ways(gpu, "mlp", monkeypatch, graphs=aotc.Graphs(use="never"))
     (x,) = inputs(1, 4, 64)
     for _ in range(2):
         call(x)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from gpu_runs import FOLDER, Gpu, inputs, start_aotc
 
+import aotc
 from aotc.picks import Pick, UnitPicks
 from aotc.tools.inspection.picks import exported, picks_of
 
@@ -30,7 +31,7 @@ def of_kind(unit: UnitPicks, kind: str) -> list[Pick]:
 
 def kernels_that_run(gpu: Gpu, model: str, folder: Path) -> dict[str, int]:
     """The kernels of one call, as CUPTI saw them: name → threads in a block."""
-    compiled, _ = gpu.loaded(model, cuda_graphs="never")
+    compiled, _ = gpu.loaded(model, graphs=aotc.Graphs(use="never"))
     x = inputs(1, 64, 128)[0].bfloat16()
     compiled(x)
     torch.cuda.synchronize()

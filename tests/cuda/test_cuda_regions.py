@@ -54,7 +54,7 @@ def same(given: Any, expected: Any) -> bool:
 
 @pytest.mark.parametrize("launch", ["picked", "always", "never"])
 def test_every_instance_of_a_region_is_a_graph_of_its_own(store: Path, graphs: Any, launch: str) -> None:
-    compiled, eager = loaded(store, cuda_graphs=launch)
+    compiled, eager = loaded(store, graphs=aotc.Graphs(use=launch))
     assert graphs.captured == (0 if launch == "never" else 2 * REGIONS)
     with torch.no_grad():
         kept = [(compiled(x), eager(x)) for n in (8, 32, 8) for x in inputs(3, n, 64)]
@@ -129,4 +129,4 @@ def test_a_padded_call_runs_the_graphs_of_its_bucket(store: Path, graphs: Any) -
 
 def test_views_are_refused_since_regions_share_the_memory_of_their_graphs(store: Path) -> None:
     with pytest.raises(aotc.BindError, match="cannot be views"):
-        loaded(store, outputs="view")
+        loaded(store, graphs=aotc.Graphs(outputs="view"))

@@ -49,7 +49,7 @@ with torch.no_grad():
     x = torch.randn(3, 64, device="cuda")
     for launch in ("always", "never"):
         for capture in ("eager", "lazy"):
-            compiled = aotc.load(sys.argv[1], module, cuda_graphs=launch, capture=capture)
+            compiled = aotc.load(sys.argv[1], module, graphs=aotc.Graphs(use=launch, capture=capture))
             assert torch.allclose(compiled(x), module(x), atol=1e-4), (launch, capture)
             for parameter in module.parameters():
                 parameter.data = parameter.data * 2

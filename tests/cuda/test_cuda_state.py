@@ -11,6 +11,8 @@ import torch
 from gpu_runs import Gpu, all_close, close, inputs
 from torch import nn
 
+import aotc
+
 pytestmark = pytest.mark.cuda
 
 LAUNCHES = ["never", "always"]
@@ -45,7 +47,7 @@ def scale_one_parameter(module: nn.Module) -> None:
 @pytest.mark.parametrize("launch", LAUNCHES)
 def test_weights_changed_in_place_are_seen(gpu: Gpu, graphs: Any, launch: str) -> None:
     module = gpu.module("mlp")
-    compiled = gpu.load("mlp", module, cuda_graphs=launch)
+    compiled = gpu.load("mlp", module, graphs=aotc.Graphs(use=launch))
     captured = graphs.captured
     assert all_close(compiled, copy.deepcopy(module), inputs(2, 4, 64))
     scale_in_place(module)
@@ -60,7 +62,7 @@ def test_weights_replaced_by_new_tensors_are_noticed(
 ) -> None:
     """The old tensors' memory is filled with NaN before the next call: a graph must be captured again."""
     module = gpu.module("mlp")
-    compiled = gpu.load("mlp", module, cuda_graphs=launch)
+    compiled = gpu.load("mlp", module, graphs=aotc.Graphs(use=launch))
     xs = inputs(3, 4, 64)
     before = [compiled(x) for x in xs]
     captured = graphs.captured
@@ -75,7 +77,7 @@ def test_weights_replaced_by_new_tensors_are_noticed(
 
 def test_a_graph_of_another_bucket_is_recaptured_too(gpu: Gpu) -> None:
     module = gpu.module("mlp")
-    compiled = gpu.load("mlp", module, cuda_graphs="always")
+    compiled = gpu.load("mlp", module, graphs=aotc.Graphs(use="always"))
     scale_data(module)
     overwrite_free_memory()
     for batch in (4, 16, 4, 16):
@@ -86,7 +88,7 @@ def test_a_tensor_of_another_shape_is_refused(gpu: Gpu) -> None:
     from aotc import BindError
 
     module = gpu.module("mlp")
-    compiled = gpu.load("mlp", module, cuda_graphs="always")
+    compiled = gpu.load("mlp", module, graphs=aotc.Graphs(use="always"))
     module.up.weight = nn.Parameter(torch.zeros(8, 64, device="cuda:0"))
     with pytest.raises(BindError, match=r"up\.weight"):
         compiled(*inputs(1, 4, 64))
@@ -103,7 +105,7 @@ def test_buffers_advance_once_per_call(gpu: Gpu, launch: str, capture: str) -> N
     module.steps.fill_(100)
     module.keys.copy_(torch.arange(128.0).reshape(16, 8))
     eager = copy.deepcopy(module)
-    compiled = gpu.load("stateful", module, cuda_graphs=launch, capture=capture)
+    compiled = gpu.load("stateful", module, graphs=aotc.Graphs(use=launch, capture=capture))
     torch.cuda.synchronize()
     assert module.steps.item() == 100 and torch.equal(module.keys, eager.keys)
     for step, x in enumerate(inputs(5, 1, 8)):
@@ -120,7 +122,7 @@ def test_buffers_advance_once_per_call(gpu: Gpu, launch: str, capture: str) -> N
 @pytest.mark.parametrize("launch", LAUNCHES)
 def test_an_input_at_an_odd_address_is_written_to(gpu: Gpu, launch: str) -> None:
     """Inductor's code for GPUs takes a copy of what is not aligned."""
-    compiled, eager = gpu.loaded("stateful", cuda_graphs=launch)
+    compiled, eager = gpu.loaded("stateful", graphs=aotc.Graphs(use=launch))
     x, position = inputs(1, 1, 8)[0], torch.tensor(0, device="cuda:0")
     total, twin = (torch.full((9,), 2.0, device="cuda:0")[1:].view(1, 8) for _ in range(2))
     assert total.data_ptr() % 16 == 4
@@ -134,7 +136,7 @@ def test_a_buffer_at_an_odd_address_that_is_written_to_is_refused(gpu: Gpu) -> N
     from aotc import BindError
 
     module = gpu.module("stateful")
-    compiled = gpu.load("stateful", module, cuda_graphs="never")
+    compiled = gpu.load("stateful", module, graphs=aotc.Graphs(use="never"))
     together = torch.zeros(2, dtype=torch.int64, device="cuda:0")
     module.steps = together[1]
     with pytest.raises(BindError) as caught:
@@ -147,7 +149,7 @@ def test_a_buffer_at_an_odd_address_that_is_written_to_is_refused(gpu: Gpu) -> N
 
 def test_a_recapture_leaves_buffers_alone(gpu: Gpu) -> None:
     module = gpu.module("stateful")
-    compiled = gpu.load("stateful", module, cuda_graphs="always")
+    compiled = gpu.load("stateful", module, graphs=aotc.Graphs(use="always"))
     x, position = inputs(1, 1, 8)[0], torch.tensor(5, device="cuda:0")
     compiled(x, position, x.clone())
     scale_data(module)  # parameters only: the next call captures anew
@@ -160,7 +162,7 @@ def test_a_recapture_leaves_buffers_alone(gpu: Gpu) -> None:
 
 
 def test_outputs_do_not_change_with_the_buffers_they_came_from(gpu: Gpu) -> None:
-    compiled, _ = gpu.loaded("stateful", cuda_graphs="always")
+    compiled, _ = gpu.loaded("stateful", graphs=aotc.Graphs(use="always"))
     x, position = inputs(1, 1, 8)[0], torch.tensor(0, device="cuda:0")
     kept = [compiled(x, position, x.clone())[1] for _ in range(4)]
     assert [int(steps) for steps in kept] == [10, 20, 30, 40]

@@ -11,6 +11,8 @@ import pytest
 import torch
 from gpu_runs import Gpu, all_close, close, inputs, run_python
 
+import aotc
+
 pytestmark = pytest.mark.cuda
 
 two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
@@ -21,7 +23,7 @@ SLEEP = 100_000_000
 @pytest.mark.parametrize("launch", ["never", "always"])
 def test_the_current_stream_is_honoured(gpu: Gpu, graphs: Any, launch: str) -> None:
     """The input is written late on a side stream, and only that stream knows."""
-    compiled, eager = gpu.loaded("mlp", cuda_graphs=launch)
+    compiled, eager = gpu.loaded("mlp", graphs=aotc.Graphs(use=launch))
     (late,) = inputs(1, 4, 64)
     expected = eager(late)
     x, stream = torch.zeros(4, 64, device="cuda:0"), torch.cuda.Stream()
@@ -41,7 +43,7 @@ def test_the_current_stream_is_honoured(gpu: Gpu, graphs: Any, launch: str) -> N
 
 def test_calls_on_alternating_streams_use_the_shared_memory_in_turn(gpu: Gpu) -> None:
     """The second stream's call may not overwrite static buffers before the first, which waits, has used them."""
-    compiled, eager = gpu.loaded("mlp", cuda_graphs="always")
+    compiled, eager = gpu.loaded("mlp", graphs=aotc.Graphs(use="always"))
     streams = [torch.cuda.Stream() for _ in range(2)]
     xs = inputs(8, 4, 64)
     expected = [eager(x) for x in xs]
@@ -61,6 +63,7 @@ import ctypes, gc, sys, torch
 from pathlib import Path
 
 from aotc.runtime.cuda import driver
+import aotc
 from gpu_runs import Gpu, close, inputs
 
 ask, made = driver.ask, []
@@ -73,16 +76,16 @@ def recorded(function, *arguments):
 driver.ask = recorded
 gpu = Gpu(Path(sys.argv[1]))
 (x,) = inputs(1, 4, 64)
-compiled, eager = gpu.loaded("mlp", cuda_graphs="always")
+compiled, eager = gpu.loaded("mlp", graphs=aotc.Graphs(use="always"))
 print(close(compiled(x), eager(x)))
 flags = ctypes.c_uint()
 ask("cuStreamGetFlags", made[0], ctypes.byref(flags))
 print(flags.value)
-other, _ = gpu.loaded("mlp", cuda_graphs="always")
+other, _ = gpu.loaded("mlp", graphs=aotc.Graphs(use="always"))
 print(len({stream.value for stream in made}))
 del compiled
 gc.collect()
-compiled, eager = gpu.loaded("mlp", cuda_graphs="always")
+compiled, eager = gpu.loaded("mlp", graphs=aotc.Graphs(use="always"))
 print(close(compiled(x), eager(x)), close(other(x), eager(x)), len(made))
 """
 
@@ -95,7 +98,7 @@ def test_each_callable_captures_on_a_stream_of_its_own_and_the_next_one_takes_it
 @pytest.mark.parametrize("capture", ["eager", "lazy"])
 @pytest.mark.parametrize("launch", ["never", "always"])
 def test_two_threads_on_two_streams_get_right_answers(gpu: Gpu, launch: str, capture: str) -> None:
-    compiled, eager = gpu.loaded("mlp", cuda_graphs=launch, capture=capture)
+    compiled, eager = gpu.loaded("mlp", graphs=aotc.Graphs(use=launch, capture=capture))
     # Both buckets, and padded calls among them.
     xs = [x for batch in (4, 16, 3, 9) for x in inputs(8, batch, 64)]
     expected = [eager(x) for x in xs]
@@ -122,7 +125,7 @@ def test_two_threads_on_two_streams_get_right_answers(gpu: Gpu, launch: str, cap
 
 def test_two_threads_may_queue_without_waiting(gpu: Gpu) -> None:
     """No synchronisation between a thread's calls: both streams' queues fill, and every copy is still right."""
-    compiled, eager = gpu.loaded("mlp", cuda_graphs="always")
+    compiled, eager = gpu.loaded("mlp", graphs=aotc.Graphs(use="always"))
     xs = inputs(50, 4, 64)
     expected = [eager(x) for x in xs]
     torch.cuda.synchronize()
@@ -145,7 +148,7 @@ def test_two_threads_may_queue_without_waiting(gpu: Gpu) -> None:
 @pytest.mark.parametrize("launch", ["never", "always"])
 def test_an_artifact_built_on_one_gpu_runs_on_another(gpu: Gpu, launch: str) -> None:
     module = gpu.module("mlp", "cuda:1")
-    compiled = gpu.load("mlp", module, cuda_graphs=launch)
+    compiled = gpu.load("mlp", module, graphs=aotc.Graphs(use=launch))
     assert torch.cuda.current_device() == 0
     for batch in (4, 16, 9):
         assert all_close(compiled, copy.deepcopy(module), inputs(2, batch, 64, device="cuda:1"))
@@ -163,11 +166,12 @@ def test_what_an_operator_makes_lies_on_the_gpu_that_runs(gpu: Gpu) -> None:
 VISIBLE = """
 import sys, torch
 from pathlib import Path
+import aotc
 from gpu_runs import Gpu, all_close, inputs
 
 gpu = Gpu(Path(sys.argv[1]))
 with torch.no_grad():
-    compiled, eager = gpu.loaded("mlp", cuda_graphs="always")
+    compiled, eager = gpu.loaded("mlp", graphs=aotc.Graphs(use="always"))
     print(torch.cuda.device_count(), compiled.device, all_close(compiled, eager, inputs(3, 4, 64)))
 """
 
@@ -201,10 +205,11 @@ import ctypes, sys, torch
 from pathlib import Path
 
 from aotc.runtime.cuda import driver
+import aotc
 from gpu_runs import Gpu, close, inputs
 
 gpu = Gpu(Path(sys.argv[1]))
-compiled, eager = gpu.loaded("mlp", cuda_graphs="never")
+compiled, eager = gpu.loaded("mlp", graphs=aotc.Graphs(use="never"))
 (x,) = inputs(1, 4, 64)
 expected = eager(x)
 torch.cuda.synchronize()

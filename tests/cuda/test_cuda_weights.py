@@ -47,7 +47,7 @@ def served(gpu: Gpu, way: str, model: str = "mlp", **options: Any) -> tuple[Any,
 def test_a_file_is_copied_straight_to_the_gpu(gpu: Gpu, launch: str, tmp_path: Path) -> None:
     module = gpu.module("mlp")
     save_file({name: each.cpu() for name, each in scaled(module, 1).items()}, tmp_path / "model.safetensors")
-    compiled = aotc.load(f"{gpu.store}#mlp", weights=tmp_path, cuda_graphs=launch)
+    compiled = aotc.load(f"{gpu.store}#mlp", weights=tmp_path, graphs=aotc.Graphs(use=launch))
     assert compiled.device == torch.device("cuda:0")
     for batch in (4, 16):
         assert all_close(compiled, module, inputs(2, batch, 64))
@@ -86,7 +86,7 @@ def test_buffers_that_the_model_writes_to_are_its_own(gpu: Gpu) -> None:
 @pytest.mark.parametrize("capture", ["eager", "lazy"])
 @pytest.mark.parametrize("launch", LAUNCHES)
 def test_the_next_call_uses_the_new_weights(gpu: Gpu, launch: str, capture: str, way: str) -> None:
-    compiled, module = served(gpu, way, cuda_graphs=launch, capture=capture)
+    compiled, module = served(gpu, way, graphs=aotc.Graphs(use=launch, capture=capture))
     for factor in (1.0, 1.5, 0.5):
         compiled.update_weights(scaled(module, factor))
         for batch in (4, 16, 3):
@@ -94,7 +94,7 @@ def test_the_next_call_uses_the_new_weights(gpu: Gpu, launch: str, capture: str,
 
 
 def test_graphs_are_captured_by_the_update_and_not_by_the_next_call(gpu: Gpu, graphs: Any) -> None:
-    compiled, module = served(gpu, "weights", cuda_graphs="always")
+    compiled, module = served(gpu, "weights", graphs=aotc.Graphs(use="always"))
     captured = graphs.captured
     compiled.update_weights(scaled(module, 2))
     assert graphs.captured == captured + 2
@@ -116,7 +116,7 @@ def called_behind_a_sleep(compiled: Any, x: torch.Tensor) -> tuple[torch.Tensor,
 @pytest.mark.parametrize("launch", LAUNCHES)
 def test_work_that_waits_on_another_stream_finishes_on_the_old_weights(gpu: Gpu, launch: str, way: str) -> None:
     """The old weights' memory is asked for again, and overwritten, before that work begins."""
-    compiled, module = served(gpu, way, cuda_graphs=launch)
+    compiled, module = served(gpu, way, graphs=aotc.Graphs(use=launch))
     (x,) = inputs(1, 4, 64)
     expected = module(x)
     output, stream = called_behind_a_sleep(compiled, x)
@@ -134,7 +134,7 @@ def test_work_that_waits_on_another_stream_finishes_on_the_old_weights(gpu: Gpu,
 @pytest.mark.parametrize("launch", LAUNCHES)
 def test_work_that_waits_on_another_stream_finishes_when_the_callable_is_gone(gpu: Gpu, launch: str) -> None:
     """The memory of its weights and static buffers is asked for again, and overwritten, before that work begins."""
-    compiled, module = served(gpu, "weights", cuda_graphs=launch)
+    compiled, module = served(gpu, "weights", graphs=aotc.Graphs(use=launch))
     (x,) = inputs(1, 4, 64)
     expected = module(x)
     output, stream = called_behind_a_sleep(compiled, x)
@@ -151,7 +151,7 @@ def test_work_that_waits_on_another_stream_finishes_when_the_callable_is_gone(gp
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("launch", LAUNCHES)
 def test_no_call_sees_a_mixture_whatever_its_stream(gpu: Gpu, launch: str, way: str) -> None:
-    compiled, module = served(gpu, way, cuda_graphs=launch)
+    compiled, module = served(gpu, way, graphs=aotc.Graphs(use=launch))
     xs = [x for batch in (4, 16, 3) for x in inputs(4, batch, 64)]
     factors = (1.0, 3.0)
     expected = [[twin(module, factor)(x) for x in xs] for factor in factors]
@@ -186,7 +186,7 @@ def test_no_call_sees_a_mixture_whatever_its_stream(gpu: Gpu, launch: str, way: 
 
 def test_a_cache_stays_as_it_is_through_a_swap(gpu: Gpu) -> None:
     """Capturing anew neither runs the model on the cache nor forgets it."""
-    compiled, module = served(gpu, "module", "stateful", cuda_graphs="always")
+    compiled, module = served(gpu, "module", "stateful", graphs=aotc.Graphs(use="always"))
     eager, (x,) = copy.deepcopy(module), inputs(1, 1, 8)
     for step in range(4):
         if step == 2:
@@ -201,7 +201,7 @@ def test_a_cache_stays_as_it_is_through_a_swap(gpu: Gpu) -> None:
 
 
 def test_a_capture_that_fails_leaves_the_old_weights(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled, module = served(gpu, "module", cuda_graphs="always")
+    compiled, module = served(gpu, "module", graphs=aotc.Graphs(use="always"))
 
     def fail(*args: Any, **kwargs: Any) -> None:
         raise RuntimeError("no capture today")
@@ -215,7 +215,7 @@ def test_a_capture_that_fails_leaves_the_old_weights(gpu: Gpu, monkeypatch: pyte
 
 
 def test_swaps_do_not_add_up_memory(gpu: Gpu) -> None:
-    compiled, module = served(gpu, "weights", cuda_graphs="always")
+    compiled, module = served(gpu, "weights", graphs=aotc.Graphs(use="always"))
     weights = scaled(module, 2)
     used = []
     for _ in range(6):

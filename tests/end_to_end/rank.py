@@ -49,7 +49,7 @@ def made(group: Any = None) -> Llama:
 
 def load(group: Any, module: Any = None, **more: Any) -> aotc.Compiled:
     module = made(group) if module is None else module
-    return aotc.load("llama", module, store=STORE, group=group, group_timeout=TIMEOUT, **more)
+    return aotc.load("llama", module, store=STORE, ranks=aotc.Ranks(group, timeout=TIMEOUT), **more)
 
 
 def prompt(*tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -90,7 +90,7 @@ def of_dtensors(group: Any) -> list[float]:
 
     mesh = DeviceMesh.from_group(group, DEVICE.type, mesh_dim_names=("tensor",))
     module, eager, whole = (feed_forward(hidden=5, mesh=each).eval().to(DEVICE) for each in (mesh, mesh, None))
-    compiled = aotc.load("feed-forward", module, store=STORE, group=mesh, group_timeout=TIMEOUT)
+    compiled = aotc.load("feed-forward", module, store=STORE, ranks=aotc.Ranks(mesh, timeout=TIMEOUT))
     x = torch.randn(3, 32, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     found = [float((compiled(x) - other(x)).abs().max()) for other in (eager, whole)]
     for each in (module, eager):
@@ -102,11 +102,11 @@ def of_dtensors(group: Any) -> list[float]:
     with tempfile.TemporaryDirectory() as folder:
         save_file(state, path := Path(folder, "model.safetensors"))
         compiled = aotc.load(
-            "feed-forward", weights=path, store=STORE, device=DEVICE, group=mesh, group_timeout=TIMEOUT
+            "feed-forward", weights=path, store=STORE, device=DEVICE, ranks=aotc.Ranks(mesh, timeout=TIMEOUT)
         )
         found.append(float((compiled(x) - whole(x)).abs().max()))
         prepared = aotc.prepare("feed-forward", weights=path, store=STORE, device=DEVICE.type)
-        halves = prepared.load(group=mesh, group_timeout=TIMEOUT)
+        halves = prepared.load(ranks=aotc.Ranks(mesh, timeout=TIMEOUT))
         found.append(float((halves(x) - whole(x)).abs().max()))
     whole.up.weight.mul_(1.5)
     compiled.update_weights({"up.weight": whole.up.weight})
@@ -119,7 +119,7 @@ def of_constants(group: Any) -> list[float]:
 
     eager, whole = (embedding(group=each).eval().to(DEVICE) for each in (group, None))
     tokens = torch.arange(0, 96, 7, device=DEVICE)
-    compiled = aotc.load("embedding", eager, store=STORE, group=group, group_timeout=TIMEOUT)
+    compiled = aotc.load("embedding", eager, store=STORE, ranks=aotc.Ranks(group, timeout=TIMEOUT))
     return [float((compiled(tokens) - one(tokens)).abs().max()) for one in (eager, whole)]
 
 
@@ -129,7 +129,7 @@ def regions(group: Any) -> None:
         said["another size"] = error_of(lambda: load(group, made()))
         of_mesh()
     module, *others = (llama(layers=3, group=each).eval().to(DEVICE) for each in (group, group, None))
-    compiled = aotc.load("llama-layers", module, store=STORE, group=group, group_timeout=TIMEOUT)
+    compiled = aotc.load("llama-layers", module, store=STORE, ranks=aotc.Ranks(group, timeout=TIMEOUT))
     call = prompt(7)
     results = [compiled(*call), module(*call)]
     said["differences"] = [float((one - other(*call)).abs().max()) for one in results for other in others]
@@ -150,7 +150,7 @@ def of_mesh() -> None:
     name = "llama:absent" if dist.get_rank() == 3 else "llama"
     module = made(mesh.get_group("tensor"))
     said["load with a mesh"] = error_of(
-        lambda: aotc.load(name, module, store=STORE, group=mesh, group_timeout=10 * TIMEOUT)
+        lambda: aotc.load(name, module, store=STORE, ranks=aotc.Ranks(mesh, timeout=10 * TIMEOUT))
     )
 
 

@@ -59,7 +59,7 @@ def test_a_signed_bundle_loads_and_answers_right(store: Store, key: Path, cache_
     digest = read_bundle(store, parse_reference("quickstart")).digest
     assert [one["digest"] for one in json.loads(signed.stdout)["signatures"]] == [digest]
     eager = module()
-    compiled = aotc.load("quickstart", eager, store=store.path, trusted_keys=[key.with_suffix(".pub")])
+    compiled = aotc.load("quickstart", eager, store=store.path, trust=aotc.Trust(keys=[key.with_suffix(".pub")]))
     x = torch.randn(4, 128, 256)
     with torch.no_grad():
         assert torch.allclose(compiled(x), eager(x), atol=1e-5)
@@ -82,7 +82,9 @@ def test_a_bundle_signed_before_the_time_asked_for_is_refused(store: Store, key:
     command("sign", "quickstart", "--store", store.path, "--key", key)
     public = key.with_suffix(".pub").read_text()
     with pytest.raises(aotc.SignatureError) as caught:
-        aotc.load("quickstart", module(), store=store.path, trusted_keys=public, signed_after="2100-01-01T00:00:00Z")
+        aotc.load(
+            "quickstart", module(), store=store.path, trust=aotc.Trust(keys=public, signed_after="2100-01-01T00:00:00Z")
+        )
     assert caught.value.reason == "too-old"
 
 
@@ -108,7 +110,7 @@ def test_verify_imports_no_factory_that_an_unsigned_record_names(store: Store, k
     ran = run_here("verify", "quickstart", "--store", store.path, "--key", public, *attesting)
     assert ran.returncode == 0, ran.stderr
     assert "attested quickstart for cpu:" in ran.stderr and "passed, signed by sha256:" in ran.stderr
-    aotc.load("quickstart", module(), store=store.path, trusted_keys=[public], require_verified=True)
+    aotc.load("quickstart", module(), store=store.path, trust=aotc.Trust(keys=[public], require_verified=True))
 
 
 def test_inspect_shows_who_signed(store: Store, key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +131,7 @@ def test_a_digest_is_signed_for_the_names_that_are_given(store: Store, key: Path
         *("--as", "quickstart:latest", "--as", "registry.example/ml/quickstart:v1"),
     )
     assert signed.exit_code == 0 and signed.stdout.count(digest) == 2
-    aotc.load("quickstart", module(), store=store.path, trusted_keys=[key.with_suffix(".pub")])
+    aotc.load("quickstart", module(), store=store.path, trust=aotc.Trust(keys=[key.with_suffix(".pub")]))
 
 
 def test_what_cannot_be_signed_says_why(
@@ -151,21 +153,21 @@ def test_a_load_that_requires_it_takes_only_what_has_passed_verify(store: Store,
     """In a local store and from a remote, without keys and with them; no compiler is imported for it."""
     bundle = read_bundle(store, parse_reference("quickstart"))
     with pytest.raises(aotc.UnverifiedError) as caught:
-        aotc.load("quickstart", module(), store=store.path, require_verified=True)
+        aotc.load("quickstart", module(), store=store.path, trust=aotc.Trust(require_verified=True))
     assert (caught.value.reason, caught.value.target) == ("unverified", bundle.artifacts[0].target)
     fields = {"target": bundle.artifacts[0].target, "artifact": bundle.artifacts[0].digest, "aotc": aotc.__version__}
     passed = Verification(
         "quickstart", **fields, passed=True, created=datetime.now(UTC), environment=this_environment()
     )
     attest(store, bundle, passed)
-    aotc.load("quickstart", module(), store=store.path, require_verified=True)
+    aotc.load("quickstart", module(), store=store.path, trust=aotc.Trust(require_verified=True))
     remote = f"{store.path.as_uri()}#quickstart"
-    aotc.load(remote, module(), cache=tmp_path / "fetched", require_verified=True)
+    aotc.load(remote, module(), cache=tmp_path / "fetched", trust=aotc.Trust(require_verified=True))
     command("sign", "quickstart", "--store", store.path, "--key", key)
-    trusted = {"trusted_keys": [key.with_suffix(".pub")], "require_verified": True}
+    trusted = aotc.Trust(keys=[key.with_suffix(".pub")], require_verified=True)
     with pytest.raises(aotc.UnverifiedError) as caught:
-        aotc.load("quickstart", module(), store=store.path, **trusted)
+        aotc.load("quickstart", module(), store=store.path, trust=trusted)
     assert caught.value.reason == "untrusted"
     attest(store, bundle, passed, read_private_key(str(key), lambda: b"a password"))
-    aotc.load("quickstart", module(), store=store.path, **trusted)
-    aotc.load(remote, module(), cache=tmp_path / "fetched", **trusted)
+    aotc.load("quickstart", module(), store=store.path, trust=trusted)
+    aotc.load(remote, module(), cache=tmp_path / "fetched", trust=trusted)

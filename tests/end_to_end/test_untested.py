@@ -59,11 +59,11 @@ def test_it_is_refused_unless_that_is_allowed_or_verify_has_attested_it(store: S
         load(store)
     assert refused.value.reason == "unverified"
     assert "aotc verify" in refused.value.hint and "allow_untested=True" in refused.value.hint
-    compiled, x = load(store, allow_untested=True), torch.randn(4, 128, 256)
+    compiled, x = load(store, trust=aotc.Trust(allow_untested=True)), torch.randn(4, 128, 256)
     with torch.no_grad():
         assert torch.allclose(compiled(x), compiled.module(x), atol=1e-4)
     with pytest.raises(aotc.UnverifiedError):
-        load(store, allow_untested=True, require_verified=True)
+        load(store, trust=aotc.Trust(allow_untested=True, require_verified=True))
     assert "never run" in run("inspect", REF, "--store", str(store.path))
     package = ["export", REF, "--pt2", str(store.path / "model.pt2"), "--store", str(store.path)]
     assert CliRunner().invoke(main, package).exit_code == 2

@@ -8,15 +8,15 @@ import pytest
 import torch.distributed as dist
 
 from aotc.errors import AotcError, BindError, GroupError, Issue, StoreError
-from aotc.runtime.parallel.ranks import Ranks
+from aotc.runtime.parallel.ranks import RanksOfLoad
 
 
-def ranks_of_one_group(count: int) -> list[Ranks]:
+def ranks_of_one_group(count: int) -> list[RanksOfLoad]:
     """As after `Ranks(group, 5)` in each process."""
     store = dist.HashStore()
     found = []
     for rank in range(count):
-        ranks = Ranks.__new__(Ranks)
+        ranks = RanksOfLoad.__new__(RanksOfLoad)
         ranks.group, ranks.store, ranks.rank, ranks.size, ranks.timeout = object(), store, rank, count, 5.0
         found.append(ranks)
     return found
@@ -60,7 +60,7 @@ def test_a_load_that_fails_before_the_dim_of_a_mesh_is_known_is_told_along_each(
     """Of four ranks as 2 × 2, that one fails whose coordinates are (1, 0)."""
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     stores = {name: dist.HashStore() for name in ("data 0", "data 1", "tensor 0", "tensor 1")}
-    ranks = {place: Ranks(mesh_at(*place, stores), 5) for place in ((0, 0), (1, 0), (1, 1))}
+    ranks = {place: RanksOfLoad(mesh_at(*place, stores), 5) for place in ((0, 0), (1, 0), (1, 1))}
     ranks[1, 0].fail(StoreError("no such tag"))
     for place, dim in (((0, 0), "data"), ((1, 1), "tensor")):
         other = ranks[place]

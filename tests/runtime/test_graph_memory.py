@@ -15,9 +15,10 @@ from test_attached_regions import artifact_of, made
 from torch import Tensor
 
 from aotc.errors import LibraryError
+from aotc.runtime.cuda.captures import run_captured
 from aotc.runtime.cuda.graphs import Graph, GraphPool, graphs_of
-from aotc.runtime.cuda.options import GraphOptions, run_captured
 from aotc.runtime.dispatch import Dispatcher
+from aotc.runtime.options import Graphs
 from aotc.runtime.regions import attach_regions
 from aotc.runtime.state.weights import State
 from aotc.runtime.variant import Attached
@@ -128,7 +129,7 @@ def test_each_instance_of_a_region_has_a_graph_and_all_are_captured_anew_for_wei
         "error",
         (),
         lambda file: b"",
-        GraphOptions(use="always"),
+        Graphs(use="always"),
     )
     launches = [one.launch for call in compiled.regions.values() for one in call._attached]
     graphs = [graph for launch in launches for graph in graphs_of(launch)]

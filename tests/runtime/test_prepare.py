@@ -29,7 +29,7 @@ Load = Callable[..., aotc.Compiled]
 @pytest.fixture
 def in_halves() -> Load:
     """`aotc.load` by way of `aotc.prepare`."""
-    of_load = {"device", "on_miss", "concurrency", "ignore", "cuda_graphs", "capture", "outputs", "group"}
+    of_load = {"device", "on_miss", "concurrency", "ignore", "graphs", "ranks"}
 
     def load(ref: str, module: Any = None, **options: Any) -> aotc.Compiled:
         second = {name: options.pop(name) for name in of_load & options.keys()}
@@ -107,12 +107,12 @@ WHOLE = {"linear.weight": torch.zeros(8, 8), "linear.bias": torch.zeros(8)}
         ("linear", {"weights": {"linear.weight": torch.zeros(8, 8)}}),
         ("linear", {"module": "Linear", "weights": WHOLE}),
         ("linear", {"module": "Linear", "on_miss": "never"}),
-        ("linear", {"module": "Linear", "concurrency": 0, "capture": "late"}),
+        ("linear", {"module": "Linear", "concurrency": 0, "graphs": aotc.Graphs(capture="late")}),
         ("linear", {"module": "Linear", "device": "cuda"}),
         ("linear", {"weights": WHOLE, "device": "cuda:7"}),
         ("linear", {"module": "Linear", "target": "cpu:x86-64-v9"}),
-        ("linear", {"module": "Linear", "require_verified": True}),
-        ("linear", {"module": "Linear", "group": "all"}),
+        ("linear", {"module": "Linear", "trust": aotc.Trust(require_verified=True)}),
+        ("linear", {"module": "Linear", "ranks": aotc.Ranks("all")}),
         ("frozen", {"weights": {"linear.weight": torch.zeros(64, 64)}}),
         ("linear:v9", {"module": "Linear"}),
         ("nothing", {"module": "Linear"}),
@@ -371,7 +371,7 @@ fine = child(lambda: error(prepared.load))
 
 torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
 world = torch.distributed.group.WORLD
-group = child(lambda: error(lambda: prepared.load(group=world)))
+group = child(lambda: error(lambda: prepared.load(ranks=aotc.Ranks(world))))
 torch.distributed.destroy_process_group()
 
 stop = threading.Event()

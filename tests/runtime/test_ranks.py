@@ -14,9 +14,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import destroy_process_group  # before aotc is imported
 
+import aotc
 from aotc.errors import BindError, GradientError, GroupError
 from aotc.runtime.parallel.call import ParallelCall
-from aotc.runtime.parallel.ranks import Ranks
+from aotc.runtime.parallel.ranks import RanksOfLoad
 from aotc.runtime.parallel.release import released_with
 from aotc.runtime.parallel.watching import Watch
 
@@ -27,7 +28,7 @@ def test_a_later_group_does_not_read_what_an_earlier_one_said() -> None:
     for _ in range(2):
         dist.init_process_group("gloo", store=store, rank=0, world_size=1)
         try:
-            ranks = Ranks(dist.group.WORLD, 5)
+            ranks = RanksOfLoad(dist.group.WORLD, 5)
             failed.append(ranks.store.check(["call/0"]))
             ranks.store.set("call/0", "{}")
         finally:
@@ -37,12 +38,8 @@ def test_a_later_group_does_not_read_what_an_earlier_one_said() -> None:
 
 @pytest.mark.parametrize("timeout", [-1, 0, "60", None, float("inf")])
 def test_a_time_limit_is_some_seconds(timeout: Any) -> None:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        with pytest.raises(BindError, match=r"group_timeout is .*, and may be seconds, more than 0"):
-            Ranks(dist.group.WORLD, timeout)
-    finally:
-        dist.destroy_process_group()
+    with pytest.raises(BindError, match=r"ranks\.timeout is .*, and may be seconds, more than 0"):
+        aotc.load("model", ranks=aotc.Ranks(dist.group.WORLD, timeout))
 
 
 def test_the_thread_that_watches_calls_ends_with_the_compiled_code() -> None:

@@ -17,7 +17,7 @@ from aotc.store.reference import Reference
 from aotc.store.signing.attachments import reader_of
 from aotc.store.signing.keys import PrivateKey, read_private_key, read_public_keys
 from aotc.store.signing.signatures import Claims, sign
-from aotc.store.signing.trust import Signer, Trust, check_signatures
+from aotc.store.signing.trust import Signer, TrustedKeys, check_signatures
 
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the command openssl")
 
@@ -92,11 +92,11 @@ def signed(
     return claims
 
 
-def trusting(*keys: Path | PrivateKey, after: datetime | None = None, memory: Path | None = None) -> Trust:
+def trusting(*keys: Path | PrivateKey, after: datetime | None = None, memory: Path | None = None) -> TrustedKeys:
     texts: Sequence[str] = [key.public.pem if isinstance(key, PrivateKey) else key.read_text() for key in keys]
-    return Trust(read_public_keys(texts), after, memory)
+    return TrustedKeys(read_public_keys(texts), after, memory)
 
 
-def checked(store: Store, digest: str, trust: Trust, ref: Reference | None = None, now: datetime = NOW) -> Signer:
+def checked(store: Store, digest: str, trust: TrustedKeys, ref: Reference | None = None, now: datetime = NOW) -> Signer:
     reference = ref or Reference(None, "tiny", tag="latest")
     return check_signatures(reader_of(store), store.attachment, digest, reference, trust, now)

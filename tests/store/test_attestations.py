@@ -43,7 +43,7 @@ from aotc.store.signing.attestations import (
     signed_bytes,
 )
 from aotc.store.signing.keys import PrivateKey
-from aotc.store.signing.trust import Trust
+from aotc.store.signing.trust import TrustedKeys
 from aotc.store.signing.verified import check_verified
 from aotc.verification import Limit, Verification
 
@@ -77,7 +77,7 @@ def attached_to(store: Any, bundle: Bundle, keys: Sequence[PrivateKey] = ()) -> 
     return found
 
 
-def verified(store: Store, bundle: Bundle, trust: Trust | None = None) -> Attestation:
+def verified(store: Store, bundle: Bundle, trust: TrustedKeys | None = None) -> Attestation:
     return check_verified(store, bundle.digest, bundle.artifacts[0], "tiny", trust)
 
 

@@ -529,7 +529,7 @@ def test_ctrl_c_ends_the_threads(where: str, begun_all: bool) -> None:
 
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        remote.each(work, numbers())
+        remote.transfer.each(work, numbers())
     assert time.monotonic() - began < 10
 
 

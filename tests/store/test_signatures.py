@@ -34,7 +34,7 @@ from signing import (
 from aotc.digest import canonical_json, sha256_bytes
 from aotc.errors import CorruptError, SignatureError
 from aotc.store.layout.bundle import read_bundle
-from aotc.store.layout.oci import Descriptor, Manifest, decode_manifest
+from aotc.store.layout.oci import Descriptor, Manifest, read_document
 from aotc.store.layout.store import Store
 from aotc.store.reference import Reference, parse_reference
 from aotc.store.signing.attachments import COUNT_LIMIT, IMAGE_CONFIG, reader_of
@@ -52,7 +52,7 @@ from aotc.store.signing.signatures import (
     signature_tag,
     signatures_of,
 )
-from aotc.store.signing.trust import Trust, check_signatures
+from aotc.store.signing.trust import TrustedKeys, check_signatures
 
 # -- what cosign made -------------------------------------------------------------------------------------------------
 
@@ -89,7 +89,7 @@ def test_a_signature_that_cosign_made_is_accepted() -> None:
     """A known answer from outside: the payload, the manifest's form, the key and the signature are cosign's own."""
     assert sha256_bytes(DANGERZONE_PAYLOAD) == DANGERZONE_PAYLOAD_DIGEST
     read, resolve = from_memory(DOCUMENTED_MANIFEST, DANGERZONE_PAYLOAD)
-    trust = Trust(read_public_keys([DANGERZONE_KEY]))
+    trust = TrustedKeys(read_public_keys([DANGERZONE_KEY]))
     by_digest = Reference(None, "tiny", digest=DANGERZONE_DIGEST)
     signer = check_signatures(read, resolve, DANGERZONE_DIGEST, by_digest, trust)
     assert signer.claims == Claims(DANGERZONE_DIGEST, "ghcr.io/freedomofpress/dangerzone/v1")
@@ -97,7 +97,7 @@ def test_a_signature_that_cosign_made_is_accepted() -> None:
 
 def test_it_names_no_model_so_it_releases_nothing_under_a_tag() -> None:
     read, resolve = from_memory(DOCUMENTED_MANIFEST, DANGERZONE_PAYLOAD)
-    trust = Trust(read_public_keys([DANGERZONE_KEY]))
+    trust = TrustedKeys(read_public_keys([DANGERZONE_KEY]))
     with pytest.raises(SignatureError, match="no name") as caught:
         check_signatures(read, resolve, DANGERZONE_DIGEST, Reference(None, "tiny", tag="latest"), trust)
     assert caught.value.reason == "other-name"
@@ -193,7 +193,7 @@ def test_what_other_tools_wrote_beside_a_signature_stays(store: Store, work: Pat
     add_signatures(store, digest, [Signature(encode_payload(Claims(digest, "ghcr.io/x/tiny")), b"sig")])  # without them
     found = signatures_of(store, digest)
     assert found is not None
-    layers = decode_manifest(store.blobs.read(found.digest, 1 << 20), "it").layers
+    layers = read_document(store.blobs, found.digest, Manifest).layers
     assert [layer.annotations for layer in layers][0::2] == [says, None]
     assert [layer.media_type for layer in layers] == [PAYLOAD, PAYLOAD, "application/x-other"]
     assert checked(store, digest, trusting(public)).claims.name == "tiny:latest"
@@ -394,7 +394,7 @@ def test_any_json_in_a_layer_gives_no_signature_or_an_error(value: object, field
     document["layers"][0][field] = value
     read, resolve = from_memory(json.dumps(document).encode(), DANGERZONE_PAYLOAD)
     by_digest = Reference(None, "tiny", digest=sha256_bytes(b"another bundle"))
-    trust = Trust(read_public_keys([DANGERZONE_KEY]))
+    trust = TrustedKeys(read_public_keys([DANGERZONE_KEY]))
     with pytest.raises((CorruptError, SignatureError)):
         check_signatures(read, resolve, sha256_bytes(b"another bundle"), by_digest, trust)
 
@@ -481,7 +481,7 @@ def _signatures(store: Store, digest: str) -> list[Signature]:
 def _first_payload(store: Store, digest: str):  # type: ignore[no-untyped-def]
     descriptor = signatures_of(store, digest)
     assert descriptor is not None
-    manifest = decode_manifest(store.blobs.read(descriptor.digest, 1 << 20), "it")
+    manifest = read_document(store.blobs, descriptor.digest, Manifest)
     return manifest, store.blobs.read(manifest.layers[0].digest, 1 << 20)
 
 

@@ -21,7 +21,7 @@ from aotc.store.remote.push import push
 from aotc.store.signing.attachments import reader_of
 from aotc.store.signing.keys import PrivateKey
 from aotc.store.signing.signatures import read_signatures, signature_tag, signatures_of
-from aotc.store.signing.trust import Signer, Trust, check_signatures
+from aotc.store.signing.trust import Signer, TrustedKeys, check_signatures
 
 pytestmark = [needs_openssl, needs("docker-registry")]
 
@@ -43,7 +43,7 @@ def where(
     return f"oci://{registry.host}/{request.node.name.partition('[')[0].lower()}/tiny"
 
 
-def checked_there(where: str, trust: Trust, tag: str = "latest") -> Signer:
+def checked_there(where: str, trust: TrustedKeys, tag: str = "latest") -> Signer:
     """As `aotc.load` does it."""
     reference = parse_reference(f"{where}:{tag}")
     remote = open_readable(where)

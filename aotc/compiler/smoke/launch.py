@@ -14,9 +14,9 @@ from aotc.models.calls import modes_of
 from aotc.models.launch import settled_launch
 from aotc.picks import timed_launch
 from aotc.records import Bucket, LaunchPick
-from aotc.runtime.cuda.options import GraphOptions
+from aotc.runtime.options import Graphs
 
-CallWith = Callable[[GraphOptions], Callable[[], Any]]
+CallWith = Callable[[Graphs], Callable[[], Any]]
 """Binds the code of one unit with these options, and returns a function that calls it on example inputs."""
 
 
@@ -30,9 +30,9 @@ def pick_launch(
     with modes_of(spec, device.type):
         if pinned and not pinned.graph and spec.cuda_graphs == "auto":
             return pinned
-        direct = call_with(GraphOptions(use="never"))
+        direct = call_with(Graphs(use="never"))
         try:
-            graph = call_with(GraphOptions(use="always"))
+            graph = call_with(Graphs(use="always"))
         except LibraryError as error:
             if spec.cuda_graphs == "always":
                 raise

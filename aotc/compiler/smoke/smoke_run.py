@@ -41,9 +41,9 @@ from aotc.provenance import FORMS, BuiltArtifact, CallTimes, Smoked
 from aotc.reads.tensors import dtype_name
 from aotc.records import Artifact, LaunchPick, SizeRange, Variant, decode, tuned_dims
 from aotc.runtime.call import CompiledCall
-from aotc.runtime.cuda.options import GraphOptions
 from aotc.runtime.libraries.folder import FilesInFolder
 from aotc.runtime.load import bind_artifact, open_variant
+from aotc.runtime.options import Graphs
 from aotc.runtime.regions import CompiledRegions
 from aotc.runtime.state.weights import bind_state
 from aotc.tensors.comparison import Result, first_difference, said_of
@@ -75,7 +75,7 @@ def smoke(job: Job) -> Smoked:
     args, kwargs = arguments_of(artifact.signature, leaves)
     before = driver_cache.size()
 
-    def bound(graphs: GraphOptions | None = None) -> CompiledCall:
+    def bound(graphs: Graphs | None = None) -> CompiledCall:
         return bind_artifact(
             artifact,
             lambda variant: FilesInFolder(output, variant.library),
@@ -145,7 +145,7 @@ def _run_region(
         return Smoked(None, cost, driver_compiled, times)
     part = artifact.of_region(region)
 
-    def bound(graphs: GraphOptions) -> CompiledCall:
+    def bound(graphs: Graphs) -> CompiledCall:
         return CompiledCall(part, [library], bind_state(part, instance, device), instance, device, "error", graphs)
 
     with state_put_back(instance, variant.mutated_state):
@@ -157,13 +157,13 @@ def _pick_launch(
     job: Job,
     variant: Variant,
     device: torch.device,
-    bound: Callable[[GraphOptions], CompiledCall],
+    bound: Callable[[Graphs], CompiledCall],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> LaunchPick:
     """Time the unit's code on these arguments, bound with each kind of launch."""
 
-    def call_with(options: GraphOptions) -> Callable[[], Any]:
+    def call_with(options: Graphs) -> Callable[[], Any]:
         compiled = bound(options)
         return lambda: compiled(*args, **kwargs)
 

@@ -27,7 +27,7 @@ from aotc.runtime.checkpoints.module_swap import with_tensors
 from aotc.runtime.state.weights import Bound, State, Swap, is_written, names_of, written_state
 
 if TYPE_CHECKING:
-    from aotc.runtime.parallel.ranks import Ranks
+    from aotc.runtime.parallel.ranks import RanksOfLoad
 
 
 def bind_weights(
@@ -35,7 +35,7 @@ def bind_weights(
     weights: Weights | Checkpoint | CheckpointState,
     device: torch.device,
     read_file: ReadFile,
-    ranks: Ranks | None = None,
+    ranks: RanksOfLoad | None = None,
 ) -> Bound:
     """The tensors of `weights` in the order of `artifact.state`. Raises BindError, with every mismatch at once."""
     if isinstance(weights, CheckpointState):

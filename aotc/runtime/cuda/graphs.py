@@ -30,8 +30,8 @@ from aotc.reads.tensors import dtype_of
 from aotc.records import Signature, TensorLeaf, Variant, bucket_name, tuned_dims
 from aotc.runtime.cuda.driver import make_stream
 from aotc.runtime.cuda.memset_nodes import clear_by_kernels
-from aotc.runtime.cuda.options import GraphOptions, OutputMode
 from aotc.runtime.dispatch import Dispatcher, Shape
+from aotc.runtime.options import Graphs, OutputMode
 from aotc.runtime.state.weights import State, TakeState
 from aotc.runtime.variant import Attached, Launch
 from aotc.runtime.written import write_into
@@ -77,7 +77,7 @@ class OneThread:
         if owner is not None and owner.is_alive():
             raise LibraryError(
                 f'with outputs="view" one thread may call, which is {owner.name!r}; {thread.name!r} called',
-                hint='load with outputs="copy", or load once for each thread',
+                hint='load with aotc.Graphs(outputs="copy"), or load once for each thread',
             )
         self._thread = thread
 
@@ -289,7 +289,7 @@ def add_graphs(
     dispatcher: Dispatcher,
     state_names: Sequence[str],
     device: torch.device,
-    options: GraphOptions,
+    options: Graphs,
     take_state: TakeState,
     pool: GraphPool | None = None,
 ) -> list[Tensor]:

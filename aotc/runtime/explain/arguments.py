@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +30,35 @@ def options_error(wrong: Sequence[tuple[str, Any, str]]) -> BindError:
     return BindError("aotc.load was called with what it does not take", issues=tuple(issues), hint=hint)
 
 
+_MOVED = {
+    "trusted_keys": ("trust", "Trust", "keys="),
+    "signed_after": ("trust", "Trust", "signed_after="),
+    "require_verified": ("trust", "Trust", "require_verified="),
+    "allow_untested": ("trust", "Trust", "allow_untested="),
+    "cuda_graphs": ("graphs", "Graphs", "use="),
+    "capture": ("graphs", "Graphs", "capture="),
+    "outputs": ("graphs", "Graphs", "outputs="),
+    "group": ("ranks", "Ranks", ""),
+    "group_timeout": ("ranks", "Ranks", "timeout="),
+}
+"""Of the options of 0.1 that are in a group now: which option that is, its class, and how they are written there."""
+
+
+def unknown_options(function: Callable[..., Any], given: Mapping[str, Any]) -> BindError:
+    """Of options that `function` does not have: in the hint, how those of 0.1 are written now."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name in sorted(_MOVED.keys() & given.keys(), key=[*_MOVED].index):
+        option, group, prefix = _MOVED[name]
+        groups.setdefault((option, group), []).append(f"{prefix}{_shown(given[name])}")
+    written = [f"{option}=aotc.{group}({', '.join(values)})" for (option, group), values in groups.items()]
+    hints = [f"write {', '.join(written)}"] if written else []
+    known = inspect.signature(function).parameters
+    for name in sorted(given.keys() - _MOVED.keys()):
+        hints += [f"did you mean {near}?" for near in difflib.get_close_matches(name, known, n=1)]
+    message = f"aotc.{function.__qualname__} has no option {listed(sorted(given), 10)}"
+    return BindError(message, hint="; ".join(hints), expected=", ".join(known), actual=", ".join(sorted(given)))
+
+
 def _shown(value: Any) -> str:
     """Not the whole `repr` of a module or of tensors, which has many lines."""
     if isinstance(value, nn.Module | Tensor | Mapping):
@@ -44,7 +74,7 @@ def group_error(artifact: Artifact) -> BindError:
     return BindError(
         f"`{artifact.model}` is the code of one of {parallel.size} ranks, and no group was given",
         hint=f"start {parallel.size} processes (torchrun --nproc-per-node={parallel.size}), and give each its process "
-        "group: aotc.load(…, group=torch.distributed.group.WORLD)",
+        "group: aotc.load(…, ranks=aotc.Ranks(torch.distributed.group.WORLD))",
         expected=str(parallel.size),
         actual="no group",
     )

@@ -11,12 +11,15 @@ import os
 import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from aotc.runtime.libraries.files import LibraryFiles
 from aotc.runtime.libraries.library import CLibrary, opened
+
+if TYPE_CHECKING:
+    from aotc.runtime.libraries.folder import LibraryFiles
 
 
 def open_cuda_library(files: LibraryFiles, device: torch.device) -> CudaCLibrary:

@@ -19,8 +19,8 @@ import mmap
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, BinaryIO, Protocol, TypeVar
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from aotc.errors import AotcError, LibraryError
 from aotc.records import CONSTANTS, File, Variant
@@ -29,44 +29,17 @@ if TYPE_CHECKING:
     import torch
 
     from aotc.runtime.libraries.constants import LibraryConstants, Weights
+    from aotc.store.layout.blob_reader import BlobReader
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Source(Protocol):
-    """Where files come from, as the `Blobs` of a store. Several threads call it at once."""
-
-    def unpack(self, file: File, sink: BinaryIO) -> None: ...
-
-    def open_mapped(self, file: File) -> BinaryIO: ...
-
-
-class LibraryFiles(Protocol):
-    """A library and the files that it reads beside itself, of the given names."""
-
-    library: str
-
-    @property
-    def names(self) -> frozenset[str]: ...
-
-    def of(self, library: str) -> LibraryFiles:
-        """The same files, with another one of them as the library."""
-        ...
-
-    def opened(self, device: str = "cpu") -> AbstractContextManager[str]:
-        """The library's path, with the other files beside it, within the context. One path is never that of two."""
-        ...
-
-    def constants(self, device: torch.device) -> LibraryConstants | None:
-        """The library's constants; None for a library that holds them itself."""
-        ...
-
-
 class FilesInMemory:
-    """A library of a store: open descriptors of anonymous files, closed when this object goes."""
+    """A library of a store, and the files that it reads beside itself: open descriptors of anonymous files, closed when
+    this object goes. `aotc.runtime.libraries.folder` has the same of a build's folder."""
 
-    def __init__(self, variant: Variant, source: Source, weights: Mapping[str, Weights] | None = None) -> None:
+    def __init__(self, variant: Variant, source: BlobReader, weights: Mapping[str, Weights] | None = None) -> None:
         """`weights` are the variant's mapped files, by their blobs.
 
         Raises what `source.unpack` raises, and LibraryError where no anonymous file can be made or filled.
@@ -92,15 +65,18 @@ class FilesInMemory:
 
     @property
     def names(self) -> frozenset[str]:
+        """Of the library and the files."""
         return frozenset(self.streams)
 
     def of(self, library: str) -> FilesInMemory:
+        """The same files, with another one of them as the library."""
         other = copy.copy(self)
         other.library = library
         return other
 
     @contextmanager
     def opened(self, device: str = "cpu") -> Iterator[str]:
+        """The library's path, with the other files beside it, within the context. One path is never that of two."""
         key, own = (self._digests[self.library], device), self.streams[self.library]
         known, file, _ = _mapped.get(key) or ("", None, None)
         if all(name.endswith(".so") for name in self.streams):  # which read no files beside them
@@ -112,6 +88,7 @@ class FilesInMemory:
             yield _keep(key, str(folder / self.library), own)
 
     def constants(self, device: torch.device) -> LibraryConstants | None:
+        """The library's constants; None for a library that holds them itself."""
         if not self._constants:
             return None
         from aotc.runtime.libraries.constants import LibraryConstants
@@ -119,7 +96,7 @@ class FilesInMemory:
         return LibraryConstants(self._constants, self._weights, device)
 
 
-def read_all(variants: Sequence[Variant], source: Source) -> Mapping[tuple[File, ...], FilesInMemory]:
+def read_all(variants: Sequence[Variant], source: BlobReader) -> Mapping[tuple[File, ...], FilesInMemory]:
     """The files of each variant, several at a time, and what several of them map once. Raises as `FilesInMemory` does,
     the first error."""
     distinct = list({variant.files: variant for variant in variants}.values())
@@ -128,14 +105,16 @@ def read_all(variants: Sequence[Variant], source: Source) -> Mapping[tuple[File,
     if mapped:
         from aotc.runtime.libraries.constants import Weights
 
-        opened = _side_by_side(source.open_mapped, mapped)
+        opened = _side_by_side(source.open_mapped, mapped, mapped)
         weights = {file.blob: Weights(stream) for file, stream in zip(mapped, opened, strict=True)}
-    found = _side_by_side(functools.partial(FilesInMemory, source=source, weights=weights), distinct)
+    files = [file for variant in distinct for file in variant.files]
+    found = _side_by_side(functools.partial(FilesInMemory, source=source, weights=weights), distinct, files)
     return {variant.files: files for variant, files in zip(distinct, found, strict=True)}
 
 
-def _side_by_side(read: Callable[[T], R], each: Sequence[T]) -> list[R]:
-    workers = min(len(each), len(os.sched_getaffinity(0)))
+def _side_by_side(read: Callable[[T], R], each: Sequence[T], files: Sequence[File]) -> list[R]:
+    """`read` of each, which are these files: in threads, where there is a MiB for each."""
+    workers = min(len(each), len(os.sched_getaffinity(0)), sum(file.size for file in files) >> 20)
     if workers < 2:
         return list(map(read, each))
     with ThreadPoolExecutor(workers) as pool:

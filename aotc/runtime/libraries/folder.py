@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aotc.records import CONSTANTS
+from aotc.runtime.libraries.files import FilesInMemory
 
 if TYPE_CHECKING:
     import torch
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class FilesInFolder:
-    """A library in a folder: `aotc.runtime.libraries.files.LibraryFiles`."""
+    """A library in a folder, with the methods of `FilesInMemory`."""
 
     def __init__(self, folder: Path, library: str) -> None:
         self.folder, self.library = folder, library
@@ -39,3 +40,6 @@ class FilesInFolder:
 
         files = {path.name: Weights(path.open("rb")) for path in self.folder.glob("weights-*.bin")}
         return LibraryConstants((self.folder / CONSTANTS).read_bytes(), files, device)
+
+
+LibraryFiles = FilesInMemory | FilesInFolder

@@ -23,10 +23,10 @@ from aotc.errors import CorruptError, LibraryError
 from aotc.machine.environment import cpu_features
 from aotc.records import Variant, bucket_name
 from aotc.runtime.forks import end_threads_before_forks, renew_in_child
-from aotc.runtime.libraries.files import LibraryFiles
 
 if TYPE_CHECKING:
     from aotc.runtime.libraries.constants import LibraryConstants
+    from aotc.runtime.libraries.folder import LibraryFiles
 
 _aoti = cast(Any, torch._C)._aoti
 

@@ -15,6 +15,7 @@ import ctypes
 import functools
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -22,8 +23,11 @@ from aotc.errors import EnvironmentMismatchError, Issue, LibraryError
 from aotc.machine.elf import undefined_symbols
 from aotc.machine.environment import numbers, this_environment
 from aotc.records import Artifact, Variant, part_name
-from aotc.runtime.libraries.files import FilesInMemory, LibraryFiles
+from aotc.runtime.libraries.files import FilesInMemory
 from aotc.runtime.libraries.library import opened
+
+if TYPE_CHECKING:
+    from aotc.runtime.libraries.folder import LibraryFiles
 
 
 def check_symbols(artifact: Artifact, files_of: Callable[[Variant], LibraryFiles]) -> None:

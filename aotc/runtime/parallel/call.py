@@ -15,7 +15,7 @@ from aotc.machine.cuda_capture import is_captured
 from aotc.reads.tensors import dtype_name
 from aotc.runtime.call import CompiledCall
 from aotc.runtime.dispatch import Plan
-from aotc.runtime.parallel.ranks import Ranks
+from aotc.runtime.parallel.ranks import RanksOfLoad
 from aotc.runtime.parallel.release import released_with
 from aotc.runtime.parallel.watching import Watch
 from aotc.runtime.regions import CompiledRegions, RegionForward
@@ -35,7 +35,7 @@ class _InRanks(CompiledCall):
     Raises GroupError, beside what the call itself raises, where another rank fails in the same call or is gone.
     """
 
-    def __init__(self, *args: Any, ranks: Ranks, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, ranks: RanksOfLoad, **kwargs: Any) -> None:
         ranks.agree("bound", "")  # a capture runs the code, which waits for all ranks
         self._ranks, self._waiting = ranks, Watch(ranks)
         with self._waiting:

@@ -6,7 +6,6 @@ import datetime
 import functools
 import itertools
 import json
-import math
 import weakref
 from typing import TYPE_CHECKING, Any, cast
 
@@ -45,15 +44,15 @@ def process_group(group: Any, dim: str = "") -> Any:
             return group.get_group(dim)
         raise BindError(
             f"the device mesh has the dims {', '.join(names or ()) or group.ndim}, and the code is for the dim `{dim}`",
-            hint="give the process group: group=mesh.get_group(DIM)",
+            hint="give the process group: aotc.Ranks(mesh.get_group(DIM))",
         )
     raise BindError(
-        f"group is {group!r:.100}; expected a ProcessGroup or a DeviceMesh",
-        hint="call torch.distributed.init_process_group first, and give group=torch.distributed.group.WORLD",
+        f"ranks.group is {group!r:.100}; expected a ProcessGroup or a DeviceMesh",
+        hint="call torch.distributed.init_process_group first, and give aotc.Ranks(torch.distributed.group.WORLD)",
     )
 
 
-class Ranks:
+class RanksOfLoad:
     """The ranks of one load.
 
     Attributes:
@@ -64,9 +63,7 @@ class Ranks:
     """
 
     def __init__(self, group: Any, timeout: float) -> None:
-        """Raises BindError for what is not a process group, or no time."""
-        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
-            raise BindError(f"group_timeout is {timeout!r}, and may be seconds, more than 0")
+        """Raises BindError for what is not a process group."""
         if not dist.is_initialized():
             raise BindError(
                 "a group was given, and torch.distributed is not initialised in this process",
@@ -244,7 +241,7 @@ class Ranks:
         return GroupError(
             f"rank {names} of {self.size} has not loaded the model within {self.timeout:g} s",
             hint="every rank of the group must call aotc.load with that group: see that rank's log; a slow one needs a "
-            "longer `group_timeout`",
+            "longer `ranks.timeout`",
             ranks=tuple(silent),
         )
 

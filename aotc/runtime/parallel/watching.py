@@ -32,7 +32,7 @@ import torch
 import torch.distributed as dist
 
 from aotc.errors import GroupError
-from aotc.runtime.parallel.ranks import Ranks
+from aotc.runtime.parallel.ranks import RanksOfLoad
 
 _log = logging.getLogger("aotc")
 
@@ -54,7 +54,7 @@ class _OfThread(threading.local):
 class Watch:
     """A context for each call, in all of which one thread looks after the ranks."""
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: RanksOfLoad) -> None:
         self._ranks = ranks
         self._calls = 0
         self._inside = 0
@@ -276,7 +276,7 @@ class Watch:
             return GroupError(
                 f"a call was not done within {ranks.timeout:g} s: another rank has ended, or makes other calls",
                 hint="see the logs of the other ranks; the group is aborted, so start the processes again; a slow call "
-                "needs a longer `group_timeout`",
+                "needs a longer `ranks.timeout`",
             )
         return None
 

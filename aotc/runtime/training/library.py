@@ -23,8 +23,8 @@ from aotc.store.layout.check_record import backward_issues
 from aotc.tensors.layouts import has_memory
 
 if TYPE_CHECKING:
-    from aotc.runtime.cuda.options import GraphOptions
-    from aotc.runtime.libraries.files import LibraryFiles
+    from aotc.runtime.libraries.folder import LibraryFiles
+    from aotc.runtime.options import Graphs
 
 
 _WITHOUT = "tensors require gradients that the backward was not compiled for"
@@ -33,7 +33,7 @@ _WITHOUT_HINT = (
 )
 
 
-def check_trainable(artifact: Artifact, module: nn.Module | None, graphs: GraphOptions | None) -> None:
+def check_trainable(artifact: Artifact, module: nn.Module | None, graphs: Graphs | None) -> None:
     """Raises BindError where there are no parameters that could get gradients, or an option does not suit training."""
     if module is None:
         raise BindError(
@@ -43,7 +43,7 @@ def check_trainable(artifact: Artifact, module: nn.Module | None, graphs: GraphO
     if graphs is not None and (graphs.use == "always" or graphs.outputs == "view"):
         raise BindError(
             f"`{artifact.model}` was built to be trained, and its halves are not captured as CUDA graphs",
-            hint="leave out `cuda_graphs` and `outputs`: aotc.TrainingStep captures the whole step",
+            hint="leave out `graphs`: aotc.TrainingStep captures the whole step",
         )
     parts = [("", artifact)]
     if artifact.regions:

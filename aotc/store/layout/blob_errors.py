@@ -17,15 +17,17 @@ def corrupt(what: str, expected: str, actual: str, path: Path) -> CorruptError:
         expected=expected,
         actual=actual,
         flaw=what,
+        digest=f"sha256:{path.name}",
     )
 
 
-def unreadable(digest: str, path: Path, error: OSError) -> NoReturn:
+def unreadable(path: Path, error: OSError) -> NoReturn:
     """Raises NotFoundError where there is no such blob, else StoreError."""
     typed = store_error("read", path, error)
     if not isinstance(error, FileNotFoundError):
         raise typed from error
     typed.__cause__ = error
+    digest = f"sha256:{path.name}"
     raise NotFoundError(
         f"the blob {digest} is not in the store ({path})",
         hint="`aotc fsck --repair` removed it as damaged, or the store was copied in part: "

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 import zstandard
 
@@ -47,94 +47,82 @@ class BlobReader:
 
         Raises NotFoundError, CorruptError (size or digest), StoreError.
         """
-        with _about(digest):
-            with _readable(digest, path := self.path(digest)):
-                data = read_limited(path, limit)
-            expect("digest", digest, sha256_bytes(data), path)
+        with _readable(path := self.path(digest)):
+            data = read_limited(path, limit)
+        expect("digest", digest, sha256_bytes(data), path)
         return data
 
     def load(self, file: File, limit: int) -> bytes:
-        """A small file's decompressed bytes, checked like `extract` does. Raises CorruptError above `limit` bytes."""
+        """A small file's decompressed bytes, checked as `unpack` does. Raises CorruptError above `limit` bytes."""
         if file.size > limit:
-            expect("size of the decompressed file", f"at most {limit} bytes", file.size, Path(file.name))
-        sink = io.BytesIO()
-        self.unpack(file, sink)
+            expect("size of the decompressed file", f"at most {limit} bytes", file.size, self.path(file.blob))
+        self.unpack(file, sink := io.BytesIO())
         return sink.getvalue()
 
-    def verify(self, file: File) -> None:
-        """Check a blob as `extract` does, and keep nothing. Raises as `extract` does."""
-        with open(os.devnull, "wb") as nothing:  # noqa: PTH123
-            self.unpack(file, nothing)
-
     def unpack(self, file: File, sink: BinaryIO) -> None:
-        """Decompress a blob into an open file. Raises as `extract` does, when bytes may have been written."""
+        """Decompress a blob into an open file, which may have bytes of it where this raises.
+
+        Raises NotFoundError, CorruptError where the blob's digest or size or the decompressed bytes' digest or size
+        are not the record's (no more than `file.size` bytes are ever written), StoreError.
+        """
         hex_of(file.digest)
-        with _about(file.blob), self._open(file) as source:
-            (self._copy if file.mapped else self._unpack)(file, source, sink)
+        with self._open(file) as source:
+            (_copy if file.mapped else _unpack)(file, source, sink, self.path(file.blob))
 
     def open_mapped(self, file: File) -> BinaryIO:
-        """The open blob of a file that is mapped where it lies, checked. Raises as `extract` does."""
-        with _about(file.blob):
-            source = self._open(file)
-            try:
-                with open(os.devnull, "wb") as nothing:  # noqa: PTH123
-                    self._copy(file, source, nothing)
-            except BaseException:
-                source.close()
-                raise
+        """The open blob of a file that is mapped where it lies, checked. Raises as `unpack` does."""
+        source = self._open(file)
+        try:
+            with open(os.devnull, "wb") as nothing:  # noqa: PTH123
+                _copy(file, source, nothing, self.path(file.blob))
+        except BaseException:
+            source.close()
+            raise
         return source
 
     def _open(self, file: File) -> BinaryIO:
-        with _readable(file.blob, path := self.path(file.blob)):
-            return open_regular(path)
-
-    def _copy(self, file: File, source: BinaryIO, sink: BinaryIO) -> None:
-        from aotc.store.layout.streams import copy
-
-        path = self.path(file.blob)
+        with _readable(path := self.path(file.blob)):
+            source = open_regular(path)
         expect("size", file.blob_size, os.fstat(source.fileno()).st_size, path)
-        expect("size of the file", file.size, file.blob_size, path)
-        expect("digest", file.blob, copy(source, sink, file.size, path), path)
-
-    def _unpack(self, file: File, source: BinaryIO, sink: BinaryIO) -> None:
-        path = self.path(file.blob)
-        expect("size", file.blob_size, os.fstat(source.fileno()).st_size, path)
-        if at_once := max(file.blob_size, file.size) <= AT_ONCE:
-            with typed_errors("read", path):
-                data = source.read(file.blob_size + 1)
-            flaw = _decompress(data, buffer := io.BytesIO(), file.size)
-            blob, size, digest = sha256_bytes(data), buffer.tell(), sha256_bytes(buffer.getbuffer())
-        else:
-            from aotc.store.layout.streams import Hash, HashingReader, HashingWriter
-
-            with Hash() as packed_hash, Hash() as raw_hash:
-                packed, raw = HashingReader(source, path, packed_hash), HashingWriter(sink, raw_hash)
-                flaw = _decompress(packed, raw, file.size)
-                packed.drain(file.blob_size)
-            blob, size, digest = packed.digest, raw.size, raw.digest
-        # The blob's own digest first: where it is wrong, all that follows from it is only a consequence.
-        expect("digest", file.blob, blob, path)
-        if flaw:
-            expect("compressed form", f"one zstd frame of {file.size} bytes", flaw, path)
-        expect("size of the decompressed file", file.size, size, path)
-        expect("digest of the decompressed file", file.digest, digest, path)
-        if at_once:
-            sink.write(buffer.getbuffer())
+        return source
 
 
-class _Source(Protocol):
-    def read(self, size: int = -1, /) -> bytes: ...
+def _copy(file: File, source: BinaryIO, sink: BinaryIO, path: Path) -> None:
+    from aotc.store.layout.streams import copy
+
+    expect("size of the file", file.size, file.blob_size, path)
+    expect("digest", file.blob, copy(source, sink, file.size, path), path)
 
 
-class _Sink(Protocol):
-    def write(self, data: bytes, /) -> object: ...
+def _unpack(file: File, source: BinaryIO, sink: BinaryIO, path: Path) -> None:
+    if at_once := max(file.blob_size, file.size) <= AT_ONCE:
+        with typed_errors("read", path):
+            data = source.read(file.blob_size + 1)
+        flaw = _decompress(data, buffer := io.BytesIO(), file.size)
+        blob, size, digest = sha256_bytes(data), buffer.tell(), sha256_bytes(buffer.getbuffer())
+    else:
+        from aotc.store.layout.streams import Hash, HashingReader, HashingWriter
+
+        with Hash() as packed_hash, Hash() as raw_hash:
+            packed, raw = HashingReader(source, path, packed_hash), HashingWriter(sink, raw_hash)
+            flaw = _decompress(packed, raw, file.size)
+            packed.drain(file.blob_size)
+        blob, size, digest = packed.digest, raw.size, raw.digest
+    # The blob's own digest first: where it is wrong, all that follows from it is only a consequence.
+    expect("digest", file.blob, blob, path)
+    if flaw:
+        expect("compressed form", f"one zstd frame of {file.size} bytes", flaw, path)
+    expect("size of the decompressed file", file.size, size, path)
+    expect("digest of the decompressed file", file.digest, digest, path)
+    if at_once:
+        sink.write(buffer.getbuffer())
 
 
-def _decompress(packed: _Source | bytes, sink: _Sink, size: int) -> str:
+def _decompress(packed: Any, sink: Any, size: int) -> str:
     """Write at most `size` bytes to `sink`. Returns the fault of the frame, or ""."""
     decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW)
     # Across frames: what follows the frame is then read, and refused unless it adds nothing.
-    reader = decompressor.stream_reader(packed, read_size=CHUNK, read_across_frames=True, closefd=False)  # type: ignore[arg-type]
+    reader = decompressor.stream_reader(packed, read_size=CHUNK, read_across_frames=True, closefd=False)
     left = size
     try:
         while chunk := reader.read(min(CHUNK, left + 1)):
@@ -148,26 +136,22 @@ def _decompress(packed: _Source | bytes, sink: _Sink, size: int) -> str:
 
 
 @contextmanager
-def _readable(digest: str, path: Path) -> Iterator[None]:
+def _readable(path: Path) -> Iterator[None]:
+    """Errors of the blob at `path` as typed ones. A CorruptError has its digest, so that a caller with a remote can
+    fetch the blob again."""
     try:
         yield
     except OSError as error:
         from aotc.store.layout.blob_errors import unreadable
 
-        unreadable(digest, path, error)
-
-
-@contextmanager
-def _about(digest: str) -> Iterator[None]:
-    """Add the blob's digest to a CorruptError, so that a caller with a remote can fetch that blob again."""
-    try:
-        yield
+        unreadable(path, error)
     except CorruptError as error:
-        error.with_fields(digest=digest)
+        error.with_fields(digest=f"sha256:{path.name}")
         raise
 
 
 def expect(what: str, expected: str | int, actual: str | int, path: Path) -> None:
+    """Raises CorruptError where the blob at `path` is not as expected."""
     if expected != actual:
         from aotc.store.layout.blob_errors import corrupt
 

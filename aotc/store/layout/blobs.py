@@ -125,13 +125,17 @@ class Blobs(BlobReader):
     def extract(self, file: File, destination: Path) -> None:
         """Decompress a blob to the read-only file `destination`, which appears whole and checked, or not at all.
 
-        Raises NotFoundError, CorruptError where the blob's digest or size or the decompressed bytes' digest or size
-        are not the record's (no more than `file.size` bytes are ever written), StoreError.
+        Raises as `unpack` does.
         """
         with draft(destination.parent, mode=0o444) as temporary:
             require_room(temporary.stream, destination, file.size)
             self.unpack(file, temporary.stream)
             temporary.keep_as(destination)
+
+    def verify(self, file: File) -> None:
+        """Check a blob as `unpack` does, and keep nothing. Raises as `unpack` does."""
+        with open(os.devnull, "wb") as nothing:  # noqa: PTH123
+            self.unpack(file, nothing)
 
     def remove_damaged(self, digest: str) -> None:
         """Remove a blob whose bytes are not its digest's, so that it is fetched again. Raises StoreError."""

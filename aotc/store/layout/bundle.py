@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 from aotc.records import Artifact, File, Record, decode_artifact
 from aotc.store.layout import oci
-from aotc.store.layout.names import check_file_name, hex_of, name_flaw
-from aotc.store.layout.oci import Descriptor, Manifest
+from aotc.store.layout.names import check_file_name, name_flaw
+from aotc.store.layout.oci import Descriptor, Index, Manifest
 from aotc.store.reference import Reference
 
 if TYPE_CHECKING:
-    from aotc.store.layout.tags import TagEntry
     from aotc.store.readable import Readable
 
 ARTIFACT_TYPE = "application/vnd.aotc.artifact.v2"
@@ -54,40 +53,27 @@ class Bundle(Record, frozen=True):
     artifacts: tuple[BundleEntry, ...]
 
 
-def read_bundle(store: Readable, reference: Reference) -> Bundle:
-    """The bundle that a reference names, its bytes checked against the digest.
+def read_bundle(store: Readable, reference: Reference, found: Descriptor | None = None) -> Bundle:
+    """The bundle that a reference names, its bytes checked against the digest; at `found`, where it was resolved.
 
     Raises NotFoundError, CorruptError (also where it is not a bundle, or one of another model), SchemaVersionError,
     StoreError.
     """
-    return _bundle_at(store, store.resolve(reference), reference)
-
-
-def read_tagged(store: Readable, entry: TagEntry) -> Bundle:
-    """The bundle of a tag that `store.tags()` gave: the index is not read again. Raises as `read_bundle` does."""
-    descriptor = Descriptor(media_type=oci.INDEX, digest=entry.digest, size=entry.size)
-    return _bundle_at(store, descriptor, Reference(None, entry.model, tag=entry.tag))
-
-
-def _bundle_at(store: Readable, descriptor: Descriptor, reference: Reference) -> Bundle:
-    digest = descriptor.digest
-    index = oci.decode_index(read_document(store, descriptor, oci.MANIFEST_LIMIT), digest)
+    found = found or store.resolve(reference)
+    index = oci.decode(read_described(store, found, oci.MANIFEST_LIMIT), Index, found.digest)
     model = index.annotation(oci.MODEL)
-    if (model != reference.model and not reference.in_registry) or name_flaw(model):
-        from aotc.store.layout.bundle_errors import other_bundle
+    artifacts = tuple(BundleEntry(one.digest, one.size, one.annotation(oci.TARGET), model) for one in index.manifests)
+    ours = (model == reference.model or reference.in_registry) and not name_flaw(model)
+    distinct = len({entry.target for entry in artifacts}) == len(artifacts)
+    if not (ours and distinct and all(entry.is_artifact(model) for entry in index.manifests)):
+        from aotc.store.layout.bundle_errors import unsound_bundle
 
-        raise other_bundle(reference, digest, model)
-    entries = tuple(_bundle_entry(entry, model) for entry in index.manifests)
-    targets = [entry.target for entry in entries]
-    if len(set(targets)) < len(targets):
-        from aotc.store.layout.bundle_errors import equal_targets
-
-        raise equal_targets(digest, targets)
+        raise unsound_bundle(reference, found.digest, index)
     annotations = {key: value for key, value in (index.annotations or {}).items() if key not in OURS}
-    return Bundle(model, digest, index.annotation(oci.CREATED), annotations, entries)
+    return Bundle(model, found.digest, index.annotation(oci.CREATED), annotations, artifacts)
 
 
-def read_document(store: Readable, descriptor: Descriptor, limit: int) -> bytes:
+def read_described(store: Readable, descriptor: Descriptor, limit: int) -> bytes:
     """The bytes that a descriptor names, of its digest and size. Raises NotFoundError, CorruptError, StoreError."""
     data = store.blobs.read(descriptor.digest, limit)
     if len(data) != descriptor.size:
@@ -102,12 +88,12 @@ def read_config(store: Readable, digest: str, artifact_type: str, config_type: s
 
     Raises NotFoundError, CorruptError, SchemaVersionError, StoreError.
     """
-    manifest = oci.decode_manifest(store.blobs.read(digest, oci.MANIFEST_LIMIT), digest)
+    manifest = oci.read_document(store.blobs, digest, Manifest)
     if (manifest.artifact_type, manifest.config.media_type) != (artifact_type, config_type):
         from aotc.store.layout.bundle_errors import other_types
 
         raise other_types(manifest, artifact_type, config_type, digest)
-    return read_document(store, manifest.config, CONFIG_LIMIT), manifest
+    return read_described(store, manifest.config, CONFIG_LIMIT), manifest
 
 
 def read_artifact(store: Readable, artifact: BundleEntry | str) -> Artifact:
@@ -119,17 +105,19 @@ def read_artifact(store: Readable, artifact: BundleEntry | str) -> Artifact:
 
     Raises NotFoundError, CorruptError, SchemaVersionError, StoreError.
     """
-    entry = artifact if isinstance(artifact, BundleEntry) else None
-    if entry and entry.is_cache:
-        from aotc.store.layout.bundle_errors import is_a_cache
+    if isinstance(artifact, str):
+        digest, named = artifact, None
+    else:
+        digest, named = artifact.digest, (artifact.model, artifact.target)
+        if artifact.is_cache:
+            from aotc.store.layout.bundle_errors import is_a_cache
 
-        raise is_a_cache()
-    digest = artifact if isinstance(artifact, str) else artifact.digest
+            raise is_a_cache()
     record = decode_artifact(read_config(store, digest, ARTIFACT_TYPE, CONFIG)[0])
-    if entry and (record.model, record.target) != (entry.model, entry.target):
+    if named not in (None, said := (record.model, record.target)):
         from aotc.store.layout.bundle_errors import other_artifact
 
-        raise other_artifact(digest, (entry.model, entry.target), (record.model, record.target))
+        raise other_artifact(digest, named, said)
     for file in each_file(record):
         check_file_name(file.name)
     return record
@@ -140,21 +128,5 @@ def each_file(artifact: Artifact) -> Iterator[File]:
     for kind in (artifact, *artifact.kinds):
         for variant in kind.variants:
             yield from variant.each_file()
-        for file in (
-            kind.module.attributes_file,
-            kind.constants,
-            kind.provenance,
-            *([kind.native.file] if kind.native else ()),
-        ):
-            if file is not None:
-                yield file
-
-
-def _bundle_entry(entry: Descriptor, model: str) -> BundleEntry:
-    hex_of(entry.digest)
-    target, said = entry.annotation(oci.TARGET), entry.annotation(oci.MODEL)
-    if entry.media_type != oci.MANIFEST or not target or said not in ("", model):
-        from aotc.store.layout.bundle_errors import bad_entry
-
-        raise bad_entry(entry, model)
-    return BundleEntry(digest=entry.digest, size=entry.size, target=target, model=model)
+        native = kind.native.file if kind.native else None
+        yield from filter(None, (kind.module.attributes_file, kind.constants, kind.provenance, native))

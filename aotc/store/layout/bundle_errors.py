@@ -7,12 +7,26 @@ from collections.abc import Sequence
 from aotc.errors import CorruptError, SchemaVersionError, StoreError
 from aotc.records import OTHER_VERSION
 from aotc.store.layout import oci
-from aotc.store.layout.names import name_flaw
-from aotc.store.layout.oci import Descriptor, Manifest
+from aotc.store.layout.name_flaws import not_a_digest
+from aotc.store.layout.names import is_digest, name_flaw
+from aotc.store.layout.oci import Descriptor, Index, Manifest
 from aotc.store.reference import Reference
 
 
-def other_bundle(reference: Reference, digest: str, model: str) -> CorruptError:
+def unsound_bundle(reference: Reference, digest: str, index: Index) -> CorruptError:
+    """Of what is not a bundle, or not that of the reference, or one with an entry that is not its model's artifact."""
+    model = index.annotation(oci.MODEL)
+    if (model != reference.model and not reference.in_registry) or name_flaw(model):
+        return _other_bundle(reference, digest, model)
+    for entry in index.manifests:
+        if not is_digest(entry.digest):
+            return not_a_digest(entry.digest)
+        if not entry.is_artifact(model):
+            return _bad_entry(entry, model)
+    return _equal_targets(digest, [entry.annotation(oci.TARGET) for entry in index.manifests])
+
+
+def _other_bundle(reference: Reference, digest: str, model: str) -> CorruptError:
     """Of a blob that is not a bundle, or one of another `model` than the reference says, or of one with a bad name."""
     if model and (model == reference.model or reference.in_registry):
         return CorruptError(f"{digest} names its model {model[:100]!r}: {name_flaw(model)}", actual=model[:100])
@@ -25,7 +39,7 @@ def other_bundle(reference: Reference, digest: str, model: str) -> CorruptError:
     )
 
 
-def equal_targets(digest: str, targets: Sequence[str]) -> CorruptError:
+def _equal_targets(digest: str, targets: Sequence[str]) -> CorruptError:
     return CorruptError(
         f"{digest} has more than one artifact for a target: {', '.join(sorted(targets))[:500]}",
         hint="it was not written by aotc, or was changed: build it again",
@@ -34,7 +48,7 @@ def equal_targets(digest: str, targets: Sequence[str]) -> CorruptError:
     )
 
 
-def bad_entry(entry: Descriptor, model: str) -> CorruptError:
+def _bad_entry(entry: Descriptor, model: str) -> CorruptError:
     """Of an entry of the bundle of `model` that is not an artifact, or one of another model."""
     target, said = entry.annotation(oci.TARGET), entry.annotation(oci.MODEL)
     if entry.media_type != oci.MANIFEST or not target:

@@ -82,7 +82,7 @@ def check_artifact(store: Readable, artifact: BundleEntry | str) -> Artifact:
     record = read_artifact(store, artifact)
     check_record(record)
     digest = artifact if isinstance(artifact, str) else artifact.digest
-    _check_layers(record, oci.decode_manifest(store.blobs.read(digest, oci.MANIFEST_LIMIT), digest))
+    _check_layers(record, oci.read_document(store.blobs, digest, Manifest))
     return record
 
 

@@ -16,6 +16,11 @@ from aotc.store.reference import Reference
 EMPTY_INDEX = canonical_json(Index(schema_version=oci.OCI_SCHEMA_VERSION, media_type=oci.INDEX, manifests=()))
 
 
+def created_annotation(at: str) -> dict[str, str]:
+    """The annotation that says when a bundle was created; empty where `at` is ""."""
+    return {oci.CREATED: at} if at else {}
+
+
 def with_tag(data: bytes, model: str, tag: str, descriptor: Descriptor) -> bytes:
     """The bytes of an `index.json` in which `model:tag` names a bundle; other entries stay as they are.
 
@@ -63,7 +68,7 @@ def without_entries(data: bytes, gone: Collection[tuple[str, str]]) -> bytes:
 def _rewritten(data: bytes, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> bytes:
     """Through plain JSON, not through `Index`: fields and entries that aotc does not know must stay."""
     where = "index.json"
-    oci.decode_index(data, where)
+    oci.decode(data, Index, where)
     try:
         index = json.loads(data)
         index["manifests"] = change(index["manifests"])

@@ -15,6 +15,7 @@ from aotc.store.files.os_errors import store_error
 from aotc.store.layout.name_flaws import NAME_LIMIT
 from aotc.store.reference import Reference
 
+MAKE_ANEW = "restore index.json from a copy; or `aotc fsck --repair` makes it anew, with new tags for all bundles"
 _COMPARED = 50  # names; comparing two takes up to a millisecond
 
 
@@ -36,11 +37,11 @@ def no_layout(path: Path, error: OSError) -> NoReturn:
     raise store_error("open the store", path, error) from error
 
 
-def no_index(path: Path, hint: str) -> CorruptError:
+def no_index(path: Path) -> CorruptError:
     return CorruptError(
-        f"{path} has no index.json, so its tags are lost",
-        hint=hint,
-        path=str(path / "index.json"),
+        f"{path.parent} has no index.json, so its tags are lost",
+        hint=MAKE_ANEW,
+        path=str(path),
         expected="a file",
         actual="nothing",
     )

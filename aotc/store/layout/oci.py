@@ -4,15 +4,15 @@ Unknown fields are allowed, as the OCI image specification asks of readers. Only
 older tools rewrite an index with others in it, and its digest changes. Annotations are not texts, as in `aotc.records`.
 """
 
-from typing import Annotated, TypeVar
+from typing import Annotated, ClassVar, Protocol, TypeVar
 
 import msgspec
 
 from aotc.errors import CorruptError
-from aotc.records import decode
+from aotc.records import decode as decode_record
+from aotc.store.layout.names import is_digest
 
 OCI_SCHEMA_VERSION = 2
-LAYOUT_VERSION = "1.0.0"
 LAYOUT = b'{"imageLayoutVersion":"1.0.0"}'
 """The bytes of `oci-layout` as aotc writes it; other tools may space them otherwise."""
 
@@ -31,8 +31,11 @@ SPARSE = "dev.aotc.sparse"  # in index.json, "true": artifacts of the bundle may
 MANIFEST_LIMIT = 4 << 20
 
 
-class _Document(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
-    pass
+class _Document(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, rename="camel"):
+    annotations: dict[str, str] | None = None
+
+    def annotation(self, key: str) -> str:
+        return (self.annotations or {}).get(key, "")
 
 
 class Descriptor(_Document, frozen=True):
@@ -41,15 +44,17 @@ class Descriptor(_Document, frozen=True):
     media_type: str
     digest: str
     size: Annotated[int, msgspec.Meta(ge=0)]
-    annotations: dict[str, str] | None = None
 
-    def annotation(self, key: str) -> str:
-        return (self.annotations or {}).get(key, "")
+    def is_artifact(self, model: str) -> bool:
+        """Whether an entry of a bundle can be an artifact of that model."""
+        named = self.annotation(TARGET) != "" and self.annotation(MODEL) in ("", model)
+        return named and self.media_type == MANIFEST and is_digest(self.digest)
 
 
 class Manifest(_Document, frozen=True):
     """An image manifest: in aotc, an artifact, or the documents that are attached to the bundle `subject`."""
 
+    TYPE: ClassVar[str] = MANIFEST
     schema_version: int
     config: Descriptor
     layers: tuple[Descriptor, ...]
@@ -61,54 +66,36 @@ class Manifest(_Document, frozen=True):
 class Index(_Document, frozen=True):
     """An image index: in aotc, a bundle; and the file `index.json`."""
 
+    TYPE: ClassVar[str] = INDEX
     schema_version: int
     manifests: tuple[Descriptor, ...]
     media_type: str = ""
-    annotations: dict[str, str] | None = None
-
-    def annotation(self, key: str) -> str:
-        return (self.annotations or {}).get(key, "")
 
 
-D = TypeVar("D", bound=msgspec.Struct)
 T = TypeVar("T", Index, Manifest)
 
 
-def created(at: str) -> dict[str, str]:
-    """The annotation that says when a bundle was created; empty where `created` is ""."""
-    return {CREATED: at} if at else {}
+class Documents(Protocol):
+    """Where checked bytes come from by their digest, as the blobs of a store."""
+
+    def read(self, digest: str, limit: int) -> bytes: ...
 
 
-def decode_index(data: bytes, where: str) -> Index:
+def read_document(documents: Documents, digest: str, document: type[T]) -> T:
+    """The index or manifest with that digest. Raises as `documents.read` and `decode` do."""
+    return decode(documents.read(digest, MANIFEST_LIMIT), document, digest)
+
+
+def decode(data: bytes, document: type[T], where: str) -> T:
     """Raises CorruptError, SchemaVersionError."""
-    return _checked(_decode(data, Index, where), INDEX, where)
-
-
-def decode_manifest(data: bytes, where: str) -> Manifest:
-    """Raises CorruptError, SchemaVersionError."""
-    return _checked(_decode(data, Manifest, where), MANIFEST, where)
-
-
-def check_layout(data: bytes, where: str) -> None:
-    """Raises CorruptError and SchemaVersionError for the bytes of an `oci-layout` that no aotc reads."""
-    if data != LAYOUT:
-        from aotc.store.layout.foreign import Layout, other_layout
-
-        if (found := _decode(data, Layout, where).image_layout_version) != LAYOUT_VERSION:
-            raise other_layout(found, LAYOUT_VERSION, where)
-
-
-def _decode(data: bytes, document: type[D], where: str) -> D:
     try:
-        return decode(data, document)
+        found = decode_record(data, document)
     except CorruptError as error:
-        raise CorruptError(f"{where} cannot be read: {error.__cause__}", path=where) from error
+        from aotc.store.layout.foreign import unreadable
 
+        raise unreadable(where, error) from error
+    if found.schema_version != OCI_SCHEMA_VERSION or found.media_type not in ("", document.TYPE):
+        from aotc.store.layout.foreign import other_document
 
-def _checked(document: T, media_type: str, where: str) -> T:
-    if document.schema_version != OCI_SCHEMA_VERSION or document.media_type not in ("", media_type):
-        from aotc.store.layout.foreign import check_schema, other_type
-
-        check_schema(document.schema_version, OCI_SCHEMA_VERSION, where)
-        raise other_type(document.media_type, media_type, where)
-    return document
+        raise other_document((found.schema_version, found.media_type), (OCI_SCHEMA_VERSION, document.TYPE), where)
+    return found

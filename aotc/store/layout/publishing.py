@@ -14,6 +14,7 @@ from aotc.store.layout import oci
 from aotc.store.layout.blobs import Blob, Blobs, missing_files
 from aotc.store.layout.bundle import ARTIFACT_TYPE, CONFIG, CONFIG_LIMIT, FILE, MAPPED_FILE, OURS, Bundle, each_file
 from aotc.store.layout.check_record import check_record
+from aotc.store.layout.index import created_annotation
 from aotc.store.layout.names import hex_of
 from aotc.store.layout.oci import Descriptor, Index, Manifest
 from aotc.store.layout.store import Store
@@ -47,10 +48,10 @@ def publish(
             schema_version=oci.OCI_SCHEMA_VERSION,
             media_type=oci.INDEX,
             manifests=tuple(_put_artifact(store.blobs, artifact) for artifact in artifacts),
-            annotations={**annotations, oci.MODEL: model, **oci.created(created)},
+            annotations={**annotations, oci.MODEL: model, **created_annotation(created)},
         )
         blob = _put_manifest(store.blobs, index)
-        tagged = {oci.MODEL: model, **oci.created(created)}
+        tagged = {oci.MODEL: model, **created_annotation(created)}
         store.set_tag(model, tag, _descriptor(oci.INDEX, blob, tagged))
     return blob.digest
 
@@ -176,7 +177,7 @@ def tag_bundle(store: Store, bundle: Bundle, tag: str) -> None:
     The caller holds `store.sharing()` since it looked whether the blobs are there. Raises NotFoundError where the
     bundle's own blob is gone, ReferenceFormatError, StoreError.
     """
-    annotations = {oci.MODEL: bundle.model, **oci.created(bundle.created)}
+    annotations = {oci.MODEL: bundle.model, **created_annotation(bundle.created)}
     if not all(store.blobs.has(entry.digest, entry.size) for entry in bundle.artifacts):
         annotations[oci.SPARSE] = "true"
     size = store.blobs.size(bundle.digest) or 0

@@ -1,10 +1,9 @@
-"""Reading a store: tags, bundles, blobs. Nothing is written, and no lock is taken."""
+"""Reading a store: what a reference names, and its blobs. Nothing is written, and no lock is taken."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self
 
 from aotc.errors import CorruptError
 from aotc.store.files.disk import read_limited, typed_errors
@@ -14,15 +13,7 @@ from aotc.store.layout.names import is_digest
 from aotc.store.layout.oci import Descriptor, Index
 from aotc.store.reference import Reference
 
-if TYPE_CHECKING:
-    from aotc.store.layout.tags import TagEntry
-
-T = TypeVar("T")
-R = TypeVar("R")
-
 INDEX_LIMIT = 64 << 20
-
-_MAKE_ANEW = "restore index.json from a copy; or `aotc fsck --repair` makes it anew, with new tags for all bundles"
 
 
 class StoreReader:
@@ -40,24 +31,20 @@ class StoreReader:
         a layout of another version, CorruptError for an `oci-layout` that cannot be read.
         """
         path = checked_path(path)
-        layout = path / "oci-layout"
         try:
-            data = read_limited(layout, oci.MANIFEST_LIMIT)
+            data = read_limited(path / "oci-layout", oci.MANIFEST_LIMIT)
         except OSError as error:
             from aotc.store.layout.near_stores import no_layout
 
             no_layout(path, error)
-        oci.check_layout(data, str(layout))
+        if data != oci.LAYOUT:
+            from aotc.store.layout.foreign import check_layout
+
+            check_layout(data, str(path / "oci-layout"))
         return cls(path, **options)
 
-    def tags(self) -> list[TagEntry]:
-        """Every tag, sorted. Takes no lock. Raises CorruptError, StoreError."""
-        from aotc.store.layout.tags import tag_entries
-
-        return sorted(tag_entries(self.read_index()), key=lambda entry: (entry.model, entry.tag, entry.digest))
-
     def resolve(self, reference: Reference) -> Descriptor:
-        """The bundle that a reference names; its store part is not looked at. Takes no lock.
+        """The bundle that a reference names; its store part is not looked at.
 
         Raises NotFoundError, whose `known` lists the names there are, nearest first; CorruptError, StoreError.
         """
@@ -67,22 +54,17 @@ class StoreReader:
             return resolve_digest(reference, reference.digest, self.blobs, self.read_index, str(self.path))
         return find_tag(self.read_index(), reference, str(self.path))
 
-    def entries(self) -> tuple[Descriptor, ...]:
-        """Every entry of `index.json`, those of other tools too. Takes no lock. Raises CorruptError, StoreError."""
-        return self.read_index().manifests
-
     def attachment(self, name: str) -> Descriptor | None:
         """The manifest that `index.json` calls `name`, like `sha256-<hex>.sig`; None where there is none.
 
-        Takes no lock. Raises CorruptError, also where two manifests have that name; StoreError.
+        Raises CorruptError, also where two manifests have that name; StoreError.
         """
         from aotc.store.layout.index import find_attachment
 
         return find_attachment(self.read_index(), name, f"{self.path}/index.json")
 
-    def each(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
-        """`function` of each item, one after the other: nothing has to be waited for."""
-        return [function(item) for item in items]
+    def read_index(self) -> Index:
+        return self.decode(self.read_index_bytes())
 
     def read_index_bytes(self) -> bytes:
         path = self.path / "index.json"
@@ -92,17 +74,16 @@ class StoreReader:
             except FileNotFoundError:
                 from aotc.store.layout.near_stores import no_index
 
-                raise no_index(self.path, _MAKE_ANEW) from None
-
-    def read_index(self) -> Index:
-        return self.decode(self.read_index_bytes())
+                raise no_index(path) from None
 
     def decode(self, data: bytes) -> Index:
         """The `index.json` of these bytes. Raises CorruptError, SchemaVersionError."""
         try:
-            return oci.decode_index(data, str(self.path / "index.json"))
+            return oci.decode(data, Index, str(self.path / "index.json"))
         except CorruptError as error:
-            error.hint = error.hint or _MAKE_ANEW
+            from aotc.store.layout.near_stores import MAKE_ANEW
+
+            error.hint = error.hint or MAKE_ANEW
             raise
 
 

@@ -26,6 +26,7 @@ from aotc.store.layout.leases import Lease, lease, leases
 from aotc.store.layout.names import is_digest
 from aotc.store.layout.oci import Descriptor
 from aotc.store.layout.reader import StoreReader, checked_path
+from aotc.store.layout.tags import TagEntry, tag_entries
 from aotc.store.reference import Reference
 
 T = TypeVar("T")
@@ -72,6 +73,14 @@ class Store(StoreReader):
             with store.lock():
                 store.finish_layout()
         return cls.open(path, lock_timeout=lock_timeout)
+
+    def tags(self) -> list[TagEntry]:
+        """Every tag, sorted. Takes no lock. Raises CorruptError, StoreError."""
+        return sorted(tag_entries(self.read_index()), key=lambda entry: (entry.model, entry.tag, entry.digest))
+
+    def entries(self) -> tuple[Descriptor, ...]:
+        """Every entry of `index.json`, those of other tools too. Takes no lock. Raises CorruptError, StoreError."""
+        return self.read_index().manifests
 
     def set_tag(self, model: str, tag: str, descriptor: Descriptor) -> None:
         """Let `model:tag` name a bundle from now on, under the lock; other entries stay as they are.

@@ -27,6 +27,15 @@ class TagEntry(Record, frozen=True):
     def __str__(self) -> str:
         return f"{self.model}:{self.tag}"
 
+    @property
+    def reference(self) -> Reference:
+        return Reference(None, self.model, tag=self.tag)
+
+    @property
+    def bundle(self) -> Descriptor:
+        """The bundle, as the tag names it."""
+        return Descriptor(oci.INDEX, self.digest, self.size)
+
 
 def tag_entries(index: Index) -> list[TagEntry]:
     return [tag for entry in index.manifests if (tag := as_tag(entry)) is not None]
@@ -70,7 +79,7 @@ def resolve_digest(
 
 def _is_bundle_of(model: str, digest: str, blobs: BlobReader) -> bool:
     try:
-        index = oci.decode_index(blobs.read(digest, oci.MANIFEST_LIMIT), digest)
+        index = oci.read_document(blobs, digest, Index)
     except CorruptError as error:
         if error.fields.get("actual", "").startswith("sha256:"):
             raise  # its bytes are not what its name says; otherwise it is a blob of another kind

@@ -11,7 +11,7 @@ from aotc.errors import StoreError
 from aotc.records import decode
 from aotc.store.layout import oci
 from aotc.store.layout.blobs import Blobs
-from aotc.store.layout.foreign import check_schema
+from aotc.store.layout.foreign import other_schema
 from aotc.store.layout.names import is_digest
 from aotc.store.layout.oci import Descriptor
 
@@ -86,7 +86,8 @@ class Reach:
         """The descriptors in an index or a manifest. Raises CorruptError, NotFoundError, SchemaVersionError."""
         if digest not in self._read:
             document = decode(self._blobs.read(digest, oci.MANIFEST_LIMIT), _Document)
-            check_schema(document.schema_version, oci.OCI_SCHEMA_VERSION, digest)
+            if document.schema_version != oci.OCI_SCHEMA_VERSION:
+                raise other_schema(document.schema_version, oci.OCI_SCHEMA_VERSION, digest)
             config = (document.config,) if document.config else ()
             self._read[digest] = (*document.manifests, *config, *document.layers, *document.blobs)
         return self._read[digest]

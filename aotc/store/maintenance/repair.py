@@ -11,6 +11,7 @@ from aotc.store.files.writing import remove_file, write_atomically
 from aotc.store.layout import oci
 from aotc.store.layout.bundle import read_bundle
 from aotc.store.layout.check_record import check_entry
+from aotc.store.layout.index import created_annotation
 from aotc.store.layout.oci import Descriptor, Index
 from aotc.store.layout.reader import INDEX_LIMIT
 from aotc.store.layout.store import Store
@@ -62,7 +63,7 @@ def _sound_bundles(store: Store) -> Iterator[Descriptor]:
     for blob in survey(store.path):
         if blob.kind == "blob" and blob.size <= oci.MANIFEST_LIMIT:
             try:
-                index = oci.decode_index(store.blobs.read(blob.digest, oci.MANIFEST_LIMIT), blob.digest)
+                index = oci.read_document(store.blobs, blob.digest, Index)
                 model = index.annotation(oci.MODEL)
                 name = Reference(None, model, tag=f"recovered-{blob.digest[7:19]}").name
                 artifacts = read_bundle(store, Reference(None, model, digest=blob.digest)).artifacts
@@ -71,7 +72,7 @@ def _sound_bundles(store: Store) -> Iterator[Descriptor]:
                     check_entry(store, artifact)
             except AotcError:
                 continue
-            annotations = {oci.REF_NAME: name, oci.MODEL: model, **oci.created(index.annotation(oci.CREATED))}
+            annotations = {oci.REF_NAME: name, oci.MODEL: model, **created_annotation(index.annotation(oci.CREATED))}
             sparse = {oci.SPARSE: "true"} if len(there) < len(artifacts) else {}
             if there:
-                yield Descriptor(oci.INDEX, blob.digest, blob.size, {**annotations, **sparse})
+                yield Descriptor(oci.INDEX, blob.digest, blob.size, annotations={**annotations, **sparse})

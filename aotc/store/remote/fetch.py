@@ -26,7 +26,7 @@ from aotc.store.remote.remote_store import RemoteStore
 from aotc.store.remote.transfer import OnEvent
 from aotc.store.signing.attestations import fetch_attestations
 from aotc.store.signing.signatures import fetch_signatures
-from aotc.store.signing.trust import Trust, read_trusted
+from aotc.store.signing.trust import TrustedKeys, read_trusted
 
 _log = logging.getLogger("aotc")
 
@@ -40,7 +40,7 @@ def fetch(
     choose: Choose,
     *,
     tag: str | None = None,
-    trust: Trust | None = None,
+    trust: TrustedKeys | None = None,
     limits: Limits | None = None,
     on_event: OnEvent | None = None,
 ) -> Copied:
@@ -67,7 +67,7 @@ def fetch(
         bundle = read_trusted(remote, source, trust)
         chosen = choose(bundle.artifacts, lambda entry: read_artifact(remote, entry))
         documents = [remote.blobs.read(entry.digest, oci.MANIFEST_LIMIT) for entry in chosen]
-        manifests = [oci.decode_manifest(data, one.digest) for data, one in zip(documents, chosen, strict=True)]
+        manifests = [oci.decode(data, Manifest, one.digest) for data, one in zip(documents, chosen, strict=True)]
         layers, moved = blobs_of(manifests, configs=False), 0
         name = tag or source.tag or f"sha256-{hex_of(bundle.digest)[:16]}"
         if not _is_there(store, bundle, tag or source.tag, chosen, manifests):

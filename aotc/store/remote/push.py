@@ -10,7 +10,7 @@ from aotc.errors import NotFoundError, ReferenceFormatError, RemoteError
 from aotc.store.layout import oci
 from aotc.store.layout.bundle import Bundle, read_bundle
 from aotc.store.layout.check_record import check_entry
-from aotc.store.layout.oci import Descriptor
+from aotc.store.layout.oci import Descriptor, Manifest
 from aotc.store.layout.store import Store
 from aotc.store.opening import open_transfer
 from aotc.store.reference import REGISTRY_SCHEMES, Reference, is_remote, parse_reference
@@ -67,7 +67,7 @@ def push(
             digest=bundle.digest,
         )
     manifests = [store.blobs.read(entry.digest, oci.MANIFEST_LIMIT) for entry in bundle.artifacts]
-    blobs = blobs_of([oci.decode_manifest(data, bundle.digest) for data in manifests])
+    blobs = blobs_of([oci.decode(data, Manifest, bundle.digest) for data in manifests])
     for entry in bundle.artifacts:
         check_entry(store, entry)
     check_whole(store, bundle.digest, blobs)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
@@ -20,9 +19,6 @@ from aotc.store.layout.oci import Descriptor
 from aotc.store.layout.tags import TagEntry
 from aotc.store.reference import Reference
 from aotc.store.remote.transfer import Transfer
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 _log = logging.getLogger("aotc")
 
@@ -62,10 +58,6 @@ class RemoteStore:
         found = self.transfer.retrying(lambda: self.transfer.remote.attachment(name))
         self.blobs.expect([found] if found else [])
         return found
-
-    def each(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
-        """As `Transfer.each`."""
-        return self.transfer.each(function, items)
 
 
 class RemoteBlobs:

@@ -96,7 +96,7 @@ def read_public_keys(sources: Sequence[PathOrText]) -> tuple[PublicKey, ...]:
     if not sources:
         raise SignatureError(
             "no trusted key was given, so no bundle could be trusted",
-            hint="give a file of a public key; to load unsigned bundles leave out trusted_keys and AOTC_TRUSTED_KEYS",
+            hint="give a file of a public key; to load unsigned bundles give none, and no AOTC_TRUSTED_KEYS",
         )
     keys = [key for source in sources for where, text in _texts(source) for key in _public_keys(where, text)]
     return tuple({key.fingerprint: key for key in keys}.values())

@@ -43,7 +43,7 @@ _LOCK_TIMEOUT = 60.0  # seconds; the lock is held for a few milliseconds
 _log = logging.getLogger("aotc")
 
 
-class Trust(NamedTuple):
+class TrustedKeys(NamedTuple):
     """The trusted keys, the earliest time to accept, and the folder of accepted signatures (None: nothing is kept)."""
 
     keys: tuple[PublicKey, ...]
@@ -55,7 +55,7 @@ def read_trust(
     trusted_keys: Sequence[PathOrText] | PathOrText | None = None,
     signed_after: datetime | str | None = None,
     cache: PathOrText | None = None,
-) -> Trust | None:
+) -> TrustedKeys | None:
     """What the caller asks for, else `$AOTC_TRUSTED_KEYS` and `$AOTC_SIGNED_AFTER`; None where no keys are set.
 
     Raises SignatureError for keys that cannot be used, for a bad time, and for a time without keys; StoreError.
@@ -69,15 +69,15 @@ def read_trust(
         except StoreError as error:  # SignatureError is one
             error.message = f"{KEYS_VARIABLE}: {error.message}"
             raise
-        return Trust(named, since, _memory_folder(cache))
+        return TrustedKeys(named, since, _memory_folder(cache))
     if trusted_keys is None:
         if since is not None:
             raise SignatureError(
                 f"bundles signed after {since} were asked for, and no trusted keys are set",
-                hint=f"give trusted_keys, or set {KEYS_VARIABLE}",
+                hint=f"give aotc.Trust(keys=…), or set {KEYS_VARIABLE}",
             )
         return None
-    return Trust(read_public_keys(trusted_keys), since, _memory_folder(cache))
+    return TrustedKeys(read_public_keys(trusted_keys), since, _memory_folder(cache))
 
 
 def _time(value: datetime | str | None) -> datetime | None:
@@ -99,7 +99,7 @@ def _memory_folder(cache: PathOrText | None) -> Path | None:
 # -- checking ---------------------------------------------------------------------------------------------------------
 
 
-def read_trusted(store: Readable, reference: Reference, trust: Trust | None) -> Bundle:
+def read_trusted(store: Readable, reference: Reference, trust: TrustedKeys | None) -> Bundle:
     """The bundle that `reference` names, if a trusted key signed it for that name; any, where `trust` is None.
 
     All that is read later is named by a digest in the bundle, or below it. Raises as `read_bundle` and
@@ -123,7 +123,7 @@ def check_bundle(
     _check(store, bundle, reference, read_trust(trusted_keys, signed_after, cache))
 
 
-def _check(store: Readable, bundle: Bundle, reference: Reference, trust: Trust | None) -> None:
+def _check(store: Readable, bundle: Bundle, reference: Reference, trust: TrustedKeys | None) -> None:
     if trust is not None:
         check_signatures(reader_of(store), store.attachment, bundle.digest, reference, trust)
 
@@ -140,7 +140,7 @@ def check_signatures(
     resolve: Resolve,
     digest: str,
     reference: Reference,
-    trust: Trust,
+    trust: TrustedKeys,
     now: datetime | None = None,
     *,
     remember: bool = True,
@@ -206,7 +206,7 @@ def _signer(one: Signature, keys: Sequence[PublicKey]) -> Signer | _Flaw:
         return _Flaw("malformed", "a payload of cosign's format", error.message, "sign the bundle again")
 
 
-def _flaw(claims: Claims, digest: str, reference: Reference, trust: Trust, now: datetime) -> _Flaw | None:
+def _flaw(claims: Claims, digest: str, reference: Reference, trust: TrustedKeys, now: datetime) -> _Flaw | None:
     if claims.digest != digest:
         hint = "the signature was moved to another bundle: find out who writes to the store"
         return _Flaw("other-bundle", f"a signature of {digest}", f"one of {claims.digest}", hint)
@@ -243,7 +243,7 @@ def signed_names(store: str | None, model: str, tag: str) -> tuple[str, ...]:
     return (f"{repository}:{tag}", f"{repository.rpartition('/')[2]}:{tag}")
 
 
-def _unsigned(digest: str, reference: Reference, trust: Trust) -> SignatureError:
+def _unsigned(digest: str, reference: Reference, trust: TrustedKeys) -> SignatureError:
     return SignatureError(
         f"{reference.name} ({digest}) is not signed; trusted are {_fingerprints(trust.keys)}",
         hint=f"sign it: aotc sign {reference.name} --key KEY; or copy {signature_tag(digest)} along with the bundle",
@@ -255,7 +255,7 @@ def _unsigned(digest: str, reference: Reference, trust: Trust) -> SignatureError
 
 
 def _refused(
-    digest: str, reference: Reference, flaws: Sequence[_Flaw], issues: Sequence[Issue], trust: Trust
+    digest: str, reference: Reference, flaws: Sequence[_Flaw], issues: Sequence[Issue], trust: TrustedKeys
 ) -> SignatureError:
     """The message is of the signature that came nearest; several are listed, each with its finding."""
     nearest = max(
@@ -305,7 +305,7 @@ class Accepted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     signed: datetime
 
 
-def _refuse_rollback(signer: Signer, digest: str, reference: Reference, trust: Trust, remember: bool) -> None:
+def _refuse_rollback(signer: Signer, digest: str, reference: Reference, trust: TrustedKeys, remember: bool) -> None:
     """Compare with what was accepted from any trusted key: an old bundle does not come back by an old key, nor by an
     old signature for the shorter of a repository's names, which other repositories have, too.
 
@@ -398,7 +398,7 @@ class SeenSignature(msgspec.Struct, frozen=True):
 
 
 def look_at_signatures(
-    read: Read, resolve: Resolve, digest: str, reference: Reference, trust: Trust | None
+    read: Read, resolve: Resolve, digest: str, reference: Reference, trust: TrustedKeys | None
 ) -> list[SeenSignature]:
     """Every signature of a bundle, trusted or not; nothing is refused or remembered. Raises StoreError."""
     descriptor = resolve(signature_tag(digest))
@@ -407,7 +407,7 @@ def look_at_signatures(
     return [_look(one, digest, reference, trust) for one in read_signatures(read, descriptor).signatures]
 
 
-def _look(one: Signature, digest: str, reference: Reference, trust: Trust | None) -> SeenSignature:
+def _look(one: Signature, digest: str, reference: Reference, trust: TrustedKeys | None) -> SeenSignature:
     signer = _signer(one, trust.keys if trust else ())
     if isinstance(signer, Signer):
         assert trust is not None

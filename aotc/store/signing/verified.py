@@ -13,12 +13,12 @@ from aotc.store.reference import is_remote
 from aotc.store.signing.attachments import reader_of
 from aotc.store.signing.attestations import Attestation, read_attestations
 from aotc.store.signing.keys import PathOrText
-from aotc.store.signing.trust import Trust, read_trust
+from aotc.store.signing.trust import TrustedKeys, read_trust
 from aotc.verification import Verification
 
 
 def check_verified(
-    store: Readable, bundle: str, entry: BundleEntry, name: str, trust: Trust | None = None
+    store: Readable, bundle: str, entry: BundleEntry, name: str, trust: TrustedKeys | None = None
 ) -> Attestation:
     """The attestation that counts of one artifact of the bundle with the digest `bundle`, if the artifact has passed.
 
@@ -57,7 +57,7 @@ def check_verified(
     return next(one for one in counting if one.verification is decisive)
 
 
-def verified_in(store: Readable, bundle: str, trust: Trust | None = None) -> dict[str, Verification]:
+def verified_in(store: Readable, bundle: str, trust: TrustedKeys | None = None) -> dict[str, Verification]:
     """The verification that counts of each artifact of a bundle that has one, by the artifact's digest.
 
     Raises SignatureError, CorruptError, NotFoundError and StoreError where they cannot be read.

@@ -168,7 +168,7 @@ def _failed(checks: Sequence[Check]) -> bool:
 
 def ranks_of(part: str, parallel: Parallel, target: str) -> Check:
     """Of code for several ranks: is there a GPU for each, and torch's collectives."""
-    needed = f"{parallel.size} ranks of {parallel.dim}, each of which loads with group="
+    needed = f"{parallel.size} ranks of {parallel.dim}, each of which loads with ranks=aotc.Ranks(GROUP)"
     if not torch.distributed.is_available():
         about = f"torch {torch.__version__} without torch.distributed"
         return Check(part, "ranks", "fail", about, needed, "install a torch that has it")

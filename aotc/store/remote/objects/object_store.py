@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 from aotc.digest import sha256_bytes
 from aotc.errors import CorruptError, NotFoundError, RemoteError, StoreError
-from aotc.store.layout import index, oci, reader, tags
+from aotc.store.layout import foreign, index, oci, reader, tags
 from aotc.store.layout.names import hex_of
 from aotc.store.layout.near_stores import not_found
 from aotc.store.layout.oci import Descriptor, Index
@@ -115,10 +115,9 @@ class ObjectStore:
             raise StoreError(f"{reference} has no tag to set", hint=f"write {self.url}#model:tag")
         model, tag = reference.model, reference.tag
         self.put_document(media_type, data)
-        created = oci.decode_index(data, reference.name).annotation(oci.CREATED)
-        named = Descriptor(
-            media_type=media_type, digest=sha256_bytes(data), size=len(data), annotations=oci.created(created)
-        )
+        created = oci.decode(data, Index, reference.name).annotation(oci.CREATED)
+        annotations = index.created_annotation(created)
+        named = Descriptor(media_type, sha256_bytes(data), len(data), annotations=annotations)
         self._change_index(lambda data: index.with_tag(data, model, tag, named))
 
     def remove_tag(self, reference: Reference) -> None:
@@ -126,7 +125,7 @@ class ObjectStore:
         where = f"{self.url}/index.json"
 
         def change(data: bytes) -> bytes:
-            found = tags.tag_entries(oci.decode_index(data, where))
+            found = tags.tag_entries(oci.decode(data, Index, where))
             gone = {(str(entry), entry.digest) for entry in found if str(entry) == reference.name}
             return index.without_entries(data, gone) if gone else data
 
@@ -139,7 +138,7 @@ class ObjectStore:
         where = f"{self.url}/index.json"
 
         def change(data: bytes) -> bytes:
-            named = index.find_attachment(oci.decode_index(data, where), name, where)
+            named = index.find_attachment(oci.decode(data, Index, where), name, where)
             return index.with_attachment(data, name, manifest) if named == seen else data
 
         self._change_index(change)
@@ -216,13 +215,13 @@ class ObjectStore:
         found = self._objects.read("index.json", INDEX_LIMIT)
         if found is None:
             raise self._without_index()
-        return oci.decode_index(found.data, f"{self.url}/index.json")
+        return oci.decode(found.data, Index, f"{self.url}/index.json")
 
     def _has_layout(self) -> bool:
         """Raises SchemaVersionError for another version of the layout, CorruptError."""
         found = self._objects.read("oci-layout", oci.MANIFEST_LIMIT)
         if found is not None:
-            oci.check_layout(found.data, f"{self.url}/oci-layout")
+            foreign.check_layout(found.data, f"{self.url}/oci-layout")
         return found is not None
 
     def _without_index(self) -> CorruptError:

@@ -1,10 +1,9 @@
-"""How the variants of a model are launched on a GPU."""
+"""Captures by the caller: a load is refused within one, a call is recorded."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
-import msgspec
 import torch
 
 from aotc.errors import BindError, LibraryError
@@ -13,16 +12,6 @@ from aotc.records import bucket_name
 from aotc.runtime.dispatch import Plan
 from aotc.runtime.state.weights import State
 from aotc.runtime.variant import Attached
-
-OutputMode = Literal["copy", "view"]
-
-
-class GraphOptions(msgspec.Struct, frozen=True):
-    """How a callable uses CUDA graphs: which launches (the build's picks, or all, or none), when, and its outputs."""
-
-    use: Literal["picked", "always", "never"] = "picked"
-    capture: Literal["eager", "lazy"] = "eager"
-    outputs: OutputMode = "copy"
 
 
 def refuse_captures(device: torch.device, model: str) -> None:

@@ -18,10 +18,10 @@ from unittest import mock
 from processes import ROOT, ZOO, environment
 
 from aotc.cli import main
+from aotc.compiler.build_report import BuildReport
 from aotc.compiler.cache_lookup import PlannedUnit
 from aotc.compiler.pipeline import build, plan_build
 from aotc.compiler.publish.url_store import Place
-from aotc.compiler.report import BuildReport
 from aotc.compiler.request import BuildRequest
 from aotc.compiler.workers import forks
 from aotc.compiler.workers.forks import ForkServers, unit_environment

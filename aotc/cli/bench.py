@@ -20,7 +20,7 @@ from aotc.errors import AotcError, one_line
 
 if TYPE_CHECKING:
     from aotc.tools.bench.comparison import Comparison, Latency
-    from aotc.tools.bench.report import BenchReport, BucketReport, TraceReport
+    from aotc.tools.bench.measurements import BenchReport, BucketReport, TraceReport
     from aotc.tools.bench.run import Said
     from aotc.tools.bench.subject import Subject
 

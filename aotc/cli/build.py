@@ -29,10 +29,10 @@ from aotc.cli.output import echo, echo_lines, notice, printing_to_stderr, progre
 from aotc.cli.signals import ctrl_c_kept, end_on_sigterm
 
 if TYPE_CHECKING:
+    from aotc.compiler.build_report import Event, OnEvent, Outcome
     from aotc.compiler.cache_lookup import PlannedUnit
     from aotc.compiler.estimate import Estimate
     from aotc.compiler.executors.ray.requests import RayOptions
-    from aotc.compiler.report import Event, OnEvent, Outcome
     from aotc.compiler.request import BuildRequest
     from aotc.compiler.workers.forks import ForkServers
     from aotc.manifest import Manifest

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from aotc.store.readable import Readable
     from aotc.store.signing.trust import SeenSignature
     from aotc.verification import Verification
-    from aotc.verify.report import Report as Verdict
+    from aotc.verify.verdicts import Report as Verdict
 
 
 @click.command()
@@ -108,7 +108,7 @@ def _verdicts(path: Path, bundle: Bundle) -> list[Verdict]:
     """What `aotc verify --json` has said of this bundle. Raises CorruptError, NotFoundError, StoreError."""
     from aotc.errors import NotFoundError
     from aotc.store.files.disk import typed_errors
-    from aotc.verify.report import decode_reports
+    from aotc.verify.verdicts import decode_reports
 
     with typed_errors("read", path):
         data = path.read_bytes()

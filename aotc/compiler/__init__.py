@@ -15,7 +15,8 @@ In the order in which a unit meets them:
 - `smoke`: the second process, which runs the result once, as a service would.
 - `wrong_code`: a third process, where the second finds wrong results: the operator and the line.
 - `cross_compile`: compile for a GPU that this machine lacks; such a unit has no second process.
-- `publish`: the unit's record and files, an artifact for each target, a bundle for each model. `report`: the outcome.
+- `publish`: the unit's record and files, an artifact for each target, a bundle for each model. `build_report`: the
+  outcome.
 - `fix_buckets`: before a build, other buckets for those that cannot be captured, and regions; `manifest_check`: the
   process in which a recorded manifest is checked so.
 - `rebuild_check`: compile again and compare.

@@ -31,7 +31,7 @@ from aotc.machine.targets import parse_target
 from aotc.manifest import ModelSpec
 from aotc.manifest.edit import ByRegions, Change, ModelEdit, Problem
 from aotc.models.factory import build_module
-from aotc.models.ranks import group_left
+from aotc.models.fake_ranks import group_left
 from aotc.records import Bucket, Size, SizeRange, bucket_name, has_range, tuned_dims
 
 MOST_BUCKETS = 8

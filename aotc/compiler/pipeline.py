@@ -21,17 +21,7 @@ from typing import NamedTuple
 
 import filelock
 
-from aotc.compiler.cache_lookup import PlannedUnit, look_up
-from aotc.compiler.estimate import Estimate, estimate
-from aotc.compiler.executors.executor import Executor
-from aotc.compiler.executors.host import check_host
-from aotc.compiler.executors.local import LocalExecutor, jobs_for, targets_of_many
-from aotc.compiler.messages import WAITING, Autotuned, Doing, Progress, Span, StageCosts, Task, Unit
-from aotc.compiler.plan import LookedAt, ModelFacts, look_at_models, plan_units
-from aotc.compiler.publish.bundles import Publication, Result, publish_bundles
-from aotc.compiler.publish.unit_files import store_unit
-from aotc.compiler.publish.url_store import Place, keeping, place_of, publish_remotely, with_remote_units
-from aotc.compiler.report import (
+from aotc.compiler.build_report import (
     BuildReport,
     Event,
     NoWatcher,
@@ -42,6 +32,16 @@ from aotc.compiler.report import (
     finished,
     not_planned,
 )
+from aotc.compiler.cache_lookup import PlannedUnit, look_up
+from aotc.compiler.estimate import Estimate, estimate
+from aotc.compiler.executors.executor import Executor
+from aotc.compiler.executors.host import check_host
+from aotc.compiler.executors.local import LocalExecutor, jobs_for, targets_of_many
+from aotc.compiler.messages import WAITING, Autotuned, Doing, Progress, Span, StageCosts, Task, Unit
+from aotc.compiler.plan import LookedAt, ModelFacts, look_at_models, plan_units
+from aotc.compiler.publish.bundles import Publication, Result, publish_bundles
+from aotc.compiler.publish.unit_files import store_unit
+from aotc.compiler.publish.url_store import Place, keeping, place_of, publish_remotely, with_remote_units
 from aotc.compiler.request import BuildRequest
 from aotc.compiler.scheduling import each_unit
 from aotc.compiler.shards import Shard, split
@@ -52,7 +52,7 @@ from aotc.compiler.workers.process_failure import begin_log
 from aotc.errors import AotcError
 from aotc.machine.environment import refuse_free_threading
 from aotc.machine.waits import SHORTEST
-from aotc.models.ranks import group_left
+from aotc.models.fake_ranks import group_left
 from aotc.store.layout.plans import ShardPlan, put_plan
 from aotc.store.layout.store import Store
 from aotc.store.layout.units import StoredUnits, UnitRecord, use_unit

@@ -42,7 +42,7 @@ from aotc.machine.targets import CPU_FEATURES, Target, parse_target
 from aotc.manifest import Manifest, ModelSpec
 from aotc.manifest.findings import did_you_mean
 from aotc.models.factory import build_module, visit_modules
-from aotc.models.ranks import become_rank, parallel_of
+from aotc.models.fake_ranks import become_rank, parallel_of
 from aotc.models.regions import region_paths
 from aotc.picks import PickFile
 from aotc.reads.read_issues import read_issues

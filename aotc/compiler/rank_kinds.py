@@ -20,7 +20,7 @@ from aotc.compiler.publish.record import Snapshot, take_snapshot
 from aotc.errors import BuildError
 from aotc.machine.targets import Target
 from aotc.models.factory import build_module
-from aotc.models.ranks import become_rank, parallel_of
+from aotc.models.fake_ranks import become_rank, parallel_of
 from aotc.reads.attributes import read_attributes
 from aotc.reads.state_specs import state_specs
 from aotc.reads.tensors import named_state, plain_state

@@ -16,8 +16,8 @@ from torch import nn
 
 from aotc.compiler.autotune.picker import Picker, describe
 from aotc.compiler.autotune.shared_picks import SharedPicks
-from aotc.compiler.capture.facts.build_only import build_only_effects
-from aotc.compiler.capture.facts.custom_operators import Registrations
+from aotc.compiler.capture.analysis.build_only import build_only_effects
+from aotc.compiler.capture.analysis.custom_operators import Registrations
 from aotc.compiler.capture.module_objects import KeptObjects
 from aotc.compiler.capture.unit_graph import Exported, Subject, export, subject_of
 from aotc.compiler.codegen.aot_inductor import LIBRARY, CompiledFiles, compile_capture
@@ -36,7 +36,7 @@ from aotc.errors import BuildError
 from aotc.machine.targets import Target, parse_target
 from aotc.models.calls import modes_of
 from aotc.models.factory import build_module
-from aotc.models.ranks import make_meshes_on
+from aotc.models.fake_ranks import make_meshes_on
 from aotc.picks import PICKS_SCHEMA_VERSION, PickFile, UnitPicks
 from aotc.reads.modes import take_ambient
 from aotc.reads.sources import BY_DIGEST

@@ -33,7 +33,7 @@ from aotc.verify.kept_results import Findings, Kept, keep, shared
 from aotc.verify.other_weights import change_weights, copy_state
 
 if TYPE_CHECKING:
-    from aotc.verify.ranks import Ranks
+    from aotc.verify.rank_processes import Ranks
 
 
 class VerifyJob(msgspec.Struct, frozen=True):
@@ -95,7 +95,7 @@ class Comparison:
         self.device = torch.device(parse_target(job.target).device)
         self.ranks: Ranks | None = None
         if job.spec.parallel:
-            from aotc.verify.ranks import Ranks
+            from aotc.verify.rank_processes import Ranks
 
             self.ranks = Ranks(self.device.type)
         self.module = build_module(job.spec, self.folder).to(self.device)
@@ -331,7 +331,7 @@ class Comparison:
     def _load_whole(self, module: nn.Module, **options: Any) -> Compiled:
         given = {"store": self.job.store, "target": self.job.target, "compat": self.job.compat, **options}
         if self.ranks is not None:
-            from aotc.verify.ranks import TIMEOUT
+            from aotc.verify.rank_processes import TIMEOUT
 
             given |= {"group": self.ranks.group, "group_timeout": TIMEOUT}
         return load(self.job.ref, module, allow_imports=True, allow_untested=True, **given)

@@ -24,7 +24,7 @@ from aotc.errors import BuildError
 from aotc.manifest import ModelSpec, read_manifest
 from aotc.models.calls import signature_leaves
 from aotc.models.factory import build_module
-from aotc.models.ranks import group_left
+from aotc.models.fake_ranks import group_left
 from aotc.models.signature import make_signature
 from aotc.records import Parallel
 

@@ -23,12 +23,12 @@ from aotc.manifest import read_manifest
 WORKER = """
 import sys
 from aotc.compiler import unit
-from aotc.compiler.workers import worker
+from aotc.compiler.workers import compile_worker
 
 unit.begin_triton_compilers = lambda options, **more: print("begun", options["max_autotune"])
 unit.build_module = lambda spec, folder, **more: sys.exit("made")
 sys.argv[1:] = sys.argv[-1:]
-worker.main()
+compile_worker.main()
 """
 MANIFEST = """
 version: 1

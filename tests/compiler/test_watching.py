@@ -19,13 +19,13 @@ from rich.console import Console
 from aotc.cli.build_output import show_unmatched_picks, totals
 from aotc.cli.progress.build import LineProgress
 from aotc.compiler.autotune.shared_picks import SharedPicks
+from aotc.compiler.build_report import Event, Outcome
 from aotc.compiler.cache_lookup import PlannedUnit
 from aotc.compiler.estimate import Estimate, estimate, remaining
 from aotc.compiler.executors import local
 from aotc.compiler.executors.local import COMPILE_THREADS, LocalExecutor, jobs_for, memory_of, targets_of_many
 from aotc.compiler.key import unit_key
 from aotc.compiler.messages import INDUCTOR, STAGE, WAITING, Doing, Pins, Span, StageCosts, Unit, wait_here
-from aotc.compiler.report import Event, Outcome
 from aotc.compiler.toolchain.precompiled_headers import ENOUGH_UNITS
 from aotc.compiler.workers.build_trace import Trace
 from aotc.machine import memory, waits

@@ -18,7 +18,7 @@ from torch.utils._sympy.functions import FloorDiv, Max, Mod, OpaqueUnaryFn_log
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from aotc.compiler.capture.checks.captured_graph import run_graph
-from aotc.compiler.capture.checks.zero_one import edge_sizes
+from aotc.compiler.capture.checks.specialization import edge_sizes
 from aotc.compiler.capture.export import capture
 from aotc.compiler.capture.ranges.bucket_proposals import split_proposal
 from aotc.compiler.capture.ranges.dynamic_shapes import (

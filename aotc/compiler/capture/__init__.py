@@ -11,5 +11,5 @@ In the order in which a unit meets the modules:
   changes nothing.
 - `lifting`: the graph, with every input and output named. `collectives` names the group of a parallel model's.
 - `checks`: the graph against the model, which is called for them. `module_objects` restores the model.
-- `facts`: further facts of the record, found by calling the model. `operator_trace` compares calls by operators.
+- `analysis`: further facts of the record, found by calling the model. `operator_trace` compares calls by operators.
 """

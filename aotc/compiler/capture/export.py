@@ -30,7 +30,7 @@ from aotc.compiler.explain_failure import BEYOND, FREE_MEMORY, OUT_OF_MEMORY, li
 from aotc.compiler.patches.machinery.apply import patched
 from aotc.errors import BuildError
 from aotc.models.calls import arguments_of, passed
-from aotc.models.ranks import NO_GROUP, PARALLEL
+from aotc.models.fake_ranks import NO_GROUP, PARALLEL
 from aotc.records import Signature
 
 _log = logging.getLogger("aotc")

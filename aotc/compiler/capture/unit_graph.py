@@ -11,17 +11,17 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
 
+from aotc.compiler.capture.analysis.argument_forms import Forms, other_forms
+from aotc.compiler.capture.analysis.assigned_attributes import Assigned, assigned_attributes
+from aotc.compiler.capture.analysis.attribute_reads import Reads, absences, attributes_read
+from aotc.compiler.capture.analysis.output_dims import output_dims, padded_dims
+from aotc.compiler.capture.analysis.outside_reads import outside_reads
 from aotc.compiler.capture.checks.hidden_state import check_second_call
 from aotc.compiler.capture.checks.left_out import check_defaults
+from aotc.compiler.capture.checks.specialization import LeavesAt, check_edges
 from aotc.compiler.capture.checks.trace import check_traced
-from aotc.compiler.capture.checks.zero_one import LeavesAt, check_edges
 from aotc.compiler.capture.collectives import name_groups
 from aotc.compiler.capture.export import NOTHING, capture, model_fails
-from aotc.compiler.capture.facts.argument_forms import Forms, other_forms
-from aotc.compiler.capture.facts.assigned_attributes import Assigned, assigned_attributes
-from aotc.compiler.capture.facts.attribute_reads import Reads, absences, attributes_read
-from aotc.compiler.capture.facts.output_dims import output_dims, padded_dims
-from aotc.compiler.capture.facts.outside_reads import outside_reads
 from aotc.compiler.capture.lifting.lift import Capture
 from aotc.compiler.capture.module_objects import KeptObjects
 from aotc.compiler.capture.ranges.dynamic_shapes import conditions, constraints_explained, dynamic_shapes
@@ -30,7 +30,7 @@ from aotc.compiler.messages import Job
 from aotc.errors import BuildError
 from aotc.machine.targets import Target
 from aotc.models.calls import signature_leaves
-from aotc.models.ranks import parallel_of
+from aotc.models.fake_ranks import parallel_of
 from aotc.models.regions import example_of
 from aotc.models.signature import make_signature
 from aotc.reads.modes import OF_INPUT
@@ -74,8 +74,8 @@ def subject_of(job: Job, model: nn.Module, target: Target) -> Subject:
 class Exported(NamedTuple):
     """The graph of a unit, with the facts of its sizes, its outputs' axes and its module's attributes for the record.
 
-    `reads` are those of `facts.attribute_reads`, without attributes that calls of the model change; `outside` and
-    `asked` those of `facts.outside_reads`.
+    `reads` are those of `analysis.attribute_reads`, without attributes that calls of the model change; `outside` and
+    `asked` those of `analysis.outside_reads`.
     """
 
     captured: Capture

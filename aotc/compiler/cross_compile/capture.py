@@ -21,7 +21,7 @@ from aotc.compiler.capture.ranges.dynamic_shapes import conditions, dynamic_shap
 from aotc.compiler.capture.unit_graph import Exported, Subject
 from aotc.compiler.messages import Job
 from aotc.errors import BuildError
-from aotc.models.ranks import parallel_of
+from aotc.models.fake_ranks import parallel_of
 from aotc.reads.tensors import plain_state
 
 GPU = "cuda:0"

@@ -34,7 +34,7 @@ from aotc.models.calls import (
     state_put_back,
 )
 from aotc.models.factory import build_module
-from aotc.models.ranks import make_meshes_on
+from aotc.models.fake_ranks import make_meshes_on
 from aotc.models.regions import example_of
 from aotc.picks import pinned_launch
 from aotc.provenance import FORMS, BuiltArtifact, CallTimes, Smoked

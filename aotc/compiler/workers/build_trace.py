@@ -12,8 +12,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from aotc.compiler.build_report import Event
 from aotc.compiler.messages import STAGE, Span
-from aotc.compiler.report import Event
 from aotc.store.files.writing import write_output
 
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, fx
 
 from aotc.compiler.explain_failure import lines_shown
+from aotc.compiler.wrong_code.findings import Culprit, Numbers
 from aotc.compiler.wrong_code.lowering import Lowering, Step
-from aotc.compiler.wrong_code.report import Culprit, Numbers
 from aotc.compiler.wrong_code.subgraphs import OF, Part, exact, groups_of, in_eager, needed_for, part_of, values_of
 from aotc.models.tolerance import Judgement, failed, judge
 

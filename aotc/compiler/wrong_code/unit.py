@@ -18,7 +18,7 @@ from aotc.compiler.wrong_code.lowering import Lowering
 from aotc.machine.targets import parse_target
 from aotc.models.calls import modes_of
 from aotc.models.factory import build_module
-from aotc.models.ranks import make_meshes_on
+from aotc.models.fake_ranks import make_meshes_on
 from aotc.records import tuned_dims
 
 NOTHING = WrongPart("", "", "no part of it is wrong by itself")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from aotc.amounts import seconds_text
 from aotc.tools.bench.comparison import Comparison, Latency, in_words
 from aotc.tools.bench.contenders import CONTENDERS
-from aotc.tools.bench.report import BenchReport, BucketReport, Measured, Replayed, TraceReport
+from aotc.tools.bench.measurements import BenchReport, BucketReport, Measured, Replayed, TraceReport
 
 STEPS = {
     "import torch": ("python", "import torch"),

@@ -32,9 +32,9 @@ import aotc
 from aotc.amounts import counted, seconds_text
 from aotc.tools.bench.comparison import Latency, compare, latency_of, noise_floor
 from aotc.tools.bench.contenders import CONTENDERS, Attachment, Contender, with_sources
+from aotc.tools.bench.measurements import BenchReport, BucketReport, Measured, Replayed, TraceReport
 from aotc.tools.bench.messages import Burst, Calls, Counted, Job, Launches, Profile, SaveMega, Timed, Usage, Used
 from aotc.tools.bench.prepare import prepared
-from aotc.tools.bench.report import BenchReport, BucketReport, Measured, Replayed, TraceReport
 from aotc.tools.bench.session import ContenderFailed, Session
 from aotc.tools.bench.subject import Sizes, Subject
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from aotc.compiler.wrong_code.report import Culprit, Numbers
+from aotc.compiler.wrong_code.findings import Culprit, Numbers
 from aotc.records import Argument
 from aotc.verify.comparison import Comparison, CouldNotRun
 from aotc.verify.other_weights import copy_state

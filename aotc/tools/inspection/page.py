@@ -18,7 +18,7 @@ from aotc.store.readable import Readable
 from aotc.tools.html_page import render, resource, visible
 from aotc.tools.inspection.overview import Overview, overviews
 from aotc.tools.inspection.races import describe_config
-from aotc.verify.report import Report as Verdict
+from aotc.verify.verdicts import Report as Verdict
 
 BUCKETS_NAMED = 4
 """Lists of buckets that are longer are cut to this many names, and the number of the others."""

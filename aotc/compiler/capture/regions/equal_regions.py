@@ -139,7 +139,7 @@ def _samples(buckets: Sequence[Bucket]) -> list[Dims]:
 
 
 def _in_range(sizes: SizeRange) -> Iterator[int]:
-    """Both ends and the middle, without 0 and 1, which are checked later (`aotc.compiler.capture.checks.zero_one`)."""
+    """Both ends and the middle, without 0 and 1, which are checked later (`capture.checks.specialization`)."""
     step = sizes.multiple_of
     low = -(-max(sizes.min, 2) // step) * step
     high = sizes.max // step * step
@@ -243,7 +243,7 @@ def _parts(
         def is_called(dims: Dims, form: Form = form) -> bool:
             try:
                 return any(call.form == form for one in calls_at(dims) for call in one[path])
-            except BuildError:  # the model fails there, which `checks.zero_one` reports
+            except BuildError:  # the model fails there, which `checks.specialization` reports
                 return True
 
         own = [_from_first_call(bucket, is_called) for bucket in buckets[form]] if len(forms) > 1 else buckets[form]

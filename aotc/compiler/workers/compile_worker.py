@@ -1,4 +1,6 @@
-"""The process that compiles one unit, or says where it was miscompiled: `python -m aotc.compiler.workers.worker JOB`.
+"""The process that compiles one unit, or says where it was miscompiled.
+
+    python -m aotc.compiler.workers.compile_worker JOB
 
 Standard output carries `aotc.compiler.messages` for the parent. All other output goes to standard error,
 which is the unit's log.

@@ -22,12 +22,12 @@ from aotc.compiler.capture.ranges.bucket_proposals import sizes_of
 from aotc.compiler.capture.regions.equal_regions import find_regions, regions_of
 from aotc.compiler.capture.regions.suggest_regions import silent, suggest_regions
 from aotc.compiler.explain_failure import explain_failure
-from aotc.compiler.messages import Job
+from aotc.compiler.messages import Job, Unit
 from aotc.compiler.unit import capture_unit
 from aotc.errors import BuildError, EnvironmentMismatchError, ManifestError
 from aotc.expressions import Expression
 from aotc.machine.native import resolve_target
-from aotc.machine.targets import parse_target
+from aotc.machine.targets import Target, parse_target
 from aotc.manifest import ModelSpec
 from aotc.manifest.edit import ByRegions, Change, ModelEdit, Problem
 from aotc.models.factory import build_module
@@ -195,24 +195,25 @@ def why_not_captured(spec: ModelSpec, folder: Path, bucket: Bucket) -> BuildErro
     return None
 
 
-def _jobs(spec: ModelSpec, folder: Path, bucket: Bucket, target: str) -> Iterable[Job]:
+def _jobs(spec: ModelSpec, folder: Path, bucket: Bucket, target: Target) -> Iterable[Job]:
     if not spec.regions:
-        yield Job(spec, str(folder), bucket, target, "", "")
+        yield Job(Unit(spec, bucket, target, {}, ""), str(folder), "")
         return
-    parts = find_regions(spec, build_module(spec, folder).to(parse_target(target).device), folder)
+    parts = find_regions(spec, build_module(spec, folder).to(target.device), folder)
     regions = regions_of(parts)
     for region, of_region, sizes in parts:
-        yield Job(spec, str(folder), of_region, target, "", "", region=region.name, regions=regions, sizes=sizes)
+        unit = Unit(spec, of_region, target, {}, "", region=region.name, regions=regions, sizes=sizes)
+        yield Job(unit, str(folder), "")
 
 
-def _target(spec: ModelSpec) -> str:
+def _target(spec: ModelSpec) -> Target:
     """The model's first target; this machine's, where the first needs a GPU that is not here."""
-    here = resolve_target("native")
+    here = parse_target(resolve_target("native"))
     try:
         target = parse_target(resolve_target(spec.targets[0]))
     except EnvironmentMismatchError:
         return here
-    return target.name if target.device == "cpu" or target.name == here else here
+    return target if target.device == "cpu" or target == here else here
 
 
 def _problem(bucket: Bucket, error: BuildError) -> Problem:

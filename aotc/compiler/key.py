@@ -153,7 +153,7 @@ def unit_key(factors: Factors) -> str:
 def code_key(factors: Factors) -> str:
     """The digest of what a unit's code depends on beside its graph: all factors, but for what decides the graph alone,
     of the model and of aotc."""
-    manifest = {name: value for name, value in factors["manifest"].items() if name not in ("factory", "kwargs")}
+    manifest = {name: value for name, value in factors.get("manifest", {}).items() if name not in ("factory", "kwargs")}
     others = {name: value for name, value in factors.items() if name not in ("sources", "attributes")}
     return sha256_json({**others, "manifest": manifest, "aotc": code_version()})
 

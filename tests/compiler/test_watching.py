@@ -7,12 +7,11 @@ import json
 import sys
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import pytest
 from doctoring import artifact_of
+from msgspec.structs import replace
 from processes import ZOO
 from rich.console import Console
 
@@ -245,7 +244,7 @@ def test_lines_say_what_is_done_and_how_long_the_rest_takes() -> None:
     assert progress.running[first.name][1] == "compile: autotuning operator 7 of 23"
     done = Outcome("linear", "batch=2", first.target.name, "built", 12.0)
     progress.show(Event(first, outcome=done))
-    progress.show(Event(second, outcome=msgspec.structs.replace(done, bucket="batch=3")))
+    progress.show(Event(second, outcome=replace(done, bucket="batch=3")))
     assert isinstance(console.file, io.StringIO)
     assert console.file.getvalue().splitlines() == [
         f"{first.name}: compile",

@@ -28,10 +28,11 @@ from aotc.compiler.capture.ranges.dynamic_shapes import (
     explain_constraints,
 )
 from aotc.compiler.capture.ranges.range_solver import settled
-from aotc.compiler.messages import Job
+from aotc.compiler.messages import Job, Unit
 from aotc.compiler.unit import compile_unit
 from aotc.errors import BuildError
 from aotc.machine.native import resolve_target
+from aotc.machine.targets import parse_target
 from aotc.manifest import ModelSpec, read_manifest
 from aotc.models.calls import signature_leaves
 from aotc.models.factory import build_module
@@ -257,9 +258,9 @@ def export(spec: ModelSpec, folder: Path) -> None:
         if name == "compile":
             raise Reached
 
-    job = Job(spec, str(folder), spec.buckets[0], resolve_target("native"), "sha256:0", str(folder / "out"))
+    unit = Unit(spec, spec.buckets[0], parse_target(resolve_target("native")), {}, "sha256:0")
     with pytest.raises(Reached):
-        compile_unit(job, stage)
+        compile_unit(Job(unit, str(folder), str(folder / "out")), stage)
 
 
 def refusal(spec: ModelSpec, folder: Path) -> BuildError:

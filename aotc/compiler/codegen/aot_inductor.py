@@ -53,7 +53,7 @@ def compile_capture(
 
     `options` are those of `inductor_options`. Raises BuildError; errors of Inductor pass through.
     """
-    spec, destination = job.spec, Path(job.output)
+    spec, destination = job.unit.spec, Path(job.output)
     kernels: dict[str, tuple[str, str]] = {}
     weights: list[str] = []
     with (

@@ -14,7 +14,7 @@ from torch import Tensor
 from aotc.compiler.capture.export import capture
 from aotc.compiler.capture.lifting.lift import Capture
 from aotc.compiler.codegen.inductor_options import inductor_options
-from aotc.compiler.messages import Job
+from aotc.compiler.messages import Job, Unit
 from aotc.compiler.publish.record import RECORD
 from aotc.compiler.unit import compile_unit
 from aotc.compiler.wrong_code.findings import Culprit, Remedy, Stage
@@ -202,9 +202,8 @@ class _Bisecting:
     def _built_anew(self, bucket: Bucket) -> str:
         with tempfile.TemporaryDirectory(prefix="aotc-bisect-") as folder:
             output = Path(folder)
-            key = sha256_bytes(b"bisection")
-            job = Job(self.spec, self.job.verify.folder, bucket, self.target.name, key, str(output))
-            compile_unit(job, lambda stage: None)
+            unit = Unit(self.spec, bucket, self.target, {}, sha256_bytes(b"bisection"))
+            compile_unit(Job(unit, self.job.verify.folder, str(output)), lambda stage: None)
             artifact = decode((output / RECORD).read_bytes(), BuiltArtifact)
             module = self.comparison.copy_of(self.comparison.eager)
             compiled = bind_artifact(

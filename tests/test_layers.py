@@ -189,9 +189,9 @@ COMPILER = (
     *("publish", "rank_kinds", "unit"),
     "smoke",
     "workers",
-    *("executors", "scheduling", "shards", "request"),
+    *("executors", "shards", "request"),
     *("pipeline", "rebuild_check", "mistakes"),
-    *("fix_buckets", "manifest_check"),
+    "fix_buckets",
 )
 """The parts of the compiler, the lowest first: each imports those before it and none behind it."""
 

@@ -5,6 +5,10 @@ Each bucket of a model is captured, and nothing is compiled. What a refusal tell
 - `dim` and `instead`: sizes to have in the place of the dim's range. They are tried in turn.
 - `related`: a dim, and the expression of other dims that its size must be, which is put into the shapes.
 - `in_eager`: the model itself fails at these sizes.
+
+Also the process in which `aotc.record` and `aotc init`, which import no compiler, check what they wrote:
+
+    python -m aotc.compiler.fix_buckets JOB.json
 """
 
 from __future__ import annotations
@@ -24,12 +28,14 @@ from aotc.compiler.capture.regions.suggest_regions import silent, suggest_region
 from aotc.compiler.explain_failure import explain_failure
 from aotc.compiler.messages import Job, Unit
 from aotc.compiler.unit import capture_unit
-from aotc.errors import BuildError, EnvironmentMismatchError, ManifestError
+from aotc.errors import AotcError, BuildError, EnvironmentMismatchError, ManifestError
 from aotc.expressions import Expression
 from aotc.machine.native import resolve_target
+from aotc.machine.processes import Parent
 from aotc.machine.targets import Target, parse_target
-from aotc.manifest import ModelSpec
-from aotc.manifest.edit import ByRegions, Change, ModelEdit, Problem
+from aotc.manifest import ModelSpec, read_manifest
+from aotc.manifest.edit import ByRegions, Change, CheckJob, ModelEdit, Problem
+from aotc.models.auto_inputs import with_inputs
 from aotc.models.factory import build_module
 from aotc.models.fake_ranks import group_left
 from aotc.records import Bucket, Size, SizeRange, bucket_name, has_range, tuned_dims
@@ -221,3 +227,29 @@ def _problem(bucket: Bucket, error: BuildError) -> Problem:
     in_parts = not fields.keys() & {"in_eager", "related"}
     source, related = str(fields.get("source", "")), fields.get("related")
     return Problem(bucket, error.message.removeprefix("export: "), error.hint, source, in_parts, related)
+
+
+def main() -> None:
+    """Send a `ModelEdit` for each model; and another one where regions help, which are tried when all models have been
+    captured, since that takes long."""
+    parent = Parent()
+    job = parent.job(CheckJob)
+    manifest = read_manifest(Path(job.manifest), job.models)
+    refused: list[tuple[ModelSpec, Problem]] = []
+    for spec in manifest.models.values():
+        try:
+            full = with_inputs(manifest, spec, build_module(spec, manifest.folder))
+            found = fix_buckets(full, manifest.folder)
+        except AotcError as error:
+            issue = error.issues[0] if error.issues else None
+            found = ModelEdit(spec.name, problem=Problem({}, issue.message if issue else error.message, error.hint))
+        parent.send(found)
+        if found.problem is not None and found.problem.in_parts:
+            refused.append((full, found.problem))
+    for spec, problem in refused:
+        if edit := in_parts(spec, manifest.folder, problem):
+            parent.send(edit)
+
+
+if __name__ == "__main__":
+    main()

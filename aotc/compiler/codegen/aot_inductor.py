@@ -17,7 +17,7 @@ from aotc.compiler.autotune.benchmarks import gpu_benchmarks_alone
 from aotc.compiler.autotune.hooks import picking
 from aotc.compiler.autotune.picker import Picker
 from aotc.compiler.capture.lifting.lift import Capture
-from aotc.compiler.capture.recurrent import called_as_torchs
+from aotc.compiler.capture.replaced_functions import called_as_torchs
 from aotc.compiler.codegen.called_operators import calls_checked
 from aotc.compiler.codegen.generated_kernels import kernels_of, kernels_recorded
 from aotc.compiler.codegen.instruction_sets import code_for

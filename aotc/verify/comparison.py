@@ -19,7 +19,7 @@ from aotc.manifest.types import ModelSpec
 from aotc.models.calls import arguments_of, has_drawn, modes_of, signature_leaves
 from aotc.models.factory import build_module, told
 from aotc.models.input_forms import input_forms
-from aotc.models.reference import forget_failed_traces, in_float64
+from aotc.models.reference import forget_failed_traces, in_double, in_float64
 from aotc.models.tolerance import QUANTISED, TF32, Judgement, failed, judge, may_use_tf32
 from aotc.reads.tensors import same_bits
 from aotc.records import Dims, Signature, TensorLeaf
@@ -198,7 +198,7 @@ class Comparison:
 
     def run_reference(self, leaves: Sequence[Any]) -> Run | None:
         """In float64; None where the model cannot be run so."""
-        wide = [_wide(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        wide = [*map(in_double, leaves)]
         while self.widenings:
             try:
                 with self.widenings[0]():
@@ -362,10 +362,6 @@ class Comparison:
 
 def _call_of(loaded: Compiled) -> CompiledCall:
     return cast(CompiledCall, loaded.forward)
-
-
-def _wide(leaf: Tensor) -> Tensor:
-    return leaf.double() if leaf.is_floating_point() else leaf.to(torch.complex128) if leaf.is_complex() else leaf
 
 
 def _is_finite(value: Any) -> bool:

@@ -5,14 +5,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-from torch import fx
-
 from aotc.compiler.capture.export import capture
 from aotc.compiler.capture.unit_graph import subject_of
 from aotc.compiler.codegen.inductor_options import inductor_options
 from aotc.compiler.messages import Job, WrongPart
 from aotc.compiler.training.compile import differentiable_arguments
+from aotc.compiler.training.halves import draws
 from aotc.compiler.wrong_code.ladder import Walk, walk
 from aotc.compiler.wrong_code.lowering import Lowering
 from aotc.models.calls import modes_of
@@ -34,16 +32,12 @@ def wrong_part(job: Job) -> WrongPart:
     with modes_of(spec, target.device):
         module, signature = subject.module, subject.signature
         captured = capture(module, signature, leaves, None, frozen, subject.outside, train=spec.train)
-        if any(map(_draws, captured.graph.graph.nodes)):  # compiled code draws other numbers than eager
+        if any(map(draws, captured.graph.graph.nodes)):  # compiled code draws other numbers than eager
             return NOTHING
         wanted = differentiable_arguments(spec, subject, leaves) if spec.train else ()
         places = [place for place, each in enumerate(captured.arguments) if each in wanted]
         lowering = Lowering(target, inductor_options(spec, target), spec.patches_off)
         return _said(walk(lowering, captured.graph, captured.examples, places))
-
-
-def _draws(node: fx.Node) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _said(found: Walk) -> WrongPart:

@@ -307,14 +307,14 @@ Visit = Callable[[ModelSpec, torch.nn.Module, float], None]
 """Takes a model's spec with its inputs, its module, and the seconds that its factory took."""
 
 
-def build_modules(manifest: Manifest, *, dummy_weights: bool = False) -> dict[str, torch.nn.Module]:
-    """Every model's module. `dummy_weights` and errors are as in `visit_modules`."""
+def build_modules(manifest: Manifest) -> dict[str, torch.nn.Module]:
+    """Every model's module. Errors are as in `visit_modules`."""
     modules: dict[str, torch.nn.Module] = {}
 
     def keep(spec: ModelSpec, module: torch.nn.Module, seconds: float) -> None:
         modules[spec.name] = module
 
-    visit_modules(manifest, keep, dummy_weights=dummy_weights)
+    visit_modules(manifest, keep)
     return modules
 
 

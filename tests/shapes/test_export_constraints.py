@@ -20,7 +20,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 from aotc.compiler.capture.checks.captured_graph import run_graph
 from aotc.compiler.capture.checks.specialization import edge_sizes
 from aotc.compiler.capture.export import capture
-from aotc.compiler.capture.ranges.bucket_proposals import split_proposal
+from aotc.compiler.capture.ranges.bucket_proposals import proposal, split_sizes
 from aotc.compiler.capture.ranges.dynamic_shapes import (
     conditions,
     constraints_explained,
@@ -738,9 +738,9 @@ def test_running_the_edges_leaves_the_models_buffers_as_they_were(tmp_path: Path
         (SizeRange(1, 16), lambda n: False, ""),
     ],
 )
-def test_split_proposals(sizes: SizeRange, takes: Any, proposal: str) -> None:
-    assert split_proposal("n", sizes, takes) == proposal
+def test_split_proposals(sizes: SizeRange, takes: Any, proposed: str) -> None:
+    assert proposal("n", split_sizes(sizes, takes)) == proposed
 
 
 def test_a_proposal_of_more_buckets_than_a_person_reads_is_left_out() -> None:
-    assert split_proposal("n", SizeRange(1, 64), lambda n: bin(n).count("1") % 2 == 0) == ""
+    assert proposal("n", split_sizes(SizeRange(1, 64), lambda n: bin(n).count("1") % 2 == 0)) == ""

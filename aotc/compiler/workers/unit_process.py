@@ -299,7 +299,7 @@ def work_folder() -> Iterator[Path]:
     Raises StoreError.
     """
     with typed_errors("write in", Path(tempfile.gettempdir())):
-        folder, descriptor = held_folder("aotc-build-")
+        folder, descriptor = held_folder()
     try:
         yield folder
     finally:

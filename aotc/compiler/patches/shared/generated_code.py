@@ -42,16 +42,16 @@ def reproduce_index_error(patches: Torch) -> None:
     assert_raises(lambda: compiled(table, index))
 
 
-def rewritten(patch: str, pattern: re.Pattern[str] | str, by: str, text: str, times: int = 1) -> str:
-    """The text with each match of a pattern, or of a string, replaced.
+def rewritten(patch: str, pattern: re.Pattern[str] | str, by: str, text: str) -> str:
+    """The text with the match of a pattern, or of a string, replaced.
 
-    Raises BuildError unless there are `times` matches: else torch generates other code than the patch was written for.
+    Raises BuildError unless there is one match: else torch generates other code than the patch was written for.
     """
     if isinstance(pattern, str):
         found, changed = text.count(pattern), text.replace(pattern, by)
     else:
         changed, found = pattern.subn(by, text)
-    check_count(patch, found, times)
+    check_count(patch, found, 1)
     return changed
 
 

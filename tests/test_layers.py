@@ -374,7 +374,10 @@ ROOMS = (
 @pytest.mark.parametrize(
     "room",
     [
-        *(PACKAGE / name for name in ("models", "telemetry", "tools", "tools/caches", "tools/recording")),
+        *(
+            PACKAGE / name
+            for name in ("models", "telemetry", "runtime/conversions", "tools", "tools/caches", "tools/recording")
+        ),
         *(PACKAGE / "compiler" / name for name in ROOMS),
     ],
     ids=lambda room: room.name,

@@ -9,7 +9,6 @@ import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -19,7 +18,7 @@ from aotc.compiler.autotune.shared_picks import SharedPicks
 from aotc.compiler.capture.analysis.build_only import build_only_effects
 from aotc.compiler.capture.analysis.custom_operators import Registrations
 from aotc.compiler.capture.module_objects import KeptObjects
-from aotc.compiler.capture.unit_graph import Exported, Subject, export, subject_of
+from aotc.compiler.capture.unit_graph import export, subject_of
 from aotc.compiler.codegen.aot_inductor import LIBRARY, CompiledFiles, compile_capture
 from aotc.compiler.codegen.graph_key import graph_key
 from aotc.compiler.codegen.inductor_options import inductor_options
@@ -27,7 +26,7 @@ from aotc.compiler.codegen.stored_code import stored_code
 from aotc.compiler.cross_compile.capture import export_for_absent_gpu
 from aotc.compiler.key import code_key, triton_version
 from aotc.compiler.messages import Autotuned, Job
-from aotc.compiler.publish.record import BuiltUnit, Snapshot, take_snapshot, write_record
+from aotc.compiler.publish.record import BuiltUnit, CapturedUnit, take_snapshot, write_record
 from aotc.compiler.rank_kinds import ranks_of_code, with_own_regions
 from aotc.compiler.sources import model_sources
 from aotc.compiler.toolchain.triton_compilers import begin_triton_compilers
@@ -40,28 +39,12 @@ from aotc.models.fake_ranks import make_meshes_on
 from aotc.picks import PICKS_SCHEMA_VERSION, PickFile, UnitPicks
 from aotc.reads.modes import take_ambient
 from aotc.reads.sources import BY_DIGEST
-from aotc.records import Parallel, tuned_dims
+from aotc.records import tuned_dims
 from aotc.store.layout.units import Shared
 
 SHARED_PICKS = "picks"
 
 Stage = Callable[[str], None]
-
-
-class CapturedUnit(NamedTuple):
-    """A unit before it is compiled. `runs_on` is the CPU where the target's GPU is absent; the report has the notes of
-    `exported`, too."""
-
-    job: Job
-    runs_on: Target
-    model: nn.Module
-    snapshot: Snapshot
-    subject: Subject
-    leaves: list[Any]
-    exported: Exported
-    parallel: Parallel | None
-    registrations: Registrations
-    notes: tuple[str, ...]
 
 
 def capture_unit(job: Job, stage: Stage) -> CapturedUnit:
@@ -102,14 +85,14 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
     if target.device == "cuda":
         begin_triton_compilers(options, absent_gpu=job.unit.gpu is not None)
     captured = capture_unit(job, stage)
-    job, subject, exported, leaves = captured.job, captured.subject, captured.exported, captured.leaves
+    job, subject, exported = captured.job, captured.subject, captured.exported
     with modes_of(spec, target.device):
         if job.unit.gpu:
-            exported = export_for_absent_gpu(job, subject, captured.model, leaves, exported)
+            exported = export_for_absent_gpu(job, subject, captured.model, captured.leaves, exported)
         stage("compile")
         picker, halves = _picker(job, target), None
         if spec.train:
-            differentiable = differentiable_arguments(spec, subject, leaves)
+            differentiable = differentiable_arguments(spec, subject, captured.leaves)
             halves = split(job, target, exported.captured, differentiable, options, picker)
             exported = exported._replace(captured=halves.forward)
         graphs = [halves.forward, halves.backward] if halves else [exported.captured]
@@ -124,18 +107,16 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
         ambient = take_ambient(target.device)
     picker.raise_if_locked_out()
     libraries = (LIBRARY, BACKWARD) if halves else (LIBRARY,)
-    registrations, parallel = captured.registrations, captured.parallel
-    needed = (registrations.needed((Path(job.output) / name).with_suffix(".json")) for name in libraries)
+    needed = (captured.registrations.needed((Path(job.output) / name).with_suffix(".json")) for name in libraries)
     operators = tuple(dict.fromkeys(itertools.chain(*needed)))
-    ranks = parallel.ranks if parallel else ()
-    picks = stored.picks if stored is not None else _pick_file(job, target, picker, ranks)
+    ranks = captured.parallel.ranks if captured.parallel else ()
     write_record(
         BuiltUnit(
-            *(job, captured.snapshot, subject, exported, options, compiled, operators, picks, ambient),
+            captured._replace(exported=exported),
+            *(options, compiled, operators, ambient, graph),
+            picks=_pick_file(job, target, picker, ranks) if stored is None else stored.picks,
             untuned=picker.untuned if stored is None else stored.untuned,
             backward=halves.record(BACKWARD) if halves else None,
-            parallel=parallel,
-            graph=graph,
         )
     )
     reused = stored.unit if stored is not None else ""

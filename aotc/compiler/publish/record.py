@@ -14,6 +14,7 @@ import msgspec
 import torch
 from torch import fx, nn
 
+from aotc.compiler.capture.analysis.custom_operators import Registrations
 from aotc.compiler.capture.lifting.lift import Capture
 from aotc.compiler.capture.unit_graph import Exported, Subject
 from aotc.compiler.codegen.aot_inductor import LIBRARY, CompiledFiles
@@ -94,27 +95,40 @@ def _takes_all_weights(unit: Unit) -> bool:
     return unit.spec.weights == "live" and not unit.region
 
 
+class CapturedUnit(NamedTuple):
+    """A unit before it is compiled. `runs_on` is the CPU where the target's GPU is absent; the report has the notes of
+    `exported`, too."""
+
+    job: Job
+    runs_on: Target
+    model: nn.Module
+    snapshot: Snapshot
+    subject: Subject
+    leaves: list[Any]
+    exported: Exported
+    parallel: Parallel | None
+    registrations: Registrations
+    notes: tuple[str, ...]
+
+
 class BuiltUnit(NamedTuple):
     """Everything from which a unit's record is written."""
 
-    job: Job
-    snapshot: Snapshot
-    subject: Subject
-    exported: Exported
+    captured: CapturedUnit
     options: Mapping[str, Any]
     compiled: CompiledFiles
     operators: tuple[OperatorNeed, ...]
-    picks: PickFile | None
     ambient: Ambient
-    untuned: tuple[str, ...] = ()
-    backward: Backward | None = None
-    parallel: Parallel | None = None
-    graph: str = ""
+    graph: str
+    picks: PickFile | None
+    untuned: tuple[str, ...]
+    backward: Backward | None
 
 
 def write_record(built: BuiltUnit) -> None:
     """Write the files that a load reads into `job.output`, beside the compiled files; the record comes last."""
-    output, snapshot, exported = Path(built.job.output), built.snapshot, built.exported
+    captured = built.captured
+    output, snapshot, exported = Path(captured.job.output), captured.snapshot, captured.exported
     (output / REPORT).write_bytes(_report(built.compiled, exported.captured))
     (output / FORMS).write_bytes(canonical_json(_forms(exported.captured)))
     if built.picks:
@@ -130,8 +144,8 @@ def write_record(built: BuiltUnit) -> None:
 
 
 def _variant(built: BuiltUnit) -> BuiltVariant:
-    unit, exported, compiled = built.job.unit, built.exported, built.compiled
-    output, captured = Path(built.job.output), exported.captured
+    job, exported, compiled = built.captured.job, built.captured.exported, built.compiled
+    unit, output, captured = job.unit, Path(job.output), exported.captured
     return BuiltVariant(
         bucket=unit.bucket,
         key=unit.key,
@@ -172,9 +186,10 @@ def _places(unit: Unit, attribute: str) -> list[str]:
 
 
 def _artifact(built: BuiltUnit, variant: BuiltVariant) -> BuiltArtifact:
-    unit, snapshot, subject, ambient = built.job.unit, built.snapshot, built.subject, built.ambient
-    target, output = unit.target, Path(built.job.output)
-    state = _state(unit.spec, subject.module, built.exported.captured, snapshot.constants)
+    captured, ambient = built.captured, built.ambient
+    unit, snapshot, subject = captured.job.unit, captured.snapshot, captured.subject
+    target, output = unit.target, Path(captured.job.output)
+    state = _state(unit.spec, subject.module, captured.exported.captured, snapshot.constants)
     if built.options.get("cpp.dynamic_threads") is False:
         ambient = msgspec.structs.replace(ambient, num_threads=torch.get_num_threads())
     return BuiltArtifact(
@@ -202,7 +217,7 @@ def _artifact(built: BuiltUnit, variant: BuiltVariant) -> BuiltArtifact:
         manifest=msgspec.to_builtins(unit.spec),
         constants=staged_file(output, CONSTANTS) if snapshot.constants_file else None,
         method=unit.spec.method,
-        parallel=built.parallel,
+        parallel=captured.parallel,
         unused=_unused(subject.module, state, snapshot.constants) if _takes_all_weights(unit) else (),
         regions=tuple(_with_state(region, state) if region is subject.region else region for region in unit.regions),
         calls=unit.calls,

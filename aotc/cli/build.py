@@ -380,10 +380,10 @@ def _tracing(path: Path | None, on_event: OnEvent) -> Iterator[OnEvent]:
     if path is None:
         yield on_event
         return
-    from aotc.compiler.workers.build_trace import Trace
+    from aotc.compiler.workers.build_trace import BuildTrace
     from aotc.store.files.writing import is_replaceable
 
-    trace = Trace()
+    trace = BuildTrace()
     if is_replaceable(path):
         trace.write(path)  # where it cannot be written, that is said before anything is compiled
 

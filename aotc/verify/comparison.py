@@ -30,7 +30,7 @@ from aotc.tensors.contents import Contents, contents, same_values
 from aotc.tensors.subclasses import is_wrapper
 from aotc.verify.eight_bits import RoundingTo8Bits
 from aotc.verify.kept_results import Findings, Kept, keep, shared
-from aotc.verify.other_weights import change_weights, copy_state
+from aotc.verify.other_weights import change_weights, copy_state, is_plain
 
 if TYPE_CHECKING:
     from aotc.verify.rank_processes import Ranks
@@ -377,8 +377,7 @@ def _said(what: str, judgement: Judgement) -> Judgement:
 
 def _same(one: Tensor, other: Tensor) -> bool:
     """Whether two parameters are equal to the bit; of a class or a layout of their own, that is not asked."""
-    plain = type(one.detach()) is Tensor and one.layout == torch.strided and not one.is_quantized
-    return not plain or same_bits(one, other)
+    return not is_plain(one) or same_bits(one, other)
 
 
 def _judge(compiled: Any, eager: Any, reference: Any, name: str = "a buffer", floor: float = 0.0) -> Judgement:

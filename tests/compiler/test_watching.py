@@ -26,7 +26,7 @@ from aotc.compiler.executors.local import COMPILE_THREADS, LocalExecutor, jobs_f
 from aotc.compiler.key import unit_key
 from aotc.compiler.messages import INDUCTOR, STAGE, WAITING, Doing, Pins, Span, StageCosts, Unit, wait_here
 from aotc.compiler.toolchain.precompiled_headers import ENOUGH_UNITS
-from aotc.compiler.workers.build_trace import Trace
+from aotc.compiler.workers.build_trace import BuildTrace
 from aotc.machine import memory, waits
 from aotc.machine.targets import parse_target
 from aotc.manifest import read_manifest
@@ -68,7 +68,7 @@ def test_a_stage_has_its_time_its_memory_and_its_parts() -> None:
 
 
 def test_a_trace_shows_each_unit_on_its_host_with_what_it_did_inside_its_stages(tmp_path: Path) -> None:
-    trace = Trace()
+    trace = BuildTrace()
     first, second = unit(2), unit(3)
     inner = Span("autotune mm", "autotuning", 10.25, 0.5, "node-a", 7, 7)
     for event in (
@@ -95,7 +95,7 @@ def test_a_trace_shows_each_unit_on_its_host_with_what_it_did_inside_its_stages(
 
 def test_a_trace_shows_where_a_unit_waited(tmp_path: Path) -> None:
     """For a turn, before it has a process: in the lane of its stages. For a core: a number of the stage."""
-    trace = Trace()
+    trace = BuildTrace()
     for span in (
         Span("wait for a turn: --jobs", WAITING, 1.0, 9.0, "node-a"),
         Span("wait for the GPU", WAITING, 10.5, 0.25, "node-a", 7, 8),

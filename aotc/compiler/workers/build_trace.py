@@ -17,7 +17,7 @@ from aotc.compiler.messages import STAGE, Span
 from aotc.store.files.writing import write_output
 
 
-class Trace:
+class BuildTrace:
     """Collects the spans of a build's events, from any thread."""
 
     def __init__(self) -> None:

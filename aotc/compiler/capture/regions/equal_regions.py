@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from aotc.compiler.capture.module_objects import KeptObjects
-from aotc.compiler.capture.operator_trace import Trace
+from aotc.compiler.capture.operator_trace import OperatorTrace
 from aotc.digest import canonical_json
 from aotc.errors import BuildError
 from aotc.expressions import Expression
@@ -155,7 +155,7 @@ def _calls_at(
     def observe(path: str, call: Call, forward: Callable[[], Any]) -> Any:
         described = tuple(map(_describe, call.leaves))
         instance = module.get_submodule(path)
-        trace = Trace(call.leaves, {**named_state(instance), **plain_state(instance)})
+        trace = OperatorTrace(call.leaves, {**named_state(instance), **plain_state(instance)})
         with trace, trace.with_gradients() if spec.train else nullcontext():
             result = forward()
         _refuse_other_results(path, result)

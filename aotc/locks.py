@@ -24,9 +24,9 @@ def open_lock(path: Path, mode: int = 0o666) -> int:
 
 
 @contextlib.contextmanager
-def lock_file(path: Path) -> Iterator[int]:
-    """As `open_lock`, for this user alone; unlocked and closed at the end. Raises OSError."""
-    descriptor = open_lock(path, 0o600)
+def lock_file(path: Path, mode: int = 0o666) -> Iterator[int]:
+    """As `open_lock`; unlocked and closed at the end. Raises OSError."""
+    descriptor = open_lock(path, mode)
     try:
         yield descriptor
     finally:

@@ -96,7 +96,7 @@ def stoppable(session: int) -> Iterator[None]:
         yield
         return
     path = folder / str(session)
-    with lock_file(path) as own:  # a number without this lock may be another process's by now
+    with lock_file(path, 0o600) as own:  # a number without this lock may be another process's by now
         lock(own)
         try:
             yield
@@ -110,7 +110,7 @@ def resume(session: int) -> None:
     folder = _folder()
     if folder is None:
         return
-    with lock_file(folder / "lock") as machine:
+    with lock_file(folder / "lock", 0o600) as machine:
         if lock(machine, wait=False):
             _signal(session, signal.SIGCONT)
 
@@ -122,7 +122,7 @@ def _machine(shared: bool = False) -> Iterator[None]:
     if folder is None:
         yield
         return
-    with lock_file(folder / "lock") as machine:
+    with lock_file(folder / "lock", 0o600) as machine:
         with waiting("for a benchmark of another unit"):
             lock(machine, shared=shared)
         yield

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from aotc.runtime.checkpoints.state import CheckpointState
     from aotc.runtime.cuda.options import GraphOptions
     from aotc.runtime.libraries.operators import Imports
-    from aotc.runtime.parallel.process_group import Ranks
+    from aotc.runtime.parallel.ranks import Ranks
     from aotc.store.layout.bundle import BundleEntry
     from aotc.store.reference import Reference
     from aotc.store.remote.fetch import Choose
@@ -269,7 +269,7 @@ class Request(NamedTuple):
         reference, where = self.place()
         ranks: Ranks | None = None
         if self.group is not None:
-            from aotc.runtime.parallel.process_group import Ranks
+            from aotc.runtime.parallel.ranks import Ranks
 
             ranks = Ranks(self.group, self.group_timeout)
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from aotc.runtime.cuda.graphs import GraphPool
     from aotc.runtime.cuda.options import GraphOptions
     from aotc.runtime.padding.calls import PaddedCalls
-    from aotc.runtime.parallel.process_group import Ranks
+    from aotc.runtime.parallel.ranks import Ranks
 
 
 class CompiledByRegions(Compiled):

@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from aotc.errors import AotcError, BindError, GroupError, Issue, StoreError
-from aotc.runtime.parallel.process_group import Ranks
+from aotc.runtime.parallel.ranks import Ranks
 
 
 def ranks_of_one_group(count: int) -> list[Ranks]:

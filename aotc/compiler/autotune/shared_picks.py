@@ -79,7 +79,7 @@ class SharedPicks:
         if self._asking:
             yield
             return
-        with lock_file(self._path(question).with_suffix(".lock")) as descriptor:
+        with lock_file(self._path(question).with_suffix(".lock"), 0o600) as descriptor:
             self._asking = True
             try:
                 with waiting("for another unit, which measures the same"):

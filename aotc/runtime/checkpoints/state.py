@@ -27,7 +27,7 @@ from aotc.runtime.checkpoints.module_swap import with_tensors
 from aotc.runtime.state.weights import Bound, State, Swap, is_written, names_of, written_state
 
 if TYPE_CHECKING:
-    from aotc.runtime.parallel.process_group import Ranks
+    from aotc.runtime.parallel.ranks import Ranks
 
 
 def bind_weights(

@@ -1,6 +1,6 @@
 """Code of one rank of several: `aotc.load(…, group=…)`. Imported only where a group is given.
 
-- `process_group`: that of a load. Ranks tell each other what they load, and wait for one another for a limited
+- `ranks`: the process group of a load. Ranks tell each other what they load, and wait for one another for a limited
   time, through the group's store: no collective runs before all have the same code.
 - `watching`: a call that waits for a rank which has failed, or is gone, is ended by aborting the group.
 - `slices`: a rank's part of a checkpoint of the whole model.

@@ -15,7 +15,7 @@ from aotc.machine.cuda_capture import is_captured
 from aotc.reads.tensors import dtype_name
 from aotc.runtime.call import CompiledCall
 from aotc.runtime.dispatch import Plan
-from aotc.runtime.parallel.process_group import Ranks
+from aotc.runtime.parallel.ranks import Ranks
 from aotc.runtime.parallel.release import released_with
 from aotc.runtime.parallel.watching import Watch
 from aotc.runtime.regions import CompiledRegions, RegionForward

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 
-from aotc.runtime.parallel.process_group import forget
+from aotc.runtime.parallel.ranks import forget
 
 
 class Releasable(Protocol):

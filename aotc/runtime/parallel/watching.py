@@ -32,7 +32,7 @@ import torch
 import torch.distributed as dist
 
 from aotc.errors import GroupError
-from aotc.runtime.parallel.process_group import Ranks
+from aotc.runtime.parallel.ranks import Ranks
 
 _log = logging.getLogger("aotc")
 

@@ -16,7 +16,7 @@ from torch.distributed import destroy_process_group  # before aotc is imported
 
 from aotc.errors import BindError, GradientError, GroupError
 from aotc.runtime.parallel.call import ParallelCall
-from aotc.runtime.parallel.process_group import Ranks
+from aotc.runtime.parallel.ranks import Ranks
 from aotc.runtime.parallel.release import released_with
 from aotc.runtime.parallel.watching import Watch
 

@@ -18,10 +18,11 @@ from unittest import mock
 from processes import ROOT, ZOO, environment
 
 from aotc.cli import main
+from aotc.compiler.build_report import BuildReport
 from aotc.compiler.cache_lookup import PlannedUnit
+from aotc.compiler.messages import Settings
 from aotc.compiler.pipeline import build, plan_build
 from aotc.compiler.publish.url_store import Place
-from aotc.compiler.report import BuildReport
 from aotc.compiler.request import BuildRequest
 from aotc.compiler.workers import forks
 from aotc.compiler.workers.forks import ForkServers, unit_environment
@@ -71,11 +72,16 @@ def shared_servers(imports: tuple[str, ...] = ()) -> Iterator[ForkServers]:
         servers.holder = None
 
 
+def request_of(manifest: Manifest, store: Path, **more: Any) -> BuildRequest:
+    settings = Settings(**{name: more.pop(name) for name in Settings.__struct_fields__ if name in more})
+    return BuildRequest(manifest, store, settings=settings, **more)
+
+
 def build_here(manifest: Manifest | Path, store: Path, **more: Any) -> BuildReport:
-    """`more` are fields of `BuildRequest`. The models' code is forgotten afterwards."""
+    """`more` are fields of `BuildRequest` or `Settings`. The models' code is forgotten afterwards."""
     manifest = read_manifest(manifest) if isinstance(manifest, Path) else manifest
     with mock.patch.dict(os.environ, environment()), code_forgotten(manifest.folder), shared_servers() as servers:
-        return build(BuildRequest(manifest, store, **more), servers)
+        return build(request_of(manifest, store, **more), servers)
 
 
 def run_here(
@@ -159,5 +165,5 @@ def code_forgotten(*folders: Path) -> Iterator[None]:
 
 
 def plan_here(manifest: Manifest, store: Path, **more: Any) -> list[PlannedUnit]:
-    planned, _ = plan_build(BuildRequest(manifest, store, **more), Place(store))
+    planned, _ = plan_build(request_of(manifest, store, **more), Place(store))
     return planned

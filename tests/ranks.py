@@ -7,7 +7,7 @@ from typing import Any
 
 from processes import ROOT, finish, start
 
-from aotc.verify.ranks import variables_of_ranks
+from aotc.verify.rank_processes import variables_of_ranks
 
 
 def run_ranks(count: int, *arguments: object, **variables: str) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from processes import ROOT, finish, start
 
-from aotc.verify.ranks import variables_of_ranks
+from aotc.verify.rank_processes import variables_of_ranks
 
 
 def assert_sharded_as_whole(store: Path, device: str, tolerance: float, **variables: str) -> None:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 import msgspec
 
-from aotc.amounts import counted, size_text
+from aotc.amounts import counted
 from aotc.cli.options import DEFAULT_STORE, json_option, page_option
-from aotc.cli.output import duration, echo, echo_lines, notice, print_json, print_table
+from aotc.cli.output import duration, echo, echo_lines, notice, print_json, print_table, written
 
 if TYPE_CHECKING:
     from aotc.tools.advise import Advice, Trace
@@ -154,7 +154,6 @@ def advise(
     TRACE is a file, or - for standard input: JSON lines like {"batch": 4, "seq": 312, "count": 17}, an access log with
     batch=4 seq=312 in its lines, or the JSON of compiled.stats(). Prints the manifest's `buckets`.
     """
-    from aotc.store.files.writing import write_output
     from aotc.tools.advise import Goal
     from aotc.tools.advise import advise as find
     from aotc.tools.advise.costs import elements
@@ -190,15 +189,13 @@ def advise(
     for note in advice.notes:
         notice(f"note: {note}")
     if page is not None:
-        data = render_page(trace, advice, trace_file.name, unit, today.model if today else "").encode()
-        write_output(page, data)
-        notice(f"wrote {page}  {size_text(len(data))}")
+        text = render_page(trace, advice, trace_file.name, unit, today.model if today else "")
+        notice(written(page, text.encode()))
     if picture is not None:
         from aotc.tools.advise.picture import render_png
 
         data = render_png(trace, advice, f"Buckets for {today.model if today else trace_file.name}")
-        write_output(picture, data)
-        notice(f"wrote {picture}  {size_text(len(data))}")
+        notice(written(picture, data))
     if as_json:
         more = {"unit": unit, "units": _units(advice, today), "unit_seconds": seconds}
         print_json({**msgspec.to_builtins(advice), **more})

@@ -14,13 +14,13 @@ import click
 
 from aotc.amounts import counted, seconds_text, size_text
 from aotc.cli.options import is_manifest, json_option, keys_option, page_option, store_of, store_option
-from aotc.cli.output import duration, echo, echo_lines, notice, print_json, print_table, progress_console
+from aotc.cli.output import duration, echo, echo_lines, notice, print_json, print_table, progress_console, written
 from aotc.cli.signals import ctrl_c_kept, end_on_sigterm, in_words, limited
 from aotc.errors import AotcError, one_line
 
 if TYPE_CHECKING:
     from aotc.tools.bench.comparison import Comparison, Latency
-    from aotc.tools.bench.report import BenchReport, BucketReport, TraceReport
+    from aotc.tools.bench.measurements import BenchReport, BucketReport, TraceReport
     from aotc.tools.bench.run import Said
     from aotc.tools.bench.subject import Subject
 
@@ -194,7 +194,9 @@ def bench(
 
 def _give(reports: Sequence[BenchReport], page: Path | None, as_json: bool) -> None:
     if page is not None:
-        _write_page(page, reports)
+        from aotc.tools.bench.page import render_page
+
+        notice(written(page, render_page(reports).encode()))
     if as_json:
         print_json([_document(report) for report in reports])
         return
@@ -263,15 +265,6 @@ class _Line:
         from rich.markup import escape
 
         return escape(f"{self.text} ({time.monotonic() - self.began:.0f} s)")
-
-
-def _write_page(path: Path, reports: Sequence[BenchReport]) -> None:
-    from aotc.store.files.writing import write_output
-    from aotc.tools.bench.page import render_page
-
-    data = render_page(reports).encode()
-    write_output(path, data)
-    notice(f"wrote {path}  {size_text(len(data))}")
 
 
 def _document(report: BenchReport) -> dict[str, Any]:

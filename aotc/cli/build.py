@@ -29,10 +29,11 @@ from aotc.cli.output import echo, echo_lines, notice, printing_to_stderr, progre
 from aotc.cli.signals import ctrl_c_kept, end_on_sigterm
 
 if TYPE_CHECKING:
+    from aotc.compiler.build_report import Event, OnEvent, Outcome
     from aotc.compiler.cache_lookup import PlannedUnit
     from aotc.compiler.estimate import Estimate
     from aotc.compiler.executors.ray.requests import RayOptions
-    from aotc.compiler.report import Event, OnEvent, Outcome
+    from aotc.compiler.messages import Settings
     from aotc.compiler.request import BuildRequest
     from aotc.compiler.workers.forks import ForkServers
     from aotc.manifest import Manifest
@@ -49,10 +50,10 @@ class Options:
 
     manifest: Path
     store_path: Path | str
+    settings: Settings
     models: Sequence[str] = ()
     tag: str = "latest"
     targets: Sequence[str] = ()
-    jobs: int | None = None
     executor_name: str = "local"
     address: str | None = None
     asks: Sequence[str] = ()
@@ -62,13 +63,7 @@ class Options:
     shard: str | None = None
     dry_run: bool = False
     explain: bool = False
-    force: bool = False
     picks_path: Path | None = None
-    locked: bool = False
-    untuned: bool = False
-    share: bool = True
-    dummy_weights: bool = False
-    partial: bool = False
     yes: bool = False
     suggest_regions: bool = False
     fix_buckets: bool = False
@@ -175,10 +170,12 @@ def build(**given: Any) -> None:
 
     Exit code 1 if a unit fails, or differs under --check; 2 if the build cannot run.
     """
+    from aotc.compiler.messages import Settings
     from aotc.compiler.mistakes import read_checked
     from aotc.compiler.workers.forks import ForkServers
 
-    options = Options(**given)
+    settings = Settings(**{name: given.pop(name) for name in Settings.__struct_fields__})
+    options = Options(settings=settings, **given)
     if options.check and options.executor_name != "local":
         raise click.UsageError(f"--check compiles on this machine: leave out --executor {options.executor_name}")
     if options.fix_buckets and (options.check or options.suggest_regions):
@@ -218,24 +215,14 @@ def request_of(options: Options, manifest: Manifest) -> BuildRequest:
     from aotc.compiler.request import BuildRequest
     from aotc.compiler.shards import parse_shard
 
-    cluster = _cluster(options)
-    if options.locked and options.untuned:
+    cluster, settings = _cluster(options), options.settings
+    if settings.locked and settings.untuned:
         raise click.UsageError("--locked refuses decisions without a pick, --untuned allows them: give one of the two")
     check_settings(manifest)
     return BuildRequest(
-        manifest,
-        options.store_path,
-        options.tag,
-        targets=tuple(options.targets),
+        *(manifest, options.store_path, options.tag, settings, tuple(options.targets)),
         shard=parse_shard(options.shard) if options.shard else None,
-        picks=_picks_to_take(options.picks_path or manifest.picks, options.locked),
-        locked=options.locked,
-        untuned=options.untuned,
-        force=options.force,
-        share=options.share,
-        dummy_weights=options.dummy_weights,
-        partial=options.partial,
-        jobs=options.jobs,
+        picks=_picks_to_take(options.picks_path or manifest.picks, settings.locked),
         cluster=cluster,
     )
 
@@ -292,7 +279,7 @@ def _dry_run(options: Options, request: BuildRequest) -> None:
     show_plan(planned, options.as_json, options.explain)
     show_unmatched_picks(planned, request.picks)
     if not options.as_json:
-        echo(totals(planned, estimate(place.opened(), planned), options.jobs or 1))
+        echo(totals(planned, estimate(place.opened(), planned), options.settings.jobs or 1))
 
 
 def _fix_buckets(options: Options, manifest: Manifest) -> Manifest:
@@ -393,10 +380,10 @@ def _tracing(path: Path | None, on_event: OnEvent) -> Iterator[OnEvent]:
     if path is None:
         yield on_event
         return
-    from aotc.compiler.workers.build_trace import Trace
+    from aotc.compiler.workers.build_trace import BuildTrace
     from aotc.store.files.writing import is_replaceable
 
-    trace = Trace()
+    trace = BuildTrace()
     if is_replaceable(path):
         trace.write(path)  # where it cannot be written, that is said before anything is compiled
 

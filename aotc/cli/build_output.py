@@ -15,11 +15,11 @@ from aotc.amounts import counted, size_text
 from aotc.cli.output import duration, echo_lines, notice, print_json, print_table
 
 if TYPE_CHECKING:
+    from aotc.compiler.build_report import BuildReport, Outcome
     from aotc.compiler.cache_lookup import PlannedUnit
     from aotc.compiler.capture.regions.suggest_regions import Suggestion
     from aotc.compiler.estimate import Estimate
     from aotc.compiler.rebuild_check import Checked
-    from aotc.compiler.report import BuildReport, Outcome
     from aotc.manifest.edit import ModelEdit
     from aotc.picks import PickFile
 

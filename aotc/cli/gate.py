@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from aotc.tools.bench.subject import Subject
     from aotc.tools.gate.document import Gate
     from aotc.verification import Limit
-    from aotc.verify.report import Report
+    from aotc.verify.verdicts import Report
 
 
 def limits_by_bundle(

@@ -12,7 +12,7 @@ import msgspec
 
 from aotc.amounts import counted, listed, size_text
 from aotc.cli.options import json_option, page_option, store_of, store_option
-from aotc.cli.output import echo, print_json
+from aotc.cli.output import echo, print_json, written
 from aotc.errors import one_line
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from aotc.store.readable import Readable
     from aotc.store.signing.trust import SeenSignature
     from aotc.verification import Verification
-    from aotc.verify.report import Report as Verdict
+    from aotc.verify.verdicts import Report as Verdict
 
 
 @click.command()
@@ -59,7 +59,10 @@ def inspect(ref: str, store_path: Path | str, page: Path | None, verified: Path 
     bundle = read_bundle(store, reference)
     if page is not None:
         whole = msgspec.structs.replace(reference, store=reference.store or str(store_path))
-        _write_page(store, bundle, str(whole), page, _verdicts(verified, bundle) if verified else ())
+        from aotc.tools.inspection.page import render_page
+
+        verdicts = _verdicts(verified, bundle) if verified else ()
+        echo(written(page, render_page(store, bundle, str(whole), verdicts).encode()))
         return
     trust = read_trust()
     signatures = look_at_signatures(reader_of(store), store.attachment, bundle.digest, reference, trust)
@@ -108,7 +111,7 @@ def _verdicts(path: Path, bundle: Bundle) -> list[Verdict]:
     """What `aotc verify --json` has said of this bundle. Raises CorruptError, NotFoundError, StoreError."""
     from aotc.errors import NotFoundError
     from aotc.store.files.disk import typed_errors
-    from aotc.verify.report import decode_reports
+    from aotc.verify.verdicts import decode_reports
 
     with typed_errors("read", path):
         data = path.read_bytes()
@@ -122,15 +125,6 @@ def _verdicts(path: Path, bundle: Bundle) -> list[Verdict]:
             known=others,
         )
     return found
-
-
-def _write_page(store: Readable, bundle: Bundle, ref: str, path: Path, verdicts: Sequence[Verdict]) -> None:
-    from aotc.store.files.writing import write_output
-    from aotc.tools.inspection.page import render_page
-
-    data = render_page(store, bundle, ref, verdicts).encode()
-    write_output(path, data)
-    echo(f"wrote {path}  {size_text(len(data))}")
 
 
 def _signature_text(seen: SeenSignature) -> str:

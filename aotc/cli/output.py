@@ -8,11 +8,13 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
+from aotc.amounts import size_text
 from aotc.errors import AotcError, one_line, visible
 
 if TYPE_CHECKING:
@@ -76,6 +78,14 @@ def notice(message: str) -> None:
     """A line on standard error that `--quiet` leaves out."""
     if not _quiet():
         echo(message, err=True)
+
+
+def written(path: Path, data: bytes) -> str:
+    """Write a file that an option asks for. Returns what to say of it. Raises StoreError."""
+    from aotc.store.files.writing import write_output
+
+    write_output(path, data)
+    return f"wrote {path}  {size_text(len(data))}"
 
 
 def _quiet() -> bool:

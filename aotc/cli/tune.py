@@ -51,6 +51,7 @@ def tune(
     Nothing is published: `aotc build --picks FILE --locked` builds from the file, also on a machine without a GPU. Exit
     code 1 if a unit fails; the file then has the picks of the others.
     """
+    from aotc.compiler.messages import Settings
     from aotc.compiler.mistakes import read_checked
     from aotc.compiler.workers.forks import ForkServers
     from aotc.store.files.writing import write_output
@@ -62,9 +63,8 @@ def tune(
     pipeline = import_pipeline()
     with tempfile.TemporaryDirectory(prefix="aotc-tune-") as folder:
         store = Path(folder) / "store"
-        options = Options(
-            manifest, store, models, TAG, targets=targets, picks_path=picks_path, jobs=jobs, force=True, yes=True
-        )
+        settings = Settings(force=True, jobs=jobs)
+        options = Options(manifest, store, settings, models, TAG, targets=targets, picks_path=picks_path, yes=True)
         request = request_of(options, read)
         shown = _Tuning(options, request.picks)
         with failures_shown(shown.outcomes, shown.plan):

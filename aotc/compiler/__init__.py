@@ -6,7 +6,7 @@ In the order in which a unit meets them:
 - `mistakes`: all those of a manifest at once.
 - `plan`: the units of a manifest; `key`: the named inputs of each, `sources` among them. `shards`: one machine's part.
 - `cache_lookup`: a unit's finished record, or why it must be compiled. `estimate`: seconds and memory of a build.
-- `executors`: this machine or a cluster; `scheduling`: the order of units. An executor turns a task into files.
+- `executors`: this machine or a cluster; the order of units. An executor turns a task into files.
 - `workers`: the two processes of a unit, and their failures (`process_failure`).
 - `unit`: the first process. `capture` exports the graph; `codegen` compiles it, with `patches` of torch, picks by
   `autotune` and compilers run by `toolchain`; `training`: its forward and its backward. `explain_failure`: what to
@@ -15,8 +15,9 @@ In the order in which a unit meets them:
 - `smoke`: the second process, which runs the result once, as a service would.
 - `wrong_code`: a third process, where the second finds wrong results: the operator and the line.
 - `cross_compile`: compile for a GPU that this machine lacks; such a unit has no second process.
-- `publish`: the unit's record and files, an artifact for each target, a bundle for each model. `report`: the outcome.
-- `fix_buckets`: before a build, other buckets for those that cannot be captured, and regions; `manifest_check`: the
+- `publish`: the unit's record and files, an artifact for each target, a bundle for each model. `build_report`: the
+  outcome.
+- `fix_buckets`: before a build, other buckets for those that cannot be captured, and regions; also the
   process in which a recorded manifest is checked so.
 - `rebuild_check`: compile again and compare.
 """

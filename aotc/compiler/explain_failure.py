@@ -268,11 +268,11 @@ _CPP_ERROR = re.compile(r"(?P<folder>\S*/)?(?P<rest>\S+:\d+:\d+: (?:fatal )?erro
 """An error line in a C++ compiler's output."""
 
 
-def _first_lines(text: str, count: int = 6, width: int = 400) -> str:
+def _first_lines(text: str) -> str:
     lines = [line for line in text.splitlines() if line.strip() and not _ADVICE.match(line)]
     if wrong := [found["rest"] for line in lines if (found := _CPP_ERROR.match(line.strip()))]:
-        lines = [*lines[:1], *wrong[: count - 1]]
-    return "\n    ".join(line[:width] for line in lines[:count])
+        lines = [*lines[:1], *wrong]
+    return "\n    ".join(line[:400] for line in lines[:6])
 
 
 def model_line(error: BaseException) -> str:

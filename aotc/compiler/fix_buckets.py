@@ -5,6 +5,10 @@ Each bucket of a model is captured, and nothing is compiled. What a refusal tell
 - `dim` and `instead`: sizes to have in the place of the dim's range. They are tried in turn.
 - `related`: a dim, and the expression of other dims that its size must be, which is put into the shapes.
 - `in_eager`: the model itself fails at these sizes.
+
+Also the process in which `aotc.record` and `aotc init`, which import no compiler, check what they wrote:
+
+    python -m aotc.compiler.fix_buckets JOB.json
 """
 
 from __future__ import annotations
@@ -22,16 +26,18 @@ from aotc.compiler.capture.ranges.bucket_proposals import sizes_of
 from aotc.compiler.capture.regions.equal_regions import find_regions, regions_of
 from aotc.compiler.capture.regions.suggest_regions import silent, suggest_regions
 from aotc.compiler.explain_failure import explain_failure
-from aotc.compiler.messages import Job
+from aotc.compiler.messages import Job, Unit
 from aotc.compiler.unit import capture_unit
-from aotc.errors import BuildError, EnvironmentMismatchError, ManifestError
+from aotc.errors import AotcError, BuildError, EnvironmentMismatchError, ManifestError
 from aotc.expressions import Expression
 from aotc.machine.native import resolve_target
-from aotc.machine.targets import parse_target
-from aotc.manifest import ModelSpec
-from aotc.manifest.edit import ByRegions, Change, ModelEdit, Problem
+from aotc.machine.processes import Parent
+from aotc.machine.targets import Target, parse_target
+from aotc.manifest import ModelSpec, read_manifest
+from aotc.manifest.edit import ByRegions, Change, CheckJob, ModelEdit, Problem
+from aotc.models.auto_inputs import with_inputs
 from aotc.models.factory import build_module
-from aotc.models.ranks import group_left
+from aotc.models.fake_ranks import group_left
 from aotc.records import Bucket, Size, SizeRange, bucket_name, has_range, tuned_dims
 
 MOST_BUCKETS = 8
@@ -195,24 +201,25 @@ def why_not_captured(spec: ModelSpec, folder: Path, bucket: Bucket) -> BuildErro
     return None
 
 
-def _jobs(spec: ModelSpec, folder: Path, bucket: Bucket, target: str) -> Iterable[Job]:
+def _jobs(spec: ModelSpec, folder: Path, bucket: Bucket, target: Target) -> Iterable[Job]:
     if not spec.regions:
-        yield Job(spec, str(folder), bucket, target, "", "")
+        yield Job(Unit(spec, bucket, target, {}, ""), str(folder), "")
         return
-    parts = find_regions(spec, build_module(spec, folder).to(parse_target(target).device), folder)
+    parts = find_regions(spec, build_module(spec, folder).to(target.device), folder)
     regions = regions_of(parts)
     for region, of_region, sizes in parts:
-        yield Job(spec, str(folder), of_region, target, "", "", region=region.name, regions=regions, sizes=sizes)
+        unit = Unit(spec, of_region, target, {}, "", region=region.name, regions=regions, sizes=sizes)
+        yield Job(unit, str(folder), "")
 
 
-def _target(spec: ModelSpec) -> str:
+def _target(spec: ModelSpec) -> Target:
     """The model's first target; this machine's, where the first needs a GPU that is not here."""
-    here = resolve_target("native")
+    here = parse_target(resolve_target("native"))
     try:
         target = parse_target(resolve_target(spec.targets[0]))
     except EnvironmentMismatchError:
         return here
-    return target.name if target.device == "cpu" or target.name == here else here
+    return target if target.device == "cpu" or target == here else here
 
 
 def _problem(bucket: Bucket, error: BuildError) -> Problem:
@@ -220,3 +227,29 @@ def _problem(bucket: Bucket, error: BuildError) -> Problem:
     in_parts = not fields.keys() & {"in_eager", "related"}
     source, related = str(fields.get("source", "")), fields.get("related")
     return Problem(bucket, error.message.removeprefix("export: "), error.hint, source, in_parts, related)
+
+
+def main() -> None:
+    """Send a `ModelEdit` for each model; and another one where regions help, which are tried when all models have been
+    captured, since that takes long."""
+    parent = Parent()
+    job = parent.job(CheckJob)
+    manifest = read_manifest(Path(job.manifest), job.models)
+    refused: list[tuple[ModelSpec, Problem]] = []
+    for spec in manifest.models.values():
+        try:
+            full = with_inputs(manifest, spec, build_module(spec, manifest.folder))
+            found = fix_buckets(full, manifest.folder)
+        except AotcError as error:
+            issue = error.issues[0] if error.issues else None
+            found = ModelEdit(spec.name, problem=Problem({}, issue.message if issue else error.message, error.hint))
+        parent.send(found)
+        if found.problem is not None and found.problem.in_parts:
+            refused.append((full, found.problem))
+    for spec, problem in refused:
+        if edit := in_parts(spec, manifest.folder, problem):
+            parent.send(edit)
+
+
+if __name__ == "__main__":
+    main()

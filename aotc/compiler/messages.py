@@ -69,8 +69,7 @@ LONGEST_NAME = 150
 """Bytes of a unit's name in the name of its log; file systems limit names to 255 bytes, or fewer."""
 
 
-@dataclass(frozen=True)
-class Unit:
+class Unit(Record, frozen=True):
     """Model × region × bucket × target: the smallest thing that is compiled, cached and scheduled.
 
     `region` names the compiled one of the model's `regions`, "" where the model is compiled whole. Its example inputs
@@ -92,7 +91,7 @@ class Unit:
     region: str = ""
     regions: tuple[Region, ...] = ()
     calls: tuple[Variant, ...] = ()
-    sizes: Dims = field(default_factory=dict)
+    sizes: Dims = msgspec.field(default_factory=dict)
     gpu: Gpu | None = None
     absent: tuple[str, ...] = ()
     untuned: bool = False
@@ -117,16 +116,38 @@ class Unit:
         return f"{name}.log" if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}-{self.key[7:23]}.log"
 
 
+class Settings(Record, frozen=True):
+    """How a build compiles its units.
+
+    `locked`: a unit that needs a decision without a pick fails. `untuned`: a unit for a GPU that this machine lacks
+    takes Inductor's default there. `force`: also compile units that the store holds. `share`: units share measurements
+    and compiled files. `dummy_weights`: the modules' parameters need no memory and have values of
+    `aotc.models.dummy_weights`, on which the checks run. `partial`: the bundle of a model of which a unit failed is
+    published, too, without that unit. `jobs`: units at a time on this machine, by default as many as fit its cores and
+    memory.
+    """
+
+    locked: bool = False
+    untuned: bool = False
+    force: bool = False
+    share: bool = True
+    dummy_weights: bool = False
+    partial: bool = False
+    jobs: int | None = None
+
+
+DEFAULTS = Settings()
+
+
 @dataclass(frozen=True)
 class Task:
-    """One unit of a manifest in `folder`; its processes write to the file `log`. `locked`: fail, do not measure.
-    `dummy_weights`: parameters have values of `aotc.models.dummy_weights`. `graphs` and `store` are as in `Job`."""
+    """One unit of a manifest in `folder`; its processes write to the file `log`. `graphs` and `store` are as in
+    `Job`."""
 
     unit: Unit
     folder: Path
     log: Path
-    locked: bool = False
-    dummy_weights: bool = False
+    settings: Settings
     graphs: Mapping[str, str] = field(default_factory=dict)
     store: str = ""
 
@@ -161,45 +182,23 @@ class ForkRequest(Record, frozen=True):
 
 
 class Job(Record, frozen=True):
-    """One unit, for its processes: the first compiles it, the second runs the result once. Where that is `miscompiled`,
-    a third looks for the part of the model that is.
+    """One unit of a manifest in `folder`, for its processes: the first compiles it, the second runs the result once.
+    Where that is `miscompiled`, a third looks for the part of the model that is.
 
-    `pins` are the picks pinned for this unit, `seeds` the pins of other units of its target. `locked`: fail rather than
-    measure. `shared` is the folder in which the units of a build share picks and compiled files; "" for none.
-    `precompile`: precompile headers in that folder. `region` names the compiled one of `regions`; its example inputs
-    are those that the model passes to it at `sizes`, and `calls` those that the model itself is padded to. `sources`
-    are the source identities in the key. `dummy_weights`: parameters have values of `aotc.models.dummy_weights`. `gpu`
-    names the GPU to compile for, where this machine lacks it, and `absent` the features of the target's CPU that it
-    lacks; with `untuned`, a decision without a pin is then Inductor's default.
-    `ranks` of a parallel model: those without code yet, of which the first one's is compiled; () for all.
-
-    `code` has the digest of all that the unit's code depends on but for its graph, `graphs` the keys of those units of
-    `store` that may have the same code, by those of their graphs.
+    `shared` is the folder in which the units of a build share picks and compiled files; "" for none. `precompile`:
+    precompile headers in that folder. `ranks` of a parallel model: those without code yet, of which the first one's is
+    compiled; () for all. `graphs` has the keys of those units of `store` that may have the same code, by those of their
+    graphs.
     """
 
-    spec: ModelSpec
+    unit: Unit
     folder: str
-    bucket: Bucket
-    target: str
-    key: str
     output: str
-    pins: UnitPicks | None = None
-    seeds: tuple[Pick, ...] = ()
-    locked: bool = False
+    settings: Settings = DEFAULTS
     shared: str = ""
     precompile: bool = False
-    region: str = ""
-    regions: tuple[Region, ...] = ()
-    calls: tuple[Variant, ...] = ()
-    sizes: Dims = msgspec.field(default_factory=dict)
-    sources: dict[str, str] = msgspec.field(default_factory=dict)
-    dummy_weights: bool = False
-    gpu: str = ""
-    absent: tuple[str, ...] = ()
-    untuned: bool = False
     ranks: tuple[int, ...] = ()
     miscompiled: bool = False
-    code: str = ""
     graphs: dict[str, str] = msgspec.field(default_factory=dict)
     store: str = ""
 
@@ -208,8 +207,9 @@ class Job(Record, frozen=True):
         return self.ranks[0] if self.ranks else 0
 
     @property
-    def runs_here(self) -> bool:
-        return not (self.gpu or self.absent)
+    def pins(self) -> UnitPicks | None:
+        """The picks that are pinned for the code of its rank."""
+        return self.unit.pins.of_rank(self.rank)
 
 
 # -- a unit's processes → build ---------------------------------------------------------------------------------------
@@ -354,8 +354,7 @@ class NodeRequest:
 
     unit: Unit
     folder: str
-    locked: bool
-    dummy_weights: bool
+    settings: Settings
     store: str | None
     variables: Mapping[str, str | None]
 
@@ -369,14 +368,11 @@ class NodeProgress(NamedTuple):
 
 @dataclass(frozen=True)
 class NodeAnswer:
-    """The outcome of a unit. `ended` is in seconds since the epoch, by the node's clock, as are `costs`."""
+    """The outcome of a unit: its error, or what was compiled, with the `files` that the store does not hold. `ended` is
+    in seconds since the epoch, by the node's clock, as are the costs."""
 
     log: bytes
     error: AotcError | None = None
-    autotuned: Autotuned | None = None
-    artifact: BuiltArtifact | None = None
-    files: Mapping[str, bytes] | None = None
-    stored: UnitRecord | None = None
-    costs: StageCosts | None = None
+    compiled: Compiled | None = None
+    files: Mapping[str, bytes] = field(default_factory=dict)
     ended: float = 0.0
-    smoked: Smoked | None = None

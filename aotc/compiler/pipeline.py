@@ -14,24 +14,15 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import filelock
+from msgspec.structs import replace
 
-from aotc.compiler.cache_lookup import PlannedUnit, look_up
-from aotc.compiler.estimate import Estimate, estimate
-from aotc.compiler.executors.executor import Executor
-from aotc.compiler.executors.host import check_host
-from aotc.compiler.executors.local import LocalExecutor, jobs_for, targets_of_many
-from aotc.compiler.messages import WAITING, Autotuned, Doing, Progress, Span, StageCosts, Task, Unit
-from aotc.compiler.plan import LookedAt, ModelFacts, look_at_models, plan_units
-from aotc.compiler.publish.bundles import Publication, Result, publish_bundles
-from aotc.compiler.publish.unit_files import store_unit
-from aotc.compiler.publish.url_store import Place, keeping, place_of, publish_remotely, with_remote_units
-from aotc.compiler.report import (
+from aotc.compiler.build_report import (
     BuildReport,
     Event,
     NoWatcher,
@@ -42,8 +33,17 @@ from aotc.compiler.report import (
     finished,
     not_planned,
 )
+from aotc.compiler.cache_lookup import PlannedUnit, look_up
+from aotc.compiler.estimate import Estimate, estimate
+from aotc.compiler.executors.executor import Executor, each_unit
+from aotc.compiler.executors.host import check_host
+from aotc.compiler.executors.local import LocalExecutor, jobs_for, targets_of_many
+from aotc.compiler.messages import WAITING, Autotuned, Doing, Progress, Span, StageCosts, Task, Unit
+from aotc.compiler.plan import LookedAt, ModelFacts, look_at_models, plan_units
+from aotc.compiler.publish.bundles import Publication, Result, publish_bundles
+from aotc.compiler.publish.unit_files import store_unit
+from aotc.compiler.publish.url_store import Place, keeping, place_of, publish_remotely, with_remote_units
 from aotc.compiler.request import BuildRequest
-from aotc.compiler.scheduling import each_unit
 from aotc.compiler.shards import Shard, split
 from aotc.compiler.toolchain.native_call import native_call_compiled
 from aotc.compiler.workers.forks import ForkServers
@@ -52,7 +52,7 @@ from aotc.compiler.workers.process_failure import begin_log
 from aotc.errors import AotcError
 from aotc.machine.environment import refuse_free_threading
 from aotc.machine.waits import SHORTEST
-from aotc.models.ranks import group_left
+from aotc.models.fake_ranks import group_left
 from aotc.store.layout.plans import ShardPlan, put_plan
 from aotc.store.layout.store import Store
 from aotc.store.layout.units import StoredUnits, UnitRecord, use_unit
@@ -61,7 +61,7 @@ from aotc.store.layout.units import StoredUnits, UnitRecord, use_unit
 def build(request: BuildRequest, servers: ForkServers, watcher: Watcher | None = None) -> BuildReport:
     """Compile the units that the store lacks, and publish one bundle for each model; a shard publishes none.
 
-    The other units are built even if one fails; its model's tag stays as it is, unless `request.partial`. On
+    The other units are built even if one fails; its model's tag stays as it is, unless `request.settings.partial`. On
     KeyboardInterrupt every process is ended, and no tag is moved. Finished units are kept and need not be compiled
     again. The units' processes are forked from `servers`, which may
     already be importing, and which the caller closes.
@@ -75,7 +75,7 @@ def build(request: BuildRequest, servers: ForkServers, watcher: Watcher | None =
     with watcher.planning(), group_left():
         looked = None
         if not request.cluster:
-            looked = modules_made_once(request.manifest, servers, stored_in(place), request.dummy_weights)
+            looked = modules_made_once(request.manifest, servers, stored_in(place), request.settings.dummy_weights)
         left_out: dict[str, AotcError] = {}
         planned, whole = plan_build(request, place, looked, left_out)
     del looked  # the units' processes hold their own modules
@@ -92,7 +92,7 @@ def build(request: BuildRequest, servers: ForkServers, watcher: Watcher | None =
                 if request.shard is None:
                     models = dict.fromkeys(outcome.model for outcome, _ in done.results)
                     before = {model: named for model in models if (named := place.named(model, request.tag))}
-                    done = publish_bundles(store, request.tag, done.results, request.partial, native)
+                    done = publish_bundles(store, request.tag, done.results, request.settings.partial, native)
         if place.staging is not None:
             publish_remotely(planned, tuple(done.bundles), request.tag, place.staging)
         elif request.shard is not None:  # at a URL, where all shards upload, the next build finds every unit
@@ -121,29 +121,27 @@ def plan_build(
     """
     elsewhere = request.cluster is not None
     stored = stored_in(place)
-    looked = looked or look_at_models(request.manifest, stored, request.dummy_weights)
+    looked = looked or look_at_models(request.manifest, stored, request.settings.dummy_weights)
     units = plan_units(
         request.manifest,
         looked,
         request.picks,
         targets=request.targets,
         elsewhere=elsewhere,
-        untuned=request.untuned,
-        dummy_weights=request.dummy_weights,
+        settings=request.settings,
         failed=failed,
     )
-    if request.dummy_weights:  # their memory is a block's, but on a GPU that runs the model
-        units = [
-            replace(unit, state_bytes=0) if unit.target.device == "cpu" or unit.gpu is not None else unit
-            for unit in units
-        ]
+    if request.settings.dummy_weights:  # their memory is a block's, but on a GPU that runs the model
+        on_cpu = [unit.target.device == "cpu" or unit.gpu is not None for unit in units]
+        units = [replace(unit, state_bytes=0) if cpu else unit for unit, cpu in zip(units, on_cpu, strict=True)]
     lines = {
         spec.name: partial(request.manifest.where, "models", spec.name) for spec in request.manifest.models.values()
     }
     changed = {name: facts.changed for name, facts in looked.facts.items() if isinstance(facts, ModelFacts)}
-    found = [look_up(stored, unit, request.force, changed[unit.spec.name], lines[unit.spec.name]) for unit in units]
+    force = request.settings.force
+    found = [look_up(stored, unit, force, changed[unit.spec.name], lines[unit.spec.name]) for unit in units]
     planned, whole = split(found, request.shard or Shard(1, 1))
-    if place.staging is not None and not request.force:
+    if place.staging is not None and not force:
         planned = with_remote_units(planned, place.staging, request.manifest.folder)
     return BuildPlan(planned, whole)
 
@@ -166,8 +164,8 @@ def executor_for(
     if executor is None and units:
         check_host(place.folder, known)
     executor = executor or LocalExecutor(
-        jobs_for(units, request.jobs, known.memory),
-        share=request.share,
+        jobs_for(units, request.settings.jobs, known.memory),
+        share=request.settings.share,
         precompiled=targets_of_many(units),
         servers=servers,
     )
@@ -185,7 +183,7 @@ def _cluster(request: BuildRequest, units: Sequence[Unit], place: Place, known: 
         units,
         request.manifest.folder,
         request.cluster,
-        share=request.share,
+        share=request.settings.share,
         staging=place.staging,
         exclude=place.folder,
         used=known.memory,
@@ -268,8 +266,7 @@ class UnitBuild:
             tell(progress)
 
         task = Task(
-            *(unit, self.request.manifest.folder, log, self.request.locked, self.request.dummy_weights),
-            *(plan.graphs, str(self.store.path)),
+            *(unit, self.request.manifest.folder, log, self.request.settings, plan.graphs, str(self.store.path))
         )
         with self.executor.compile(task, on_progress) as compiled:
             record = compiled.stored or store_unit(self.store, unit, compiled, compiled.costs or costs, tell)

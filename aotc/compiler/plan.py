@@ -23,7 +23,7 @@ from aotc.compiler.key import (
     unit_factors,
     unit_key,
 )
-from aotc.compiler.messages import Factors, Pins, Unit
+from aotc.compiler.messages import DEFAULTS, Factors, Pins, Settings, Unit
 from aotc.compiler.sources import model_sources
 from aotc.errors import (
     AotcError,
@@ -42,7 +42,7 @@ from aotc.machine.targets import CPU_FEATURES, Target, parse_target
 from aotc.manifest import Manifest, ModelSpec
 from aotc.manifest.findings import did_you_mean
 from aotc.models.factory import build_module, visit_modules
-from aotc.models.ranks import become_rank, parallel_of
+from aotc.models.fake_ranks import become_rank, parallel_of
 from aotc.models.regions import region_paths
 from aotc.picks import PickFile
 from aotc.reads.read_issues import read_issues
@@ -162,16 +162,15 @@ def plan_units(
     *,
     targets: Collection[str] = (),
     elsewhere: bool = False,
-    untuned: bool = False,
-    dummy_weights: bool = False,
+    settings: Settings = DEFAULTS,
     failed: dict[str, AotcError] | None = None,
 ) -> list[Unit]:
     """Every unit of the manifest, in the manifest's order, each with its pins of `picks`.
 
     `targets` limits the units to these targets, if it is not empty. With `elsewhere`, units are compiled on other
-    machines, and a target that this machine cannot build is accepted. With `untuned`, a unit for a GPU that this
-    machine lacks needs no picks. A model by regions is run: its module is taken out of `looked.slow`, or
-    made anew, with `dummy_weights` as in `build_module`.
+    machines, and a target that this machine cannot build is accepted. By `settings`, a unit for a GPU that
+    this machine lacks needs no picks. A model by regions is run: its module is taken out of `looked.slow`, or
+    made anew.
 
     A model whose regions cannot be found, or whose target cannot be built here, is put into `failed` with its error.
     Without `failed`, or if no model has units, the first such error is raised with the model's name.
@@ -179,7 +178,7 @@ def plan_units(
     Raises ManifestError for a factory that fails, EnvironmentMismatchError or BuildError for a target that cannot be
     built here.
     """
-    looked = looked or look_at_models(manifest, None, dummy_weights)
+    looked = looked or look_at_models(manifest, None, settings.dummy_weights)
     specs = manifest.models.values()
     wanted = {checked_target(name) for name in targets}
     found = {spec.name: _targets_of(manifest, spec, wanted) for spec in specs}
@@ -196,7 +195,7 @@ def plan_units(
         if isinstance(known, AotcError):
             errors[spec.name] = known
             continue
-        planner = _Planner(known, picks, elsewhere, untuned, manifest.folder, dummy_weights, looked.slow)
+        planner = _Planner(known, picks, elsewhere, settings, manifest.folder, looked.slow)
         try:
             units += [unit for target in found[spec.name] for unit in planner.units(parse_target(target))]
         except (BuildError, ManifestError) as error:
@@ -267,9 +266,8 @@ class _Planner:
     facts: ModelFacts
     picks: PickFile | None
     elsewhere: bool
-    untuned: bool
+    settings: Settings
     folder: Path
-    dummy_weights: bool
     made: dict[str, nn.Module]
 
     @property
@@ -304,7 +302,7 @@ class _Planner:
         pins = pins_for(self.picks, spec.name, bucket, target.name, str(torch.__version__), region)
         gpu = None if self.elsewhere else absent_gpu(target, pins)
         absent = () if self.elsewhere else absent_features(target)
-        untuned = bool(absent) or (gpu is not None and (self.untuned or spec.mode == "default"))
+        untuned = bool(absent) or (gpu is not None and (self.settings.untuned or spec.mode == "default"))
         if gpu is not None and not (untuned or pins.own or pins.seeds):
             raise BuildError(
                 f"{spec.name}: without a {target.name} GPU here nothing can be measured, and there are no picks for "
@@ -322,7 +320,9 @@ class _Planner:
     @cached_property
     def _module(self) -> nn.Module:
         made = self.made.pop(self.spec.name, None)
-        return made if made is not None else build_module(self.spec, self.folder, dummy_weights=self.dummy_weights)
+        if made is not None:
+            return made
+        return build_module(self.spec, self.folder, dummy_weights=self.settings.dummy_weights)
 
 
 def absent_gpu(target: Target, pins: Pins) -> Gpu | None:

@@ -20,7 +20,7 @@ from aotc.compiler.publish.record import Snapshot, take_snapshot
 from aotc.errors import BuildError
 from aotc.machine.targets import Target
 from aotc.models.factory import build_module
-from aotc.models.ranks import become_rank, parallel_of
+from aotc.models.fake_ranks import become_rank, parallel_of
 from aotc.reads.attributes import read_attributes
 from aotc.reads.state_specs import state_specs
 from aotc.reads.tensors import named_state, plain_state
@@ -45,22 +45,24 @@ def ranks_of_code(
     The model of each further rank is captured: it runs the same if its code, its attributes and the forms of its
     tensors are equal. This process is the job's rank before and after.
     """
-    parallel = parallel_of(job.spec.parallel)
+    spec, bucket = job.unit.spec, job.unit.bucket
+    parallel = parallel_of(spec.parallel)
     if parallel is None:
         return None, []
     first, same, notes = _facts(snapshot, subject, exported.captured, exported), [job.rank], []
     for rank in (job.ranks or range(parallel.size))[1:]:
-        model = build_module(job.spec, Path(job.folder), dummy_weights=job.dummy_weights, rank=rank).to(runs_on.device)
-        taken, other = take_snapshot(job, model), subject_of(with_own_regions(job, model, rank), model, runs_on)
-        leaves = other.leaves_at(tuned_dims(job.bucket), 0)
-        shapes = dynamic_shapes(other.signature, job.bucket)
+        made = build_module(spec, Path(job.folder), dummy_weights=job.settings.dummy_weights, rank=rank)
+        model = made.to(runs_on.device)
+        taken, other = take_snapshot(job.unit, model), subject_of(with_own_regions(job, model, rank), model, runs_on)
+        leaves = other.leaves_at(tuned_dims(bucket), 0)
+        shapes = dynamic_shapes(other.signature, bucket)
         captured = capture(other.module, other.signature, leaves, shapes, False, other.outside)
         name_groups(captured.graph, parallel)
         if why := next(_differences(job.rank, first, _facts(taken, other, captured, exported)), ""):
             notes.append(f"rank {rank} has code of its own: {why}")
         else:
             same.append(rank)
-        del model, taken, other, captured, leaves
+        del made, model, taken, other, captured, leaves
     become_rank(parallel, job.rank)
     return msgspec.structs.replace(parallel, ranks=tuple(same) if len(same) < parallel.size else ()), notes
 
@@ -70,18 +72,18 @@ def with_own_regions(job: Job, model: nn.Module, rank: int | None = None) -> Job
 
     Raises BuildError where that rank does not call the unit's region, or calls it at other buckets.
     """
-    rank = job.rank if rank is None else rank
-    if not job.region or rank == 0:  # the plan found those of rank 0
+    unit, rank = job.unit, job.rank if rank is None else rank
+    if not unit.region or rank == 0:  # the plan found those of rank 0
         return job
-    parts = find_regions(job.spec, model, Path(job.folder))
-    if not any((part.region.name, part.bucket) == (job.region, job.bucket) for part in parts):
+    parts = find_regions(unit.spec, model, Path(job.folder))
+    if not any((part.region.name, part.bucket) == (unit.region, unit.bucket) for part in parts):
         called = ", ".join(dict.fromkeys(part_name(part.region.name, part.bucket) for part in parts))
         raise BuildError(
-            f"rank {rank} calls the regions {called}; rank 0 calls {part_name(job.region, job.bucket)}, too",
+            f"rank {rank} calls the regions {called}; rank 0 calls {unit.part}, too",
             hint="name regions that are equal on all ranks, or compile the model whole: leave out `regions`",
             stage="regions",
         )
-    return msgspec.structs.replace(job, regions=regions_of(parts))
+    return msgspec.structs.replace(job, unit=msgspec.structs.replace(unit, regions=regions_of(parts)))
 
 
 def _facts(snapshot: Snapshot, subject: Subject, captured: Capture, exported: Exported) -> _Facts:

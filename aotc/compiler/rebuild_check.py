@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import msgspec
 
+from aotc.compiler.build_report import OnEvent, Watcher, as_event
 from aotc.compiler.cache_lookup import PlannedUnit
 from aotc.compiler.estimate import estimate
 from aotc.compiler.executors.executor import Executor, side_by_side
@@ -14,7 +15,6 @@ from aotc.compiler.key import OTHER_UNITS
 from aotc.compiler.messages import NO_PINS, Pins, Task
 from aotc.compiler.pipeline import executor_for, plan_build
 from aotc.compiler.publish.url_store import place_of
-from aotc.compiler.report import OnEvent, Watcher, as_event
 from aotc.compiler.request import BuildRequest
 from aotc.errors import AotcError, Issue
 from aotc.provenance import BuiltArtifact
@@ -45,14 +45,18 @@ def check(request: BuildRequest, watcher: Watcher) -> list[Checked]:
     """
     place = place_of(request.store)
     with watcher.planning():
-        planned, _ = plan_build(replace(request, force=False), place)
+        planned, _ = plan_build(_with(request, force=False), place)
     watcher.planned(planned)
     store, known, units = Store.open(place.folder), estimate(place.opened(), planned), [plan.unit for plan in planned]
     with (
-        executor_for(replace(request, share=False), units, place, known) as executor,
+        executor_for(_with(request, share=False), units, place, known) as executor,
         watcher.compiling(planned, executor.parallel, known) as on_event,
     ):
         return side_by_side(lambda plan: _check_unit(plan, request, store, executor, on_event), planned, executor)
+
+
+def _with(request: BuildRequest, **changes: bool) -> BuildRequest:
+    return replace(request, settings=msgspec.structs.replace(request.settings, **changes))
 
 
 def _check_unit(
@@ -65,8 +69,9 @@ def _check_unit(
         return Checked(*named, differences=(Issue("the store does not hold this unit", hint=hint),))
     log = store.path / ".aotc" / "logs" / f"check-{unit.key[7:23]}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    pinned = replace(unit, pins=recorded_pins(store, plan.cached))
-    task = Task(pinned, request.manifest.folder, log, dummy_weights=request.dummy_weights)
+    pinned = msgspec.structs.replace(unit, pins=recorded_pins(store, plan.cached))
+    settings = msgspec.structs.replace(request.settings, locked=False)
+    task = Task(pinned, request.manifest.folder, log, settings)
     try:
         with executor.compile(task, lambda progress: on_event(as_event(unit, progress))) as compiled:
             again = compiled.artifact

@@ -9,38 +9,37 @@ import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from aotc.compiler.autotune.picker import Picker, describe
 from aotc.compiler.autotune.shared_picks import SharedPicks
-from aotc.compiler.capture.facts.build_only import build_only_effects
-from aotc.compiler.capture.facts.custom_operators import Registrations
+from aotc.compiler.capture.analysis.build_only import build_only_effects
+from aotc.compiler.capture.analysis.custom_operators import Registrations
 from aotc.compiler.capture.module_objects import KeptObjects
-from aotc.compiler.capture.unit_graph import Exported, Subject, export, subject_of
+from aotc.compiler.capture.unit_graph import export, subject_of
 from aotc.compiler.codegen.aot_inductor import LIBRARY, CompiledFiles, compile_capture
 from aotc.compiler.codegen.graph_key import graph_key
 from aotc.compiler.codegen.inductor_options import inductor_options
 from aotc.compiler.codegen.stored_code import stored_code
 from aotc.compiler.cross_compile.capture import export_for_absent_gpu
-from aotc.compiler.key import triton_version
+from aotc.compiler.key import code_key, triton_version
 from aotc.compiler.messages import Autotuned, Job
-from aotc.compiler.publish.record import BuiltUnit, Snapshot, take_snapshot, write_record
+from aotc.compiler.publish.record import BuiltUnit, CapturedUnit, take_snapshot, write_record
 from aotc.compiler.rank_kinds import ranks_of_code, with_own_regions
 from aotc.compiler.sources import model_sources
 from aotc.compiler.toolchain.triton_compilers import begin_triton_compilers
 from aotc.compiler.training.compile import BACKWARD, compile_halves, differentiable_arguments, split
 from aotc.errors import BuildError
-from aotc.machine.targets import Target, parse_target
+from aotc.machine.targets import Target
 from aotc.models.calls import modes_of
 from aotc.models.factory import build_module
-from aotc.models.ranks import make_meshes_on
+from aotc.models.fake_ranks import make_meshes_on
 from aotc.picks import PICKS_SCHEMA_VERSION, PickFile, UnitPicks
 from aotc.reads.modes import take_ambient
 from aotc.reads.sources import BY_DIGEST
-from aotc.records import Parallel, part_name, tuned_dims
+from aotc.records import tuned_dims
 from aotc.store.layout.units import Shared
 
 SHARED_PICKS = "picks"
@@ -48,41 +47,25 @@ SHARED_PICKS = "picks"
 Stage = Callable[[str], None]
 
 
-class CapturedUnit(NamedTuple):
-    """A unit before it is compiled. `runs_on` is the CPU where the target's GPU is absent; the report has the notes of
-    `exported`, too."""
-
-    job: Job
-    runs_on: Target
-    model: nn.Module
-    snapshot: Snapshot
-    subject: Subject
-    leaves: list[Any]
-    exported: Exported
-    parallel: Parallel | None
-    registrations: Registrations
-    notes: tuple[str, ...]
-
-
 def capture_unit(job: Job, stage: Stage) -> CapturedUnit:
     """Make the unit's module and capture its graph. `stage` is called as by `compile_unit`, and exceptions pass
     through as there."""
-    target = parse_target(job.target)
+    spec, target = job.unit.spec, job.unit.target
     registrations = Registrations()
     # What needs values runs on the CPU where the GPU is absent.
-    runs_on = Target("cpu", "cpu") if job.gpu else target
+    runs_on = Target("cpu", "cpu") if job.unit.gpu else target
     make_meshes_on(runs_on.device)
     stage("model")
     with registrations.watched():
-        made = build_module(job.spec, Path(job.folder), dummy_weights=job.dummy_weights, rank=job.rank)
+        made = build_module(spec, Path(job.folder), dummy_weights=job.settings.dummy_weights, rank=job.rank)
         model = made.to(runs_on.device)
     job = with_own_regions(job, model)
-    snapshot = take_snapshot(job, model)  # before a run of the model, which may change the model
+    snapshot = take_snapshot(job.unit, model)  # before a run of the model, which may change the model
     subject = subject_of(job, model, runs_on)
     kept = KeptObjects(model)
-    leaves, other_leaves = (subject.leaves_at(tuned_dims(job.bucket), seed) for seed in (0, 1))
+    leaves, other_leaves = (subject.leaves_at(tuned_dims(job.unit.bucket), seed) for seed in (0, 1))
     kept.put_back()
-    with modes_of(job.spec, runs_on.device):
+    with modes_of(spec, runs_on.device):
         stage("export")
         with build_only_effects() as effects:
             exported = export(job, subject, leaves, other_leaves, kept, runs_on)
@@ -97,22 +80,23 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
 
     Exceptions of the model, torch.export and Inductor pass through; `aotc.compiler.explain_failure` explains them.
     """
-    target = parse_target(job.target)
-    options = inductor_options(job.spec, target)
+    spec, target = job.unit.spec, job.unit.target
+    options = inductor_options(spec, target)
     if target.device == "cuda":
-        begin_triton_compilers(options, absent_gpu=bool(job.gpu))
+        begin_triton_compilers(options, absent_gpu=job.unit.gpu is not None)
     captured = capture_unit(job, stage)
-    job, subject, exported, leaves = captured.job, captured.subject, captured.exported, captured.leaves
-    with modes_of(job.spec, target.device):
-        if job.gpu:
-            exported = export_for_absent_gpu(job, subject, captured.model, leaves, exported)
+    job, subject, exported = captured.job, captured.subject, captured.exported
+    with modes_of(spec, target.device):
+        if job.unit.gpu:
+            exported = export_for_absent_gpu(job, subject, captured.model, captured.leaves, exported)
         stage("compile")
         picker, halves = _picker(job, target), None
-        if job.spec.train:
-            differentiable = differentiable_arguments(job.spec, subject, leaves)
+        if spec.train:
+            differentiable = differentiable_arguments(spec, subject, captured.leaves)
             halves = split(job, target, exported.captured, differentiable, options, picker)
             exported = exported._replace(captured=halves.forward)
-        graph = graph_key(job.code, [halves.forward, halves.backward] if halves else [exported.captured])
+        graphs = [halves.forward, halves.backward] if halves else [exported.captured]
+        graph = graph_key(code_key(job.unit.factors), graphs)
         stored = stored_code(job, graph)
         if stored is not None:
             compiled = stored.files
@@ -123,18 +107,16 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
         ambient = take_ambient(target.device)
     picker.raise_if_locked_out()
     libraries = (LIBRARY, BACKWARD) if halves else (LIBRARY,)
-    registrations, parallel = captured.registrations, captured.parallel
-    needed = (registrations.needed((Path(job.output) / name).with_suffix(".json")) for name in libraries)
+    needed = (captured.registrations.needed((Path(job.output) / name).with_suffix(".json")) for name in libraries)
     operators = tuple(dict.fromkeys(itertools.chain(*needed)))
-    ranks = parallel.ranks if parallel else ()
-    picks = stored.picks if stored is not None else _pick_file(job, target, picker, ranks)
+    ranks = captured.parallel.ranks if captured.parallel else ()
     write_record(
         BuiltUnit(
-            *(job, target, captured.snapshot, subject, exported, options, compiled, operators, picks, ambient),
+            captured._replace(exported=exported),
+            *(options, compiled, operators, ambient, graph),
+            picks=_pick_file(job, target, picker, ranks) if stored is None else stored.picks,
             untuned=picker.untuned if stored is None else stored.untuned,
             backward=halves.record(BACKWARD) if halves else None,
-            parallel=parallel,
-            graph=graph,
         )
     )
     reused = stored.unit if stored is not None else ""
@@ -142,19 +124,20 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
 
 
 def _absence(job: Job) -> list[str]:
-    if not job.absent:
+    if not job.unit.absent:
         return []
     return [
-        f"untested: this CPU has no {', '.join(job.absent)}, so nothing was measured or run; `aotc.load` asks for "
+        f"untested: this CPU has no {', '.join(job.unit.absent)}, so nothing was measured or run; `aotc.load` asks for "
         "`aotc verify --attest` on a machine that has them"
     ]
 
 
 def _picker(job: Job, target: Target) -> Picker:
     own = job.pins.picks if job.pins else ()
-    locked = job.locked or not job.runs_here
-    untuned = job.untuned and not (job.locked and job.absent)
-    return Picker(own, job.seeds, locked=locked, untuned=untuned, shared=_shared_picks(job, target))
+    unit = job.unit
+    locked = job.settings.locked or not unit.runs_here
+    untuned = unit.untuned and not (job.settings.locked and unit.absent)
+    return Picker(own, unit.pins.seeds, locked=locked, untuned=untuned, shared=_shared_picks(job, target))
 
 
 def _autotuned(picker: Picker, compiled: CompiledFiles, effects: Sequence[str], reused: str) -> Autotuned:
@@ -175,7 +158,8 @@ def _raise_if_edited(job: Job, model: nn.Module) -> None:
 
     Only files that both machines know by digest: a package installed on one may be a plain folder on the other.
     """
-    planned, here = _files(job.sources), _files(model_sources(job.spec, model, Path(job.folder)))
+    planned = _files(job.unit.factors.get("sources", {}))
+    here = _files(model_sources(job.unit.spec, model, Path(job.folder)))
     if changed := sorted(name for name in planned.keys() & here.keys() if planned[name] != here[name]):
         names = ", ".join(f"`{name}`" for name in changed)
         raise BuildError(f"the source of {names} changed while the build ran", hint="build again")
@@ -195,9 +179,9 @@ def _pick_file(job: Job, target: Target, picker: Picker, ranks: tuple[int, ...])
         schema=PICKS_SCHEMA_VERSION,
         units=(
             UnitPicks(
-                model=job.spec.name,
-                bucket=job.bucket,
-                region=job.region,
+                model=job.unit.spec.name,
+                bucket=job.unit.bucket,
+                region=job.unit.region,
                 target=target.name,
                 torch=str(torch.__version__),
                 triton=triton_version() if target.device == "cuda" else "",
@@ -215,9 +199,7 @@ def _shared_picks(job: Job, target: Target) -> SharedPicks | None:
         return None
     triton = triton_version() if target.device == "cuda" else ""
     context = [target.name, str(torch.__version__), triton, device_name(target.device), torch.get_num_threads()]
-    return SharedPicks(
-        Path(job.shared) / SHARED_PICKS, context, f"{job.spec.name} {part_name(job.region, job.bucket)} {target.name}"
-    )
+    return SharedPicks(Path(job.shared) / SHARED_PICKS, context, job.unit.name)
 
 
 def device_name(device: str) -> str:

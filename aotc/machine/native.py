@@ -1,8 +1,9 @@
-"""The targets of this machine."""
+"""The targets of this machine, and the interface of its Python."""
 
 from __future__ import annotations
 
 import platform
+import sysconfig
 
 import torch
 
@@ -37,3 +38,8 @@ def resolve_target(name: str) -> str:
     if name == "cuda":
         return native_target("cuda")
     return name
+
+
+def python_abi() -> str:
+    """What an extension of this Python is compiled for: `cpython-313-x86_64-linux-gnu`."""
+    return str(sysconfig.get_config_var("SOABI"))

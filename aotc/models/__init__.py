@@ -8,6 +8,6 @@
 - `gradients`: those of a call, to compare compiled code with eager. `reference`: the model in float64.
   `tolerance`: when compiled results count as right.
 - `launch`: how code for a GPU is launched where that is not a matter of time.
-- `ranks`: the process group of a parallel model, of fake ranks while it is built.
+- `fake_ranks`: the process group of a parallel model, of fake ranks while it is built.
 - `regions`: submodules, and the calls that the model makes to them.
 """

@@ -31,7 +31,7 @@ from aotc.models.auto_inputs import with_inputs
 from aotc.models.casting import cast
 from aotc.models.dummy_weights import fill, parameters_on_meta
 from aotc.models.entry_points import enter_by
-from aotc.models.ranks import NO_GROUP, PARALLEL, become_rank, parallel_of, rank_arguments, variables_of_rank
+from aotc.models.fake_ranks import NO_GROUP, PARALLEL, become_rank, parallel_of, rank_arguments, variables_of_rank
 from aotc.models.signature import NAMED
 from aotc.tensors.caches import register_caches
 
@@ -190,7 +190,7 @@ def build_module(
 ) -> torch.nn.Module:
     """Call the factory: a module in eval mode, or in train mode to train it, cast to the spec's dtype.
 
-    Of a parallel model, it is the part of `rank`, and this process is that rank from now on (`aotc.models.ranks`);
+    Of a parallel model, it is the part of `rank`, and this process is that rank from now on (`aotc.models.fake_ranks`);
     with `unsharded`, it is the whole model.
 
     Random weights are the same in every process, and the caller's random state is left as it was. With `dummy_weights`,
@@ -307,14 +307,14 @@ Visit = Callable[[ModelSpec, torch.nn.Module, float], None]
 """Takes a model's spec with its inputs, its module, and the seconds that its factory took."""
 
 
-def build_modules(manifest: Manifest, *, dummy_weights: bool = False) -> dict[str, torch.nn.Module]:
-    """Every model's module. `dummy_weights` and errors are as in `visit_modules`."""
+def build_modules(manifest: Manifest) -> dict[str, torch.nn.Module]:
+    """Every model's module. Errors are as in `visit_modules`."""
     modules: dict[str, torch.nn.Module] = {}
 
     def keep(spec: ModelSpec, module: torch.nn.Module, seconds: float) -> None:
         modules[spec.name] = module
 
-    visit_modules(manifest, keep, dummy_weights=dummy_weights)
+    visit_modules(manifest, keep)
     return modules
 
 

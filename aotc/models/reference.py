@@ -39,6 +39,13 @@ def in_float64() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
+def in_double(value: Any) -> Any:
+    """A tensor of real or complex numbers in double precision; other values as they are."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.double() if value.is_floating_point() else value.to(torch.complex128) if value.is_complex() else value
+
+
 def forget_failed_traces() -> None:
     """Of a loop or a branch that is an operator of torch eager, too, is a trace, and torch goes by one that failed."""
     if compiler := sys.modules.get("torch._dynamo"):

@@ -1,4 +1,4 @@
-"""What a forward reads beside its inputs: found by `aotc.compiler.capture.facts`, and compared at three moments.
+"""What a forward reads beside its inputs: found by `aotc.compiler.capture.analysis`, and compared at three moments.
 
 Compiled code has taken in more than shapes: the module tree, Python attributes (`self.heads`), the code of classes and
 functions, names outside the module, tied weights, and modes of the process. Each is plain data here.

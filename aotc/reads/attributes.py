@@ -230,12 +230,12 @@ def without_origins(value: Any) -> Any:
     return value
 
 
-def objects_in(module: nn.Module, depth: int = 4) -> Iterator[tuple[str, Any]]:
+def objects_in(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """The objects of classes of others than Python and torch among a module's attributes, in lists and dicts there, and
-    within one another, each once with the path to it."""
+    within one another, four deep, each once with the path to it."""
     seen: set[int] = set()
     left_out = {*TORCHS_OWN, *vars(module).get(NOT_READ, ())}
-    waiting = [(name, value, depth) for name, value in vars(module).items() if name not in left_out]
+    waiting = [(name, value, 4) for name, value in vars(module).items() if name not in left_out]
     while waiting:
         path, value, left = waiting.pop(0)
         if isinstance(value, nn.Module | Tensor | type | enum.Enum) or not left or id(value) in seen:

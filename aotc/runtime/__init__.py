@@ -6,10 +6,9 @@ In the order in which a load and then a call meet the modules:
 - `load`, with `fetch` for a remote reference and `select` for the artifact of this machine; `attested` for one that has
   to have passed `aotc verify`; `attach` for a pipeline.
 - `state`: the module, checked, and its tensors; `checkpoints` where there is no module. `libraries`: opened.
-- `compiled` is what a load returns; `call` runs it: `bind` (arguments; `structured_arguments` where they are
-  containers, `left_out` where they have defaults), `dispatch` (the bucket; `padding` where none is equal), `guards`
-  (with `aliases`; `forms` where they do not hold), `variant` (its library, then `result_classes`; `written`). A call
-  like one that ran is made by an extension first (`native`).
+- `compiled` is what a load returns; `call` runs it: `bind` (arguments), `dispatch` (the bucket; `padding` where none is
+  equal), `guards` (with `aliases`), `variant` (its library). `conversions` of arguments and results, where the caller's
+  are of another form. A call like one that ran is made by an extension first (`native`).
 - `regions`: for a model that is compiled by regions. `training`: for one with gradients. `parallel`: for one rank of
   several. `cuda`: graphs and streams. `stats`, `forks`.
 - `explain`: why something was refused; imported only then.

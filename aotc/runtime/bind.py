@@ -47,7 +47,7 @@ def make_binder(
     count = len(parameters)
     read: list[Callable[[Any, Leaves], None]] = []
     if not flat or ordered:
-        from aotc.runtime.structured_arguments import check_order, reader_of
+        from aotc.runtime.conversions.structured_arguments import check_order, reader_of
 
         for each in parameters:
             read.append(reader_of(each, any_sequence, any_order, each.name in empty_is_none))

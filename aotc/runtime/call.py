@@ -127,7 +127,7 @@ class CompiledCall:
             ],
         )
         if any(isinstance(leaf, TensorLeaf) and leaf.default is not None for leaf in signature.leaves):
-            from aotc.runtime.left_out import with_defaults
+            from aotc.runtime.conversions.left_out import with_defaults
 
             self._bind = with_defaults(self._bind, signature, device)
         self._dispatcher = Dispatcher(signature, artifact.variants, artifact.model)
@@ -197,7 +197,7 @@ class CompiledCall:
             return self._miss(args, kwargs, form, leaves)
         ran = leaves
         if not self._guards.hold(leaves, plan.shapes):
-            from aotc.runtime.forms import in_compiled_layout
+            from aotc.runtime.conversions.forms import in_compiled_layout
 
             copies = in_compiled_layout(self._guards, leaves, plan.shapes)
             if copies is None:
@@ -250,7 +250,7 @@ class CompiledCall:
                 self.on_sizes(sizes)
             return self._dispatcher.plan(sizes)
         except Exception:
-            from aotc.runtime.forms import have_sizes
+            from aotc.runtime.conversions.forms import have_sizes
 
             if have_sizes(self._guards, leaves):
                 raise

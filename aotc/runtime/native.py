@@ -14,7 +14,6 @@ import logging
 import operator
 import os
 import sys
-import sysconfig
 import threading
 import weakref
 from collections import OrderedDict, defaultdict
@@ -28,6 +27,7 @@ import torch
 from torch.autograd import forward_ad
 
 from aotc.errors import LibraryError
+from aotc.machine.native import python_abi
 from aotc.reads.modes import ASKED, OF_INPUT, OF_STATE, matmul_precision
 from aotc.reads.tensors import dtype_of
 from aotc.reads.watch import Seen
@@ -69,13 +69,8 @@ def open_native(artifact: Artifact, read_file: Callable[[File], bytes]) -> Any |
 
 
 def _fits(native: NativeCall) -> bool:
-    fits = (native.torch, native.abi, native.interface) == (torch.__version__, abi(), NATIVE_INTERFACE)
+    fits = (native.torch, native.abi, native.interface) == (torch.__version__, python_abi(), NATIVE_INTERFACE)
     return fits and os.environ.get("AOTC_NATIVE_CALL") != "0"
-
-
-def abi() -> str:
-    """What an extension of this Python is compiled for: `cpython-313-x86_64-linux-gnu`."""
-    return str(sysconfig.get_config_var("SOABI"))
 
 
 def _opened(file: File, read_file: Callable[[File], bytes]) -> Any:

@@ -23,9 +23,9 @@ from aotc.reads.watch import ModuleWatch
 from aotc.records import Artifact, Region, part_name
 from aotc.runtime.call import CompiledCall, OnMiss, own_forward, streams_on
 from aotc.runtime.compiled import HOOKS, Compiled
+from aotc.runtime.conversions.forms import has_form
 from aotc.runtime.explain.misses import Explanation
 from aotc.runtime.forks import renew_in_child
-from aotc.runtime.forms import has_form
 from aotc.runtime.libraries.library import Library
 from aotc.runtime.state.gate import Gate, set_all
 from aotc.runtime.state.weights import Bound, ModuleState, State, bind_state

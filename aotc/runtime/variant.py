@@ -51,7 +51,7 @@ class Attached:
         raw = (launch or self.launch)(ran, state)
         self.has_run = True
         if ran is not given and self.variant.mutated_leaves:
-            from aotc.runtime.written import write_back
+            from aotc.runtime.conversions.written import write_back
 
             write_back(ran, given, self.variant.mutated_leaves)
         try:
@@ -142,7 +142,7 @@ def _maker(tree: ResultContainer, plain: bool) -> Callable[[Sequence[Any]], Any]
     if tree.type == "dict" and len(set(tree.keys)) == len(tree.keys) == len(tree.items):
         keys = tree.keys
         return lambda items: dict(zip(keys, items, strict=True))
-    from aotc.runtime.result_classes import maker
+    from aotc.runtime.conversions.result_classes import maker
 
     return maker(tree, plain=plain)
 

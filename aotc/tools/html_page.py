@@ -1,6 +1,9 @@
 """A page that is one file: no script, and nothing that a browser would fetch.
 
-Its texts are untrusted: whatever a template shows is escaped. The template allows, by a Content-Security-Policy with
+A tool has its contents, `page.html.jinja`, and what its `page.css` adds to the style. Here are the frame around them,
+`page_frame.html.jinja`; what is on several pages, `page_parts.html.jinja`; and the style of all, `page.css`.
+
+The texts are untrusted: whatever a template shows is escaped. The frame allows, by a Content-Security-Policy with
 `style_digest`, the page's own style sheet and nothing else.
 """
 
@@ -19,14 +22,16 @@ from markupsafe import Markup
 
 from aotc.amounts import seconds_text
 
+_KIT = "aotc.tools"
+
 # Control characters, and those that change the direction of text, could make a text look like another one.
 _INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
 
 
-def render(package: str, style: str, filters: Mapping[str, Callable[..., Any]], **values: Any) -> str:
-    """The page of a package's `page.html.jinja`; `style` is trusted. A name that the template lacks is an error."""
+def render(package: str, filters: Mapping[str, Callable[..., Any]], rules: str = "", **values: Any) -> str:
+    """The page of a package; `rules` are added to its style, and trusted. A name that a template lacks is an error."""
     environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(lambda name: resource(package, name)),
+        loader=jinja2.FunctionLoader(lambda name: resource(package if name == "page.html.jinja" else _KIT, name)),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -34,6 +39,7 @@ def render(package: str, style: str, filters: Mapping[str, Callable[..., Any]], 
         finalize=lambda value: visible(value) if type(value) is str else value,
     )
     environment.filters.update({"percent": percent, "share": share, "seconds": seconds, "ms": ms, **filters})
+    style = resource(_KIT, "page.css") + resource(package, "page.css") + rules
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     return environment.get_template("page.html.jinja").render(style=Markup(style), style_digest=digest, **values)
 

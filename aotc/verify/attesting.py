@@ -18,7 +18,7 @@ from aotc.store.remote.push import push_attestations
 from aotc.store.signing.attestations import attest
 from aotc.store.signing.keys import PrivateKey
 from aotc.verification import ISSUES_LIMIT, Limit, Verification
-from aotc.verify.report import Report
+from aotc.verify.verdicts import Report
 
 
 def attest_reports(

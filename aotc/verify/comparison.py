@@ -19,7 +19,7 @@ from aotc.manifest.types import ModelSpec
 from aotc.models.calls import arguments_of, has_drawn, modes_of, signature_leaves
 from aotc.models.factory import build_module, told
 from aotc.models.input_forms import input_forms
-from aotc.models.reference import forget_failed_traces, in_float64
+from aotc.models.reference import forget_failed_traces, in_double, in_float64
 from aotc.models.tolerance import QUANTISED, TF32, Judgement, failed, judge, may_use_tf32
 from aotc.reads.tensors import same_bits
 from aotc.records import Dims, Signature, TensorLeaf
@@ -31,10 +31,10 @@ from aotc.tensors.contents import Contents, contents, same_values
 from aotc.tensors.subclasses import is_wrapper
 from aotc.verify.eight_bits import RoundingTo8Bits
 from aotc.verify.kept_results import Findings, Kept, keep, shared
-from aotc.verify.other_weights import change_weights, copy_state
+from aotc.verify.other_weights import change_weights, copy_state, is_plain
 
 if TYPE_CHECKING:
-    from aotc.verify.ranks import Ranks
+    from aotc.verify.rank_processes import Ranks
 
 
 class VerifyJob(msgspec.Struct, frozen=True):
@@ -96,7 +96,7 @@ class Comparison:
         self.device = torch.device(parse_target(job.target).device)
         self.ranks: Ranks | None = None
         if job.spec.parallel:
-            from aotc.verify.ranks import Ranks
+            from aotc.verify.rank_processes import Ranks
 
             self.ranks = Ranks(self.device.type)
         self.module = build_module(job.spec, self.folder).to(self.device)
@@ -199,7 +199,7 @@ class Comparison:
 
     def run_reference(self, leaves: Sequence[Any]) -> Run | None:
         """In float64; None where the model cannot be run so."""
-        wide = [_wide(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        wide = [*map(in_double, leaves)]
         while self.widenings:
             try:
                 with self.widenings[0]():
@@ -333,7 +333,7 @@ class Comparison:
         given = {"store": self.job.store, "target": self.job.target, "compat": self.job.compat, **options}
         if self.ranks is not None:
             from aotc.runtime.options import Ranks as RanksOption
-            from aotc.verify.ranks import TIMEOUT
+            from aotc.verify.rank_processes import TIMEOUT
 
             given["ranks"] = RanksOption(self.ranks.group, timeout=TIMEOUT)
         return load(self.job.ref, module, allow_imports=True, trust=Trust(allow_untested=True), **given)
@@ -366,10 +366,6 @@ def _call_of(loaded: Compiled) -> CompiledCall:
     return cast(CompiledCall, loaded.forward)
 
 
-def _wide(leaf: Tensor) -> Tensor:
-    return leaf.double() if leaf.is_floating_point() else leaf.to(torch.complex128) if leaf.is_complex() else leaf
-
-
 def _is_finite(value: Any) -> bool:
     if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()):
         return True
@@ -383,8 +379,7 @@ def _said(what: str, judgement: Judgement) -> Judgement:
 
 def _same(one: Tensor, other: Tensor) -> bool:
     """Whether two parameters are equal to the bit; of a class or a layout of their own, that is not asked."""
-    plain = type(one.detach()) is Tensor and one.layout == torch.strided and not one.is_quantized
-    return not plain or same_bits(one, other)
+    return not is_plain(one) or same_bits(one, other)
 
 
 def _judge(compiled: Any, eager: Any, reference: Any, name: str = "a buffer", floor: float = 0.0) -> Judgement:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from aotc.reads.tensors import plain_state, same_bits
 from aotc.tensors.contents import Contents
 from aotc.tensors.overlaps import overlapping
+from aotc.verify.other_weights import is_plain
 
 Findings = set[str]
 
@@ -53,8 +53,4 @@ def shared(result: Kept, inputs: Mapping[str, Tensor], module: nn.Module, earlie
 
 def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Those whose memory and bits can be looked at."""
-    return {
-        name: tensor
-        for name, tensor in tensors.items()
-        if type(tensor.detach()) is Tensor and tensor.layout == torch.strided and not tensor.is_quantized
-    }
+    return {name: tensor for name, tensor in tensors.items() if is_plain(tensor)}

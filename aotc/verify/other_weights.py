@@ -43,7 +43,7 @@ def change_weights(module: nn.Module, seed: int) -> int:
 
 
 def _is_changeable(tensor: Any) -> bool:
-    return isinstance(tensor, Tensor) and _is_plain(tensor) and tensor.is_floating_point() and tensor.element_size() > 1
+    return isinstance(tensor, Tensor) and is_plain(tensor) and tensor.is_floating_point() and tensor.element_size() > 1
 
 
 @torch.no_grad()
@@ -54,12 +54,13 @@ def copy_state(source: nn.Module, target: nn.Module) -> None:
         (unwrapped(dict(target.named_buffers())), unwrapped(dict(source.named_buffers()))),
     ):
         for name, tensor in own.items():
-            if (value := given.get(name)) is None or not (_is_plain(tensor) and _is_plain(value)):
+            if (value := given.get(name)) is None or not (is_plain(tensor) and is_plain(value)):
                 continue
             same_form = tensor.dtype == value.dtype and tensor.shape == value.shape
             if not (same_form and same_bits(tensor, value)):
                 tensor.detach().copy_(value)
 
 
-def _is_plain(tensor: Tensor) -> bool:
+def is_plain(tensor: Tensor) -> bool:
+    """Whether its memory and bits can be looked at: it is of no class or layout of its own."""
     return type(tensor.detach()) is Tensor and tensor.layout == torch.strided and not tensor.is_quantized

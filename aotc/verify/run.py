@@ -25,11 +25,11 @@ from aotc.provenance import BuiltArtifact
 from aotc.records import bucket_name
 from aotc.store.reference import Reference, parse_reference
 from aotc.verify.cases import model_dispatcher, steps_of
+from aotc.verify.compare_worker import Message
 from aotc.verify.comparison import VerifyJob
-from aotc.verify.ranks import size_of, variables_of_ranks
-from aotc.verify.report import Report
+from aotc.verify.rank_processes import size_of, variables_of_ranks
 from aotc.verify.runnable import open_runnable, spec_of
-from aotc.verify.worker import Message
+from aotc.verify.verdicts import Report
 
 
 def verify_manifest(
@@ -122,7 +122,7 @@ def _worker(job: VerifyJob) -> Iterator[Child]:
         ranks = started.enter_context(variables_of_ranks(size)) if (size := size_of(job.spec)) else [{}]
         first, *_ = [
             started.enter_context(
-                Child("aotc.verify.worker", job, Path(work), child_environment() | variables, silent=rank > 0)
+                Child("aotc.verify.compare_worker", job, Path(work), child_environment() | variables, silent=rank > 0)
             )
             for rank, variables in enumerate(ranks)
         ]

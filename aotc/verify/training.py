@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from aotc.errors import LibraryError
 from aotc.models.calls import arguments_of, modes_of, signature_leaves
 from aotc.models.gradients import gradients_of, names_of_gradients
+from aotc.models.reference import in_double
 from aotc.models.tolerance import Judgement, error_of, judge, judge_gradients, named, size_of
 from aotc.optim import SGD
 from aotc.reads.tensors import plain_state
@@ -43,7 +44,7 @@ def compare_training(comparison: Comparison, dims: Dims, steps: int = STEPS) -> 
 
     Raises CouldNotRun where the model itself fails; whatever compiled code raises.
     """
-    from aotc.verify.comparison import CouldNotRun, _wide
+    from aotc.verify.comparison import CouldNotRun
 
     leaves = signature_leaves(comparison.spec, comparison.signature, dims, comparison.device, 0, comparison.folder)
     artifact = comparison.compiled.artifact
@@ -70,7 +71,7 @@ def compare_training(comparison: Comparison, dims: Dims, steps: int = STEPS) -> 
     compiled = train(comparison.module, comparison.compiled, leaves)
     exact = eager
     for widening in comparison.widenings[:1]:
-        wide = [_wide(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        wide = [*map(in_double, leaves)]
         with suppress(Exception), widening():  # its own operators may raise anything
             exact = train(comparison.reference, comparison.reference, wide, autocast=False)
     if drawn and not _are_near(eager.gradients, exact.gradients):  # in float64 it has drawn others

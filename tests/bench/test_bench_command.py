@@ -19,9 +19,9 @@ from aotc.cli import main
 from aotc.tools.bench.caches import FOLDERS, own_caches
 from aotc.tools.bench.comparison import compare, latency_of
 from aotc.tools.bench.contenders import CONTENDERS, with_sources
+from aotc.tools.bench.measurements import BenchReport, BucketReport, Measured, Replayed, TraceReport
 from aotc.tools.bench.messages import Counted, Launches, Started, Used
 from aotc.tools.bench.page import render_page
-from aotc.tools.bench.report import BenchReport, BucketReport, Measured, Replayed, TraceReport
 from aotc.tools.bench.run import Options, Said
 from aotc.tools.bench.subject import Sizes
 

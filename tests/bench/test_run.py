@@ -16,9 +16,9 @@ from aotc.manifest.types import ModelSpec
 from aotc.records import Signature
 from aotc.tools.bench import run
 from aotc.tools.bench.contenders import CONTENDERS
+from aotc.tools.bench.measurements import BenchReport
 from aotc.tools.bench.messages import Burst, Calls, Counted, Job, Launches, Profile, SaveMega, Started, Timed, Used
 from aotc.tools.bench.page import render_page
-from aotc.tools.bench.report import BenchReport
 from aotc.tools.bench.run import Options, bench
 from aotc.tools.bench.session import ContenderFailed
 from aotc.tools.bench.subject import Sizes, Subject

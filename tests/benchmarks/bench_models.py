@@ -20,7 +20,7 @@ sys.path[:] = [str(ROOT), *(entry for entry in sys.path if Path(entry or ".").re
 import msgspec  # noqa: E402
 
 from aotc.tools.bench.contenders import CONTENDERS  # noqa: E402
-from aotc.tools.bench.report import BenchReport  # noqa: E402
+from aotc.tools.bench.measurements import BenchReport  # noqa: E402
 
 
 class Measured(NamedTuple):

@@ -133,6 +133,7 @@ def memory() -> dict[str, int]:
 
 def build(task: Task) -> dict[str, Any]:
     """Build a manifest whose `options` say how kernels are stored, which `aotc build` keeps to itself."""
+    from aotc.compiler.messages import Settings
     from aotc.compiler.pipeline import build as run_build
     from aotc.compiler.request import BuildRequest
     from aotc.compiler.workers.forks import ForkServers
@@ -140,7 +141,7 @@ def build(task: Task) -> dict[str, Any]:
 
     manifest = read_manifest(Path(task["manifest"]), ())
     with closing(ForkServers()) as servers:
-        report = run_build(BuildRequest(manifest, Path(task["store"]), jobs=task["jobs"]), servers)
+        report = run_build(BuildRequest(manifest, Path(task["store"]), settings=Settings(jobs=task["jobs"])), servers)
     if report.failed:
         raise SystemExit("\n".join(f"{outcome.model} {outcome.bucket}: {outcome.error}" for outcome in report.failed))
     return {"seconds": {f"{one.model} {one.bucket}": one.seconds for one in report.outcomes}}

@@ -39,6 +39,7 @@ from registry_server import PROGRAM as REGISTRY  # noqa: E402
 from registry_server import running_registry  # noqa: E402
 
 import aotc  # noqa: E402
+from aotc.compiler.messages import Settings  # noqa: E402
 from aotc.compiler.pipeline import build  # noqa: E402
 from aotc.compiler.publish.unit_files import store_files  # noqa: E402
 from aotc.compiler.request import BuildRequest  # noqa: E402
@@ -226,7 +227,7 @@ def push_latest(world: World, rng: random.Random) -> None:
 def rebuild(world: World, rng: random.Random) -> None:
     """A build in which nothing has changed."""
     with closing(ForkServers()) as servers:
-        build(BuildRequest(world.manifest, world.store.path, jobs=1), servers)
+        build(BuildRequest(world.manifest, world.store.path, settings=Settings(jobs=1)), servers)
 
 
 @action("gc", 2)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from aotc.compiler.capture.analysis.argument_forms import Forms, other_forms
 from aotc.compiler.capture.checks.left_out import check_defaults
-from aotc.compiler.capture.facts.argument_forms import Forms, other_forms
 from aotc.compiler.capture.module_objects import KeptObjects
 from aotc.errors import BuildError
 from aotc.records import ConstantLeaf, Parameter, Signature, TensorLeaf

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from aotc.compiler.capture.analysis.assigned_attributes import Assigned, assigned_attributes
 from aotc.compiler.capture.checks.hidden_state import check_second_call
-from aotc.compiler.capture.facts.assigned_attributes import Assigned, assigned_attributes
 from aotc.compiler.capture.module_objects import KeptObjects
 from aotc.digest import sha256_json
 from aotc.models.calls import call_model

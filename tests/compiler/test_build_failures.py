@@ -193,18 +193,18 @@ def process():
     return getattr(__main__.__spec__, "name", "")
 
 def killed():
-    if process() == "aotc.compiler.workers.worker":
+    if process() == "aotc.compiler.workers.compile_worker":
         os.kill(os.getpid(), signal.SIGKILL)
     return torch.nn.ReLU()
 
 def left():
-    if process() == "aotc.compiler.workers.worker":
+    if process() == "aotc.compiler.workers.compile_worker":
         print("a last word", flush=True)
         os._exit(3)
     return torch.nn.ReLU()
 
 def refused():
-    if process() == "aotc.compiler.workers.worker":
+    if process() == "aotc.compiler.workers.compile_worker":
         raise OSError(28, "No space left on device")
     return torch.nn.ReLU()
 """

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from aotc.compiler.capture.facts.build_only import build_only_effects
+from aotc.compiler.capture.analysis.build_only import build_only_effects
 
 
 def forward(x: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,7 @@ from processes import ROOT, environment
 import aotc
 from aotc.compiler.autotune.picker import Picker
 from aotc.compiler.cross_compile import stand_in
+from aotc.compiler.messages import Settings
 from aotc.compiler.plan import check_buildable, plan_units
 from aotc.errors import BuildError, EnvironmentMismatchError
 from aotc.machine.targets import parse_target
@@ -86,7 +87,7 @@ def test_what_would_be_measured_needs_picks_or_a_word_for_defaults(tmp_path: Pat
     with pytest.raises(BuildError, match="no picks for batch=4") as refused:
         plan_units(manifest, targets=["cuda:sm_90"])
     assert "--picks" in refused.value.hint and "--untuned" in refused.value.hint
-    (unit,) = plan_units(manifest, targets=["cuda:sm_90"], untuned=True)
+    (unit,) = plan_units(manifest, targets=["cuda:sm_90"], settings=Settings(untuned=True))
     assert unit.untuned
     (pinned,) = plan_units(manifest, picks=picks_on("NVIDIA H200"), targets=["cuda:sm_90"])
     assert not pinned.untuned

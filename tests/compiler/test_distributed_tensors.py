@@ -24,7 +24,7 @@ from aotc.errors import BuildError
 from aotc.manifest import ModelSpec, read_manifest
 from aotc.models.calls import signature_leaves
 from aotc.models.factory import build_module
-from aotc.models.ranks import group_left
+from aotc.models.fake_ranks import group_left
 from aotc.models.signature import make_signature
 from aotc.records import Parallel
 
@@ -254,14 +254,14 @@ def test_a_further_rank_calls_a_region_with_inputs_of_its_own_sizes(tmp_path: Pa
     with group_left():
         (unit,) = plan_units(manifest := read_manifest(tmp_path / "manifest.yaml"))
         spec = manifest.models["uneven"]
-        job = Job(spec, str(tmp_path), unit.bucket, "cpu:x86-64-v3", "", "", region=unit.region, regions=unit.regions)
+        job = Job(unit, str(tmp_path), "")
         own = with_own_regions(job, build_module(spec, tmp_path, rank=1), 1)
-        renamed = msgspec.structs.replace(job, region="0.up")
+        renamed = msgspec.structs.replace(job, unit=msgspec.structs.replace(unit, region="0.up"))
         with pytest.raises(BuildError, match=r"rank 1 calls the regions 0.down -; rank 0 calls 0.up -, too"):
             with_own_regions(renamed, build_module(spec, tmp_path, rank=1), 1)
-    shapes = [region.signature.leaves[0].shape for regions in (job.regions, own.regions) for region in regions]
+    shapes = [region.signature.leaves[0].shape for regions in (unit.regions, own.unit.regions) for region in regions]
     assert shapes == [(4, 3), (4, 2)]
-    assert own.regions[0].instances == ("0.down", "1.down")
+    assert own.unit.regions[0].instances == ("0.down", "1.down")
 
 
 UNEVEN = """

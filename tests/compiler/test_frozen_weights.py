@@ -17,6 +17,7 @@ from doctoring import artifact_of, copy_store
 import aotc
 from aotc.compiler.codegen.library_constants import SMALL, write_constants
 from aotc.compiler.executors.ray.task import kept_servers
+from aotc.compiler.messages import Settings
 from aotc.compiler.pipeline import build
 from aotc.compiler.request import BuildRequest
 from aotc.manifest import read_manifest
@@ -111,7 +112,10 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Any]
     (folder / "frozen.yaml").write_text(yaml.safe_dump({"version": 1, "models": {"two": model}}))
     with pytest.MonkeyPatch.context() as patch, kept_servers({}) as servers:
         patch.syspath_prepend(str(folder))
-        report = build(BuildRequest(read_manifest(folder / "frozen.yaml"), folder / "store", jobs=1), servers)
+        settings = Settings(jobs=1)
+        report = build(
+            BuildRequest(read_manifest(folder / "frozen.yaml"), folder / "store", settings=settings), servers
+        )
         assert not report.failed, [outcome.error for outcome in report.failed]
         yield folder / "store", importlib.import_module("two_buckets").Model().eval()
     sys.modules.pop("two_buckets", None)

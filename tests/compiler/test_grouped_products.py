@@ -14,7 +14,7 @@ EXPERTS = """
 import __main__
 import torch
 
-if getattr(__main__.__spec__, "name", "") == "aotc.compiler.workers.worker":  # make it a torch 2.11, with its patch
+if getattr(__main__.__spec__, "name", "") == "aotc.compiler.workers.compile_worker":  # as a torch 2.11, with its patch
     from torchgen.aoti.fallback_ops import inductor_fallback_ops
     from aotc.compiler.patches import grouped_products
     inductor_fallback_ops.pop("aten._grouped_mm.default", None)

@@ -10,9 +10,9 @@ import pytest
 from sample_artifacts import stored_artifact
 from small_artifact import small_artifact
 
+from aotc.compiler.build_report import Outcome
 from aotc.compiler.publish.bundles import publish_bundles, regions_without_code, source_date
 from aotc.compiler.publish.target_artifacts import merge
-from aotc.compiler.report import Outcome
 from aotc.errors import BuildError, CorruptError
 from aotc.provenance import BuiltArtifact, BuiltVariant
 from aotc.records import Argument, File, Output, Parallel, Parameter, Region, Signature, StateSpec, TensorLeaf

@@ -21,7 +21,7 @@ from torch import nn
 
 import aotc
 from aotc.compiler import plan
-from aotc.compiler.capture.facts.custom_operators import Registrations
+from aotc.compiler.capture.analysis.custom_operators import Registrations
 from aotc.compiler.plan import LookedAt
 from aotc.compiler.workers import fork_server, forks
 from aotc.compiler.workers.forks import ForkServers, Holder
@@ -360,7 +360,7 @@ SERVED = """
 import json, os, sys, time
 
 factory = sys.modules.get("aotc.models.factory")
-operators = sys.modules.get("aotc.compiler.capture.facts.custom_operators")
+operators = sys.modules.get("aotc.compiler.capture.analysis.custom_operators")
 kept = {name: module.weight.tolist() for name, module in factory.made_before.items()} if factory else {}
 before = operators and operators.Registrations.before
 said = [os.getppid(), kept, sorted(before.loaded) if before else []]

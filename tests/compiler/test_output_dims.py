@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aotc.compiler.capture.facts.output_dims import Shapes, mark_axes
+from aotc.compiler.capture.analysis.output_dims import Shapes, mark_axes
 from aotc.errors import BuildError
 
 

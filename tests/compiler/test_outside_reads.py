@@ -18,7 +18,7 @@ import sympy
 import torch
 from torch import nn
 
-from aotc.compiler.capture.facts.outside_reads import OutsideReads, _is_of_model, outside_reads
+from aotc.compiler.capture.analysis.outside_reads import OutsideReads, _is_of_model, outside_reads
 from aotc.errors import BuildError
 from aotc.reads.outside import ABSENT, Outside
 from aotc.reads.read_issues import changed_names

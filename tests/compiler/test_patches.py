@@ -88,7 +88,7 @@ def test_torch_is_replaced_by_patches_and_listed_hooks_alone() -> None:
         "workers/inductor_progress.py",
     }
     # aotc's own attributes, tqdm's, and Python's print
-    others = {"workers/module_holder.py", "toolchain/pattern_warmup.py", "capture/facts/build_only.py"}
+    others = {"workers/module_holder.py", "toolchain/pattern_warmup.py", "capture/analysis/build_only.py"}
     using = {
         path.relative_to(COMPILER).as_posix()
         for path in COMPILER.rglob("*.py")

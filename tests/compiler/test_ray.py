@@ -204,14 +204,14 @@ def test_ctrl_c_ends_every_process_on_the_nodes(nodes: Nodes, manifest: Path, tm
         if line.endswith(": compile\n"):
             break
     of_the_nodes = f"AOTC_CACHE_DIR={os.environ['AOTC_CACHE_DIR']}"  # other tests may compile at the same time
-    assert processes_that_name("aotc.compiler.workers.worker", of_the_nodes)
+    assert processes_that_name("aotc.compiler.workers.compile_worker", of_the_nodes)
     build.send_signal(signal.SIGINT)
     began = time.monotonic()
     ran = finish(build)
     assert ran.returncode == 128 + signal.SIGINT
     assert "Traceback" not in ran.stderr, ran.stderr
     assert time.monotonic() - began < 20
-    assert wait_until_none_names("aotc.compiler.workers.worker", 10, of_the_nodes) == []
+    assert wait_until_none_names("aotc.compiler.workers.compile_worker", 10, of_the_nodes) == []
     assert Store.open(tmp_path / "store").tags() == []
     nodes.kill(node)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from aotc.compiler.capture.facts.attribute_reads import absences, attributes_read
+from aotc.compiler.capture.analysis.attribute_reads import absences, attributes_read
 from aotc.reads.attributes import CONFIG_ORIGINS
 
 

@@ -141,7 +141,8 @@ def test_code_that_cannot_be_read_is_compiled(copied: Store, tmp_path: Path) -> 
     output = tmp_path / "out"
     output.mkdir()
     job = Job(
-        *(LINEAR.models["linear"], str(ZOO), {"batch": 2}, unit.artifact.target, "", str(output)),
+        Unit(LINEAR.models["linear"], {"batch": 2}, parse_target(unit.artifact.target), {}, ""),
+        *(str(ZOO), str(output)),
         graphs={variant.graph: unit.key},
         store=str(copied.path),
     )

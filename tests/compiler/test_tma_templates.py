@@ -20,7 +20,7 @@ from torch._inductor.virtualized import V
 from aotc.compiler.codegen.inductor_options import inductor_options
 from aotc.compiler.patches import invalid_tensor_maps, no_tma_templates_of_float32, tf32_tiles
 from aotc.compiler.patches.machinery.apply import patched
-from aotc.compiler.patches.shared.tma_templates import TMA_TEMPLATES
+from aotc.compiler.patches.shared.inductor import TMA_TEMPLATES
 from aotc.compiler.patches.tf32_tiles import TF32_TILES
 from aotc.machine.targets import parse_target
 from aotc.manifest import ModelSpec

@@ -15,20 +15,21 @@ from processes import finish, start
 from torch._inductor import config
 from torch._inductor.async_compile import AsyncCompile
 
-from aotc.compiler.messages import Job
+from aotc.compiler.messages import Job, Unit
 from aotc.compiler.toolchain import triton_compilers
 from aotc.compiler.toolchain.triton_compilers import begin_triton_compilers, wait_for_triton_compilers
+from aotc.machine.targets import parse_target
 from aotc.manifest import read_manifest
 
 WORKER = """
 import sys
 from aotc.compiler import unit
-from aotc.compiler.workers import worker
+from aotc.compiler.workers import compile_worker
 
 unit.begin_triton_compilers = lambda options, **more: print("begun", options["max_autotune"])
 unit.build_module = lambda spec, folder, **more: sys.exit("made")
 sys.argv[1:] = sys.argv[-1:]
-worker.main()
+compile_worker.main()
 """
 MANIFEST = """
 version: 1
@@ -83,7 +84,8 @@ def test_they_start_with_the_user_s_options(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_gpu_unit_begins_them_before_all_else(tmp_path: Path, target: str, begins: bool) -> None:
     (tmp_path / "manifest.yaml").write_text(MANIFEST)
     spec = read_manifest(tmp_path / "manifest.yaml").models["m"]
-    job = Job(spec, str(tmp_path), spec.buckets[0], target, "sha256:0", str(tmp_path))
+    unit = Unit(spec, spec.buckets[0], parse_target(target), {}, "sha256:0")
+    job = Job(unit, str(tmp_path), str(tmp_path))
     (tmp_path / "job.json").write_bytes(msgspec.json.encode(job))
     ran = finish(start("-c", WORKER, tmp_path / "job.json"))
     said = [line for line in ran.stderr.splitlines() if line.startswith(("begun", "made"))]

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 import yaml
@@ -20,15 +21,17 @@ from processes import ROOT, run_python
 
 from aotc import syntax
 from aotc.compiler import key as key_module
-from aotc.compiler.key import explain
-from aotc.compiler.messages import Factors, Job
+from aotc.compiler.key import code_key, explain
+from aotc.compiler.messages import Factors, Job, Unit
 from aotc.compiler.patches.machinery.registry import PATCHES
 from aotc.compiler.plan import plan_units
 from aotc.compiler.sources import imported_files, source_closure
 from aotc.compiler.unit import compile_unit
 from aotc.errors import BuildError
+from aotc.machine.targets import parse_target
 from aotc.manifest import read_manifest
 from aotc.reads.sources import file_identity
+from aotc.records import decode
 from aotc.syntax import syntax_digest
 
 MODEL = """
@@ -74,12 +77,15 @@ class Project:
     def write(self, name: str, text: str) -> None:
         (self.folder / name).write_text(text)
 
-    def factors(self, text: str = "", **changes: Any) -> Factors:
-        """The factors of the only unit; `changes` replace parts of the model's entry, `text` the whole manifest."""
+    def unit(self, text: str = "", **changes: Any) -> Unit:
+        """The only unit; `changes` replace parts of the model's entry, `text` the whole manifest."""
         path = self.folder / "manifest.yaml"
         path.write_text(text or yaml.safe_dump({"version": 1, "models": {"keyed": {**SPEC, **changes}}}))
         (unit,) = plan_units(read_manifest(path))
-        return unit.factors
+        return unit
+
+    def factors(self, text: str = "", **changes: Any) -> Factors:
+        return self.unit(text, **changes).factors
 
     def key(self, text: str = "", **changes: Any) -> str:
         return key_module.unit_key(self.factors(text, **changes))
@@ -394,7 +400,11 @@ def test_every_module_that_a_unit_is_compiled_by_counts_in_its_key() -> None:
     """Those that the compiling process imports, and what these import, unless it is said why not."""
     found: dict[str, Path] = {}
     ahead = [
-        *("aotc.compiler.workers.worker", "aotc.compiler.workers.forks", "aotc.compiler.toolchain.pattern_warmup"),
+        *(
+            "aotc.compiler.workers.compile_worker",
+            "aotc.compiler.workers.forks",
+            "aotc.compiler.toolchain.pattern_warmup",
+        ),
         "aotc.compiler.smoke.launch",
         *(patch.module for patch in PATCHES),
     ]
@@ -603,9 +613,9 @@ def export(project: Project, sources: dict[str, str], edit: Callable[[], object]
             raise Reached
 
     spec = read_manifest(project.folder / "manifest.yaml").models["keyed"]
-    job = Job(spec, str(project.folder), spec.buckets[0], spec.targets[0], "sha256:0", "", sources=sources)
+    unit = Unit(spec, spec.buckets[0], parse_target(spec.targets[0]), {"sources": sources}, "sha256:0")
     with pytest.raises(Reached):
-        compile_unit(job, stage)
+        compile_unit(Job(unit, str(project.folder), ""), stage)
 
 
 def test_a_file_that_changes_while_the_build_runs_is_named(project: Project) -> None:
@@ -635,6 +645,14 @@ def test_where_the_same_files_lie_elsewhere_nothing_has_changed(project: Project
     node.factors()
     assert Path(sys.modules["keyed_helper"].__file__ or "").is_relative_to(node.folder)
     export(node, {**planned, "keyed_installed": "sha256:0"})
+
+
+@pytest.mark.parametrize("change", [{}, {"options": {"max_fusion_size": 8}}, {"inputs": PADDED}])
+def test_a_process_finds_the_code_key_of_its_unit_in_its_job(project: Project, change: dict[str, Any]) -> None:
+    unit = project.unit(**change)
+    read = decode(msgspec.json.encode(Job(unit, str(project.folder), "")), Job).unit
+    assert code_key(read.factors) == code_key(unit.factors)
+    assert read == msgspec.structs.replace(unit, factors=read.factors)
 
 
 # -- in words ---------------------------------------------------------------------------------------------------------

@@ -7,27 +7,26 @@ import json
 import sys
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import pytest
 from doctoring import artifact_of
+from msgspec.structs import replace
 from processes import ZOO
 from rich.console import Console
 
 from aotc.cli.build_output import show_unmatched_picks, totals
 from aotc.cli.progress.build import LineProgress
 from aotc.compiler.autotune.shared_picks import SharedPicks
+from aotc.compiler.build_report import Event, Outcome
 from aotc.compiler.cache_lookup import PlannedUnit
 from aotc.compiler.estimate import Estimate, estimate, remaining
 from aotc.compiler.executors import local
 from aotc.compiler.executors.local import COMPILE_THREADS, LocalExecutor, jobs_for, memory_of, targets_of_many
 from aotc.compiler.key import unit_key
 from aotc.compiler.messages import INDUCTOR, STAGE, WAITING, Doing, Pins, Span, StageCosts, Unit, wait_here
-from aotc.compiler.report import Event, Outcome
 from aotc.compiler.toolchain.precompiled_headers import ENOUGH_UNITS
-from aotc.compiler.workers.build_trace import Trace
+from aotc.compiler.workers.build_trace import BuildTrace
 from aotc.machine import memory, waits
 from aotc.machine.targets import parse_target
 from aotc.manifest import read_manifest
@@ -69,7 +68,7 @@ def test_a_stage_has_its_time_its_memory_and_its_parts() -> None:
 
 
 def test_a_trace_shows_each_unit_on_its_host_with_what_it_did_inside_its_stages(tmp_path: Path) -> None:
-    trace = Trace()
+    trace = BuildTrace()
     first, second = unit(2), unit(3)
     inner = Span("autotune mm", "autotuning", 10.25, 0.5, "node-a", 7, 7)
     for event in (
@@ -96,7 +95,7 @@ def test_a_trace_shows_each_unit_on_its_host_with_what_it_did_inside_its_stages(
 
 def test_a_trace_shows_where_a_unit_waited(tmp_path: Path) -> None:
     """For a turn, before it has a process: in the lane of its stages. For a core: a number of the stage."""
-    trace = Trace()
+    trace = BuildTrace()
     for span in (
         Span("wait for a turn: --jobs", WAITING, 1.0, 9.0, "node-a"),
         Span("wait for the GPU", WAITING, 10.5, 0.25, "node-a", 7, 8),
@@ -245,7 +244,7 @@ def test_lines_say_what_is_done_and_how_long_the_rest_takes() -> None:
     assert progress.running[first.name][1] == "compile: autotuning operator 7 of 23"
     done = Outcome("linear", "batch=2", first.target.name, "built", 12.0)
     progress.show(Event(first, outcome=done))
-    progress.show(Event(second, outcome=msgspec.structs.replace(done, bucket="batch=3")))
+    progress.show(Event(second, outcome=replace(done, bucket="batch=3")))
     assert isinstance(console.file, io.StringIO)
     assert console.file.getvalue().splitlines() == [
         f"{first.name}: compile",

@@ -14,7 +14,7 @@ from aotc.errors import CorruptError, ManifestError
 from aotc.manifest import read_manifest
 from aotc.manifest.types import ModelSpec
 from aotc.models.factory import build_module
-from aotc.models.ranks import group_left
+from aotc.models.fake_ranks import group_left
 from aotc.models.signature import make_signature
 from aotc.records import Parallel
 from aotc.store.layout.built import read_built
@@ -24,8 +24,8 @@ from aotc.store.layout.store import Store
 from aotc.store.reference import parse_reference
 from aotc.tools.bisection.run import bisect_reports
 from aotc.tools.inspection.picks import picks_of
-from aotc.verify.ranks import compare_with_whole
-from aotc.verify.report import Report
+from aotc.verify.rank_processes import compare_with_whole
+from aotc.verify.verdicts import Report
 
 
 @pytest.fixture(scope="session")

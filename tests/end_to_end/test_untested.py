@@ -23,7 +23,7 @@ from aotc.store.layout.store import Store
 from aotc.store.reference import parse_reference
 from aotc.store.signing.attestations import Attestation
 from aotc.verify.attesting import verifications
-from aotc.verify.report import Report
+from aotc.verify.verdicts import Report
 from examples.models import transformer_block
 
 REF = "quickstart:untested"

@@ -21,7 +21,7 @@ from aotc.tools.gate.inputs import check_inputs
 from aotc.tools.gate.limits import baseline_of, in_words, is_kept, limits_of
 from aotc.tools.gate.markdown import markdown
 from aotc.verification import Limit
-from aotc.verify.report import Report, decode_reports
+from aotc.verify.verdicts import Report, decode_reports
 
 FIRST, SECOND = ("sha256:" + digit * 64 for digit in "12")
 

@@ -25,7 +25,7 @@ from aotc.store.layout.units import put_unit
 from aotc.store.reference import Reference
 from aotc.tools.inspection.overview import Overview, overviews
 from aotc.tools.inspection.races import CLOSE, LONGEST_BAR, make_race
-from aotc.verify.report import Report as Verdict
+from aotc.verify.verdicts import Report as Verdict
 
 replace = msgspec.structs.replace
 

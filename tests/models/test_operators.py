@@ -14,7 +14,7 @@ import pytest
 from built_models import OPERATORS, Built
 from processes import run_aotc, run_python
 
-from aotc.compiler.capture.facts.custom_operators import Registrations
+from aotc.compiler.capture.analysis.custom_operators import Registrations
 from aotc.errors import CorruptError
 from aotc.records import Artifact, OperatorNeed
 from aotc.store.layout.bundle import read_artifact, read_bundle
@@ -73,7 +73,7 @@ def test_an_extension_module_owns_the_operators_that_it_registers_whatever_other
         import ctypes, sys
         from importlib.machinery import ExtensionFileLoader
         from types import ModuleType
-        from aotc.compiler.capture.facts.custom_operators import Registrations
+        from aotc.compiler.capture.analysis.custom_operators import Registrations
 
         def create_module(loader, spec):
             ctypes.CDLL(loader.path)
@@ -300,7 +300,9 @@ def test_an_operator_without_a_fake_kernel_fails_with_the_lines_that_fix_it(
     assert [line.strip() for line in unit["error"].splitlines()[-3:]] == list(lines)
 
 
-@pytest.mark.parametrize("module", ["torch._dynamo", "triton", "aotc.compiler.workers.worker", "os; import x", ""])
+@pytest.mark.parametrize(
+    "module", ["torch._dynamo", "triton", "aotc.compiler.workers.compile_worker", "os; import x", ""]
+)
 def test_a_record_cannot_have_a_compiler_imported(operators: Built, module: str) -> None:
     artifact = artifact_of(operators)
     variant = msgspec.structs.replace(artifact.variants[0], operators=(OperatorNeed("acme::scale", module),))

@@ -45,9 +45,9 @@ from aotc.records import (
     Total,
     decode_artifact,
 )
+from aotc.runtime.conversions.result_classes import maker
 from aotc.runtime.libraries.folder import FilesInFolder
 from aotc.runtime.load import bind_artifact
-from aotc.runtime.result_classes import maker
 from aotc.store.layout.check_record import DEEPEST, DTYPES, check_record
 
 X = tensor("x", "batch", 4, pad={"batch": PadRule(0)})

@@ -17,8 +17,8 @@ from torch import ones
 from aotc.errors import MissError
 from aotc.records import ConstantLeaf, Parameter, Signature, TensorLeaf
 from aotc.runtime.bind import StructureMismatch, make_binder
+from aotc.runtime.conversions.left_out import with_defaults
 from aotc.runtime.explain.values import describe
-from aotc.runtime.left_out import with_defaults
 
 KINDS = {
     "positional": inspect.Parameter.POSITIONAL_ONLY,

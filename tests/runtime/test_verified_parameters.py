@@ -23,9 +23,9 @@ from aotc.store.reference import Reference
 from aotc.store.signing.trust import read_trust, read_trusted
 from aotc.verify import comparison as comparison_module
 from aotc.verify.cases import Step
+from aotc.verify.compare_worker import _verify_sizes, _verify_weights
 from aotc.verify.comparison import Comparison, VerifyJob
-from aotc.verify.report import Report
-from aotc.verify.worker import _verify_sizes, _verify_weights
+from aotc.verify.verdicts import Report
 
 
 @pytest.fixture

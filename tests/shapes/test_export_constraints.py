@@ -18,9 +18,9 @@ from torch.utils._sympy.functions import FloorDiv, Max, Mod, OpaqueUnaryFn_log
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from aotc.compiler.capture.checks.captured_graph import run_graph
-from aotc.compiler.capture.checks.zero_one import edge_sizes
+from aotc.compiler.capture.checks.specialization import edge_sizes
 from aotc.compiler.capture.export import capture
-from aotc.compiler.capture.ranges.bucket_proposals import split_proposal
+from aotc.compiler.capture.ranges.bucket_proposals import proposal, split_sizes
 from aotc.compiler.capture.ranges.dynamic_shapes import (
     conditions,
     constraints_explained,
@@ -28,10 +28,11 @@ from aotc.compiler.capture.ranges.dynamic_shapes import (
     explain_constraints,
 )
 from aotc.compiler.capture.ranges.range_solver import settled
-from aotc.compiler.messages import Job
+from aotc.compiler.messages import Job, Unit
 from aotc.compiler.unit import compile_unit
 from aotc.errors import BuildError
 from aotc.machine.native import resolve_target
+from aotc.machine.targets import parse_target
 from aotc.manifest import ModelSpec, read_manifest
 from aotc.models.calls import signature_leaves
 from aotc.models.factory import build_module
@@ -257,9 +258,9 @@ def export(spec: ModelSpec, folder: Path) -> None:
         if name == "compile":
             raise Reached
 
-    job = Job(spec, str(folder), spec.buckets[0], resolve_target("native"), "sha256:0", str(folder / "out"))
+    unit = Unit(spec, spec.buckets[0], parse_target(resolve_target("native")), {}, "sha256:0")
     with pytest.raises(Reached):
-        compile_unit(job, stage)
+        compile_unit(Job(unit, str(folder), str(folder / "out")), stage)
 
 
 def refusal(spec: ModelSpec, folder: Path) -> BuildError:
@@ -737,9 +738,9 @@ def test_running_the_edges_leaves_the_models_buffers_as_they_were(tmp_path: Path
         (SizeRange(1, 16), lambda n: False, ""),
     ],
 )
-def test_split_proposals(sizes: SizeRange, takes: Any, proposal: str) -> None:
-    assert split_proposal("n", sizes, takes) == proposal
+def test_split_proposals(sizes: SizeRange, takes: Any, proposed: str) -> None:
+    assert proposal("n", split_sizes(sizes, takes)) == proposed
 
 
 def test_a_proposal_of_more_buckets_than_a_person_reads_is_left_out() -> None:
-    assert split_proposal("n", SizeRange(1, 64), lambda n: bin(n).count("1") % 2 == 0) == ""
+    assert proposal("n", split_sizes(SizeRange(1, 64), lambda n: bin(n).count("1") % 2 == 0)) == ""

@@ -20,10 +20,10 @@ from aotc.runtime.training.step import TrainingStep
 from aotc.store.reference import parse_reference
 from aotc.tools.doctor.bundle import check_bundle
 from aotc.verify.cases import Step
+from aotc.verify.compare_worker import _RANDOM, _verify_weights
 from aotc.verify.comparison import Comparison, VerifyJob
 from aotc.verify.launch import measured_launches
 from aotc.verify.training import _descend, compare_training
-from aotc.verify.worker import _RANDOM, _verify_weights
 
 HERE = ROOT / "tests" / "training"
 

@@ -19,7 +19,7 @@ from processes import ZOO, environment, finish, run_aotc, start
 from aotc.cli import main
 from aotc.cli.verify import _show
 from aotc.store.layout.store import Store
-from aotc.verify.report import Report
+from aotc.verify.verdicts import Report
 
 
 def run(*arguments: str, encoding: str) -> str:

@@ -18,9 +18,9 @@ from aotc.cli.output import duration
 from aotc.errors import one_line
 
 if TYPE_CHECKING:
+    from aotc.compiler.build_report import Event
     from aotc.compiler.cache_lookup import PlannedUnit
     from aotc.compiler.estimate import Estimate
-    from aotc.compiler.report import Event
 
 
 class _Progress:

@@ -17,20 +17,18 @@ from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.overrides import TorchFunctionMode
 
-from aotc.compiler.capture import recurrent
 from aotc.compiler.capture.custom_backward import HOOKS, backwards_kept
 from aotc.compiler.capture.distributed_tensors import export_program
 from aotc.compiler.capture.legacy_collectives import check_collectives, collective_error
 from aotc.compiler.capture.lifting.lift import Capture, lift
-from aotc.compiler.capture.needless_moves import needless_moves_skipped
 from aotc.compiler.capture.ranges.range_solver import NOT_PROVED
-from aotc.compiler.capture.spectra import inverse_of_a_range
+from aotc.compiler.capture.replaced_functions import INSTEAD, needless_moves_skipped
 from aotc.compiler.capture.tensor_subclasses import opaque_parameters, unwrapped_parameters
 from aotc.compiler.explain_failure import BEYOND, FREE_MEMORY, OUT_OF_MEMORY, lines_shown, model_line
 from aotc.compiler.patches.machinery.apply import patched
 from aotc.errors import BuildError
 from aotc.models.calls import arguments_of, passed
-from aotc.models.ranks import NO_GROUP, PARALLEL
+from aotc.models.fake_ranks import NO_GROUP, PARALLEL
 from aotc.records import Signature
 
 _log = logging.getLogger("aotc")
@@ -165,8 +163,7 @@ class _Followed(TorchFunctionMode):
 
 _FOLLOWED: Mapping[Any, Callable[..., Any]] = {
     vars(torch._C.TensorBase)["data"].__get__: Tensor.detach,  # `x.data`: both share the memory of `x`
-    torch.istft: inverse_of_a_range,
-    **recurrent.INSTEAD,
+    **INSTEAD,
     **HOOKS,
 }
 

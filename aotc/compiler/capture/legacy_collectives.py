@@ -17,7 +17,7 @@ from torch import fx
 
 from aotc.compiler.explain_failure import line_named, model_line
 from aotc.errors import BuildError
-from aotc.models.ranks import PARALLEL
+from aotc.models.fake_ranks import PARALLEL
 
 _SUM, _GATHER = 'all_reduce(tensor, "sum", group)', "all_gather_tensor(tensor, dim, group)"
 _SCATTER = 'reduce_scatter_tensor(tensor, "sum", dim, group)'

@@ -24,7 +24,7 @@ from aotc.digest import sha256_json
 from aotc.reads.tensors import tensor_digests
 
 
-class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class OperatorTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While active, records every operator with its arguments: a tensor by its source (a leaf of the call, the module's
     state by name, an earlier operator), any other tensor by its bytes, other arguments by value."""
 

@@ -11,17 +11,17 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
 
+from aotc.compiler.capture.analysis.argument_forms import Forms, other_forms
+from aotc.compiler.capture.analysis.assigned_attributes import Assigned, assigned_attributes
+from aotc.compiler.capture.analysis.attribute_reads import Reads, absences, attributes_read
+from aotc.compiler.capture.analysis.output_dims import output_dims, padded_dims
+from aotc.compiler.capture.analysis.outside_reads import outside_reads
 from aotc.compiler.capture.checks.hidden_state import check_second_call
 from aotc.compiler.capture.checks.left_out import check_defaults
+from aotc.compiler.capture.checks.specialization import LeavesAt, check_edges
 from aotc.compiler.capture.checks.trace import check_traced
-from aotc.compiler.capture.checks.zero_one import LeavesAt, check_edges
 from aotc.compiler.capture.collectives import name_groups
 from aotc.compiler.capture.export import NOTHING, capture, model_fails
-from aotc.compiler.capture.facts.argument_forms import Forms, other_forms
-from aotc.compiler.capture.facts.assigned_attributes import Assigned, assigned_attributes
-from aotc.compiler.capture.facts.attribute_reads import Reads, absences, attributes_read
-from aotc.compiler.capture.facts.output_dims import output_dims, padded_dims
-from aotc.compiler.capture.facts.outside_reads import outside_reads
 from aotc.compiler.capture.lifting.lift import Capture
 from aotc.compiler.capture.module_objects import KeptObjects
 from aotc.compiler.capture.ranges.dynamic_shapes import conditions, constraints_explained, dynamic_shapes
@@ -30,7 +30,7 @@ from aotc.compiler.messages import Job
 from aotc.errors import BuildError
 from aotc.machine.targets import Target
 from aotc.models.calls import signature_leaves
-from aotc.models.ranks import parallel_of
+from aotc.models.fake_ranks import parallel_of
 from aotc.models.regions import example_of
 from aotc.models.signature import make_signature
 from aotc.reads.modes import OF_INPUT
@@ -53,19 +53,20 @@ class Subject(NamedTuple):
 
 
 def subject_of(job: Job, model: nn.Module, target: Target) -> Subject:
-    spec, folder, signature = job.spec, Path(job.folder), make_signature(job.spec, model)
-    if not job.region:
+    unit, spec, folder = job.unit, job.unit.spec, Path(job.folder)
+    signature = make_signature(spec, model)
+    if not unit.region:
 
         def leaves_at(dims: Mapping[str, int], seed: int = 0) -> list[Any]:
             return signature_leaves(spec, signature, dims, target.device, seed, folder)
 
         return Subject(model, signature, signature, leaves_at)
-    region = next(region for region in job.regions if region.name == job.region)
+    region = next(region for region in unit.regions if region.name == unit.region)
     return Subject(
         model.get_submodule(region.instances[0]),
         region.signature,
         signature,
-        lambda dims, seed=0: example_of(spec, model, signature, region, {**job.sizes, **dims}, folder, seed).leaves,
+        lambda dims, seed=0: example_of(spec, model, signature, region, {**unit.sizes, **dims}, folder, seed).leaves,
         region,
         plain_state(model),
     )
@@ -74,8 +75,8 @@ def subject_of(job: Job, model: nn.Module, target: Target) -> Subject:
 class Exported(NamedTuple):
     """The graph of a unit, with the facts of its sizes, its outputs' axes and its module's attributes for the record.
 
-    `reads` are those of `facts.attribute_reads`, without attributes that calls of the model change; `outside` and
-    `asked` those of `facts.outside_reads`.
+    `reads` are those of `analysis.attribute_reads`, without attributes that calls of the model change; `outside` and
+    `asked` those of `analysis.outside_reads`.
     """
 
     captured: Capture
@@ -94,14 +95,15 @@ class Exported(NamedTuple):
 def export(
     job: Job, subject: Subject, leaves: list[Any], other_leaves: list[Any], kept: KeptObjects, target: Target
 ) -> Exported:
+    spec, bucket = job.unit.spec, job.unit.bucket
     module, signature = subject.module, subject.signature
-    shapes = dynamic_shapes(signature, job.bucket)
-    with constraints_explained(module, signature, job.bucket):
+    shapes = dynamic_shapes(signature, bucket)
+    with constraints_explained(module, signature, bucket):
         try:
-            frozen = job.spec.weights == "frozen"
+            frozen = spec.weights == "frozen"
             with attributes_read(module) as reads:
-                captured = capture(module, signature, leaves, shapes, frozen, subject.outside, train=job.spec.train)
-            if parallel := parallel_of(job.spec.parallel):
+                captured = capture(module, signature, leaves, shapes, frozen, subject.outside, train=spec.train)
+            if parallel := parallel_of(spec.parallel):
                 name_groups(captured.graph, parallel)
         except OpaqueParameters:
             raise
@@ -113,7 +115,7 @@ def export(
             except Exception:  # a model that fails in eager: `capture` has raised that error
                 _log.warning("the model fails when it is called", exc_info=True)
             raise
-    sizes_needed = conditions(captured.guards, signature, job.bucket)
+    sizes_needed = conditions(captured.guards, signature, bucket)
     try:
         with outside_reads(module) as outside, absences(module) as absent:
             result = check_second_call(module, signature, captured.mutated_state, kept, leaves, other_leaves)
@@ -126,15 +128,15 @@ def export(
     forms = other_forms(module, signature, captured.mutated_state, kept, leaves)
     assigned = assigned_attributes(module, signature, captured.mutated_state, kept, leaves, result)
     del result  # copies of outputs and state, whose memory the next runs need
-    check_edges(module, signature, job.bucket, captured, subject.leaves_at, sizes_needed)
+    check_edges(module, signature, bucket, captured, subject.leaves_at, sizes_needed)
     reads.names_read |= outside.attributes | absent
     origins, names = reads.origins, _read(reads, captured, kept)
-    asked = _asked(outside.asked, job.spec.train)
-    outputs, padded = captured.outputs, padded_dims(signature, job.bucket)
-    if job.region:  # its inputs are not padded, so its outputs need not be cropped
+    asked = _asked(outside.asked, spec.train)
+    outputs, padded = captured.outputs, padded_dims(signature, bucket)
+    if job.unit.region:  # its inputs are not padded, so its outputs need not be cropped
         padded = ()
     else:
-        outputs = output_dims(job.spec, module, signature, job.bucket, captured, target, Path(job.folder))
+        outputs = output_dims(spec, module, signature, bucket, captured, target, Path(job.folder))
     return Exported(
         *(captured, sizes_needed, padded, outputs, origins, forms, assigned, names, outside.names, asked, outside.notes)
     )

@@ -17,7 +17,7 @@ from aotc.compiler.autotune.benchmarks import gpu_benchmarks_alone
 from aotc.compiler.autotune.hooks import picking
 from aotc.compiler.autotune.picker import Picker
 from aotc.compiler.capture.lifting.lift import Capture
-from aotc.compiler.capture.recurrent import called_as_torchs
+from aotc.compiler.capture.replaced_functions import called_as_torchs
 from aotc.compiler.codegen.called_operators import calls_checked
 from aotc.compiler.codegen.generated_kernels import kernels_of, kernels_recorded
 from aotc.compiler.codegen.instruction_sets import code_for
@@ -53,7 +53,7 @@ def compile_capture(
 
     `options` are those of `inductor_options`. Raises BuildError; errors of Inductor pass through.
     """
-    spec, destination = job.spec, Path(job.output)
+    spec, destination = job.unit.spec, Path(job.output)
     kernels: dict[str, tuple[str, str]] = {}
     weights: list[str] = []
     with (

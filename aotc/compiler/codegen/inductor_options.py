@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from aotc.compiler.patches.shared.tma_templates import TMA_TEMPLATES
+from aotc.compiler.patches.shared.inductor import TMA_TEMPLATES
 from aotc.machine.targets import Target
 from aotc.manifest import ModelSpec
 

@@ -21,7 +21,7 @@ from aotc.compiler.capture.ranges.dynamic_shapes import conditions, dynamic_shap
 from aotc.compiler.capture.unit_graph import Exported, Subject
 from aotc.compiler.messages import Job
 from aotc.errors import BuildError
-from aotc.models.ranks import parallel_of
+from aotc.models.fake_ranks import parallel_of
 from aotc.reads.tensors import plain_state
 
 GPU = "cuda:0"
@@ -37,12 +37,12 @@ def export_for_absent_gpu(
     move(model)
     there = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(GPU), list(leaves))
     module, signature = subject.module, subject.signature
-    outside = plain_state(model) if job.region else {}
-    shapes = dynamic_shapes(signature, job.bucket)
-    captured = capture(module, signature, there, shapes, False, outside, train=job.spec.train)
-    if parallel := parallel_of(job.spec.parallel):
+    outside = plain_state(model) if job.unit.region else {}
+    shapes = dynamic_shapes(signature, job.unit.bucket)
+    captured = capture(module, signature, there, shapes, False, outside, train=job.unit.spec.train)
+    if parallel := parallel_of(job.unit.spec.parallel):
         name_groups(captured.graph, parallel)
-    needed = conditions(captured.guards, signature, job.bucket)
+    needed = conditions(captured.guards, signature, job.unit.bucket)
     _check_same(on_cpu, captured, needed)
     outputs = tuple(
         known if known.dims else found for known, found in zip(on_cpu.outputs, captured.outputs, strict=True)

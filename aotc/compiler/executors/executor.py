@@ -1,13 +1,17 @@
-"""The interface of executors, which compile the units of a build, and running several units at a time on one."""
+"""The interface of executors, which compile the units of a build, and running several units at a time on one, in the
+order in which they share most."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from aotc.compiler.messages import Compiled, OnProgress, Task
+from aotc.compiler.cache_lookup import PlannedUnit
+from aotc.compiler.messages import Compiled, OnProgress, Task, Unit
+from aotc.records import tuned_dims
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -57,3 +61,24 @@ def wait_for(futures: Iterable[Future[R]]) -> None:
         done, pending = wait(pending, timeout=0.5)
         for future in done:
             future.result()
+
+
+def each_unit(function: Callable[[PlannedUnit], R], planned: Sequence[PlannedUnit], executor: Executor) -> list[R]:
+    """`function` of each unit, in the order of `planned`; run in parallel, begun in `sharing_order`."""
+    order = sharing_order([plan.unit for plan in planned])
+    ended = side_by_side(function, [planned[index] for index in order], executor)
+    return [result for _, result in sorted(zip(order, ended, strict=True), key=lambda pair: pair[0])]
+
+
+def sharing_order(units: Sequence[Unit]) -> list[int]:
+    """The units' positions in the order in which to begin: first one of each kind, then those that can take its picks.
+
+    Buckets of equally many elements (1 × 256 and 2 × 128 tokens) have most matrix products in common. In parallel they
+    would wait for each other's measurements. The most frequent kinds begin first.
+    """
+    alike: dict[Any, list[int]] = {}
+    for index, unit in enumerate(units):
+        elements = math.prod(tuned_dims(unit.bucket).values())
+        alike.setdefault((unit.spec.name, unit.region, unit.target.name, elements), []).append(index)
+    kinds = sorted(alike.values(), key=len, reverse=True)
+    return [index for begin in (True, False) for kind in kinds for index in (kind[:1] if begin else kind[1:])]

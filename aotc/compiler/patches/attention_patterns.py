@@ -16,7 +16,7 @@ from torch import Tensor, fx
 
 from aotc.compiler.patches.machinery.patch import Patch
 from aotc.compiler.patches.machinery.reproducing import Torch
-from aotc.compiler.patches.shared.patterns import Check, both, patterns_narrowed
+from aotc.compiler.patches.shared.inductor import Check, both, patterns_narrowed
 
 PATCH = Patch(
     __name__,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from aotc.compiler.patches.machinery.patch import Patch
 from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
-from aotc.compiler.patches.shared.decompositions import decomposed
+from aotc.compiler.patches.shared.inductor import decomposed
 
 PATCH = Patch(
     __name__,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from aotc.compiler.patches.machinery.patch import Patch
 from aotc.compiler.patches.machinery.reproducing import Torch, assert_raises
-from aotc.compiler.patches.shared.decompositions import decomposed
+from aotc.compiler.patches.shared.inductor import decomposed
 
 PATCH = Patch(__name__, operators=("aten.repeat_interleave",), targets=("aten.repeat_interleave.Tensor(repeats)",))
 

@@ -15,7 +15,7 @@ from torch import fx, nn
 
 from aotc.compiler.patches.machinery.patch import Patch
 from aotc.compiler.patches.machinery.reproducing import Torch
-from aotc.compiler.patches.shared.patterns import Check, both, patterns_narrowed
+from aotc.compiler.patches.shared.inductor import Check, both, patterns_narrowed
 
 PATCH = Patch(__name__, targets=("torch._inductor.pattern_matcher:PatternMatcherPass.apply(gm)",))
 

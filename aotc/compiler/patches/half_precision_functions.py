@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from aotc.compiler.patches.machinery.patch import Patch
-from aotc.compiler.patches.shared.decompositions import decomposed
+from aotc.compiler.patches.shared.inductor import decomposed
 
 PATCH = Patch(
     __name__,

@@ -16,7 +16,7 @@ import torch
 
 from aotc.compiler.patches.machinery.patch import Patch
 from aotc.compiler.patches.machinery.reproducing import Torch, assert_raises
-from aotc.compiler.patches.shared.kernel_errors import NOTED, any_of_mask, count_of, mask_of
+from aotc.compiler.patches.shared.generated_code import NOTED, any_of_mask, count_of, mask_of
 
 PATCH = Patch(
     __name__,

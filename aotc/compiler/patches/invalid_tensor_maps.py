@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from aotc.compiler.patches.machinery.patch import Patch
-from aotc.compiler.patches.shared.tma_templates import also_required
+from aotc.compiler.patches.shared.inductor import tma_templates_require
 
 PATCH = Patch(
     __name__,
@@ -38,7 +38,7 @@ def apply() -> Iterator[None]:
 
     Inductor checks whether a valid map exists, at the example's sizes.
     """
-    with also_required(lambda *matrices: all(map(_has_tensor_map, matrices))):
+    with tma_templates_require(lambda *matrices: all(map(_has_tensor_map, matrices))):
         yield
 
 

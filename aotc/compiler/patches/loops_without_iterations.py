@@ -16,7 +16,7 @@ from torch import Tensor
 
 from aotc.compiler.patches.machinery.patch import Patch
 from aotc.compiler.patches.machinery.reproducing import Torch
-from aotc.compiler.patches.shared.rewriting import check_count
+from aotc.compiler.patches.shared.generated_code import check_count
 
 PATCH = Patch(
     __name__,

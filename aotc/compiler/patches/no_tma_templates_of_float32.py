@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 
 from aotc.compiler.patches.machinery.patch import Patch
-from aotc.compiler.patches.shared.tma_templates import TMA_TEMPLATES, also_required
+from aotc.compiler.patches.shared.inductor import TMA_TEMPLATES, tma_templates_require
 
 PATCH = Patch(
     __name__,
@@ -30,7 +30,7 @@ PATCH = Patch(
 @contextmanager
 def apply() -> Iterator[None]:
     """While active, these templates are left out of races for a plain float32 product."""
-    with also_required(lambda *matrices: _on_tensor_cores(matrices[0].get_dtype())):
+    with tma_templates_require(lambda *matrices: _on_tensor_cores(matrices[0].get_dtype())):
         yield
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from unittest import mock
 
 from aotc.compiler.patches.machinery.patch import Patch
-from aotc.compiler.patches.shared.kernel_errors import NOTED, reproduce_index_error
+from aotc.compiler.patches.shared.generated_code import NOTED, reproduce_index_error
 
 PATCH = Patch(
     __name__,

@@ -15,7 +15,7 @@ import torch
 
 from aotc.compiler.patches.machinery.patch import Patch
 from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
-from aotc.compiler.patches.shared.serialised_calls import serialised_within
+from aotc.compiler.patches.shared.inductor import serialised_within
 
 PATCH = Patch(
     __name__,

@@ -14,7 +14,7 @@ from typing import Any
 from unittest import mock
 
 from aotc.compiler.patches.machinery.patch import Patch
-from aotc.compiler.patches.shared.rewriting import rewritten
+from aotc.compiler.patches.shared.generated_code import rewritten
 
 PATCH = Patch(
     __name__,

@@ -19,8 +19,7 @@ from unittest import mock
 import torch
 
 from aotc.compiler.patches.machinery.patch import Patch
-from aotc.compiler.patches.shared.inductor import inductor
-from aotc.compiler.patches.shared.tma_templates import TMA_TEMPLATES
+from aotc.compiler.patches.shared.inductor import TMA_TEMPLATES, inductor
 
 PATCH = Patch(
     __name__,

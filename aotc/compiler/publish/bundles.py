@@ -11,8 +11,8 @@ from typing import NamedTuple
 import msgspec
 
 from aotc.amounts import counted
+from aotc.compiler.build_report import Outcome
 from aotc.compiler.publish.target_artifacts import merge
-from aotc.compiler.report import Outcome
 from aotc.errors import BuildError
 from aotc.provenance import BuiltArtifact
 from aotc.records import NativeCall

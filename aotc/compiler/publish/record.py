@@ -14,10 +14,11 @@ import msgspec
 import torch
 from torch import fx, nn
 
+from aotc.compiler.capture.analysis.custom_operators import Registrations
 from aotc.compiler.capture.lifting.lift import Capture
 from aotc.compiler.capture.unit_graph import Exported, Subject
 from aotc.compiler.codegen.aot_inductor import LIBRARY, CompiledFiles
-from aotc.compiler.messages import Job
+from aotc.compiler.messages import Job, Unit
 from aotc.compiler.sources import imported_files
 from aotc.constants import encode_constants
 from aotc.digest import canonical_json, sha256_file, sha256_json
@@ -73,9 +74,10 @@ class Snapshot(NamedTuple):
     constants_file: bytes
 
 
-def take_snapshot(job: Job, model: nn.Module) -> Snapshot:
-    guarded = submodules(model, [path for region in job.regions for path in region.instances]) if job.region else model
-    constants = named_constants(model) if _takes_all_weights(job) else {}
+def take_snapshot(unit: Unit, model: nn.Module) -> Snapshot:
+    instances = [path for region in unit.regions for path in region.instances]
+    guarded = submodules(model, instances) if unit.region else model
+    constants = named_constants(model) if _takes_all_weights(unit) else {}
     trees: Trees = {}
     return Snapshot(
         guarded,
@@ -88,37 +90,49 @@ def take_snapshot(job: Job, model: nn.Module) -> Snapshot:
     )
 
 
-def _takes_all_weights(job: Job) -> bool:
+def _takes_all_weights(unit: Unit) -> bool:
     """Whether a checkpoint can replace the module: every weight is an argument, and no part of the model is eager."""
-    return job.spec.weights == "live" and not job.region
+    return unit.spec.weights == "live" and not unit.region
+
+
+class CapturedUnit(NamedTuple):
+    """A unit before it is compiled. `runs_on` is the CPU where the target's GPU is absent; the report has the notes of
+    `exported`, too."""
+
+    job: Job
+    runs_on: Target
+    model: nn.Module
+    snapshot: Snapshot
+    subject: Subject
+    leaves: list[Any]
+    exported: Exported
+    parallel: Parallel | None
+    registrations: Registrations
+    notes: tuple[str, ...]
 
 
 class BuiltUnit(NamedTuple):
     """Everything from which a unit's record is written."""
 
-    job: Job
-    target: Target
-    snapshot: Snapshot
-    subject: Subject
-    exported: Exported
+    captured: CapturedUnit
     options: Mapping[str, Any]
     compiled: CompiledFiles
     operators: tuple[OperatorNeed, ...]
-    picks: PickFile | None
     ambient: Ambient
-    untuned: tuple[str, ...] = ()
-    backward: Backward | None = None
-    parallel: Parallel | None = None
-    graph: str = ""
+    graph: str
+    picks: PickFile | None
+    untuned: tuple[str, ...]
+    backward: Backward | None
 
 
-def write_record(unit: BuiltUnit) -> None:
+def write_record(built: BuiltUnit) -> None:
     """Write the files that a load reads into `job.output`, beside the compiled files; the record comes last."""
-    output, snapshot, exported = Path(unit.job.output), unit.snapshot, unit.exported
-    (output / REPORT).write_bytes(_report(unit.compiled, exported.captured))
+    captured = built.captured
+    output, snapshot, exported = Path(captured.job.output), captured.snapshot, captured.exported
+    (output / REPORT).write_bytes(_report(built.compiled, exported.captured))
     (output / FORMS).write_bytes(canonical_json(_forms(exported.captured)))
-    if unit.picks:
-        (output / PICKS).write_bytes(canonical_json(unit.picks))
+    if built.picks:
+        (output / PICKS).write_bytes(canonical_json(built.picks))
     if len(attributes := canonical_json(snapshot.attributes)) <= CONFIG_LIMIT:  # else a reader would refuse it
         (output / ATTRIBUTES).write_bytes(attributes)
     outside = Outside(snapshot.guarded).values(exported.outside)
@@ -126,15 +140,15 @@ def write_record(unit: BuiltUnit) -> None:
     (output / READ_VALUES).write_bytes(canonical_json(reads))
     if snapshot.constants_file:
         (output / CONSTANTS).write_bytes(snapshot.constants_file)
-    (output / RECORD).write_bytes(_artifact(unit, _variant(unit)).encode())
+    (output / RECORD).write_bytes(_artifact(built, _variant(built)).encode())
 
 
-def _variant(unit: BuiltUnit) -> BuiltVariant:
-    job, exported, compiled = unit.job, unit.exported, unit.compiled
-    output, captured = Path(job.output), exported.captured
+def _variant(built: BuiltUnit) -> BuiltVariant:
+    job, exported, compiled = built.captured.job, built.captured.exported, built.compiled
+    unit, output, captured = job.unit, Path(job.output), exported.captured
     return BuiltVariant(
-        bucket=job.bucket,
-        key=job.key,
+        bucket=unit.bucket,
+        key=unit.key,
         library=LIBRARY,
         files=tuple(staged_file(output, name, mapped=name in compiled.mapped) for name in compiled.files),
         arguments=captured.arguments,
@@ -144,48 +158,49 @@ def _variant(unit: BuiltUnit) -> BuiltVariant:
         mutated_leaves=captured.mutated_leaves,
         storage_leaves=captured.storage_leaves,
         mutated_state=captured.mutated_state,
-        operators=unit.operators,
+        operators=built.operators,
         report=staged_file(output, REPORT),
         picks=_if_written(output, PICKS),
-        region=job.region,
+        region=unit.region,
         origins=tuple(sorted(exported.origins)),
         padded=exported.padded,
         any_sequence=exported.forms.any_sequence,
         any_order=exported.forms.any_order,
         empty_is_none=exported.forms.empty_is_none,
-        assigned=tuple(sorted(at for name in exported.assigned.first for at in _places(job, name))),
-        left={at: value for name, value in exported.assigned.left.items() for at in _places(job, name)},
+        assigned=tuple(sorted(at for name in exported.assigned.first for at in _places(unit, name))),
+        left={at: value for name, value in exported.assigned.left.items() for at in _places(unit, name)},
         reads=tuple(sorted(exported.reads)),
         read_values=staged_file(output, READ_VALUES),
         asked=dict(sorted(exported.asked.items())),
-        untested=not job.runs_here,
-        untuned=unit.untuned,
-        backward=unit.backward,
-        graph=unit.graph,
+        untested=not unit.runs_here,
+        untuned=built.untuned,
+        backward=built.backward,
+        graph=built.graph,
     )
 
 
-def _places(job: Job, attribute: str) -> list[str]:
+def _places(unit: Unit, attribute: str) -> list[str]:
     """The attribute's paths in the model that a load compares: for a region, one in each of its instances."""
-    instances = [path for region in job.regions if region.name == job.region for path in region.instances]
-    return [f"{path}.{attribute}" for path in instances] if job.region else [attribute]
+    instances = [path for region in unit.regions if region.name == unit.region for path in region.instances]
+    return [f"{path}.{attribute}" for path in instances] if unit.region else [attribute]
 
 
-def _artifact(unit: BuiltUnit, variant: BuiltVariant) -> BuiltArtifact:
-    job, target, snapshot, subject, ambient = unit.job, unit.target, unit.snapshot, unit.subject, unit.ambient
-    output = Path(job.output)
-    state = _state(job.spec, subject.module, unit.exported.captured, snapshot.constants)
-    if unit.options.get("cpp.dynamic_threads") is False:
+def _artifact(built: BuiltUnit, variant: BuiltVariant) -> BuiltArtifact:
+    captured, ambient = built.captured, built.ambient
+    unit, snapshot, subject = captured.job.unit, captured.snapshot, captured.subject
+    target, output = unit.target, Path(captured.job.output)
+    state = _state(unit.spec, subject.module, captured.exported.captured, snapshot.constants)
+    if built.options.get("cpp.dynamic_threads") is False:
         ambient = msgspec.structs.replace(ambient, num_threads=torch.get_num_threads())
     return BuiltArtifact(
         schema=SCHEMA_VERSION,
         aotc=aotc_version(),
-        model=job.spec.name,
+        model=unit.spec.name,
         target=target.name,
-        environment=_needs(target, [output / file.name for file in variant.files], job.spec.ptx),
-        weights=job.spec.weights,
+        environment=_needs(target, [output / file.name for file in variant.files], unit.spec.ptx),
+        weights=unit.spec.weights,
         signature=subject.model_signature,
-        state=() if job.region else state,
+        state=() if unit.region else state,
         module=ModuleGuard(
             class_name=type(snapshot.guarded).__qualname__,
             training=snapshot.guarded.training,
@@ -198,14 +213,14 @@ def _artifact(unit: BuiltUnit, variant: BuiltVariant) -> BuiltArtifact:
         ),
         ambient=ambient,
         variants=(variant,),
-        options=_plain_options(unit.options),
-        manifest=msgspec.to_builtins(job.spec),
+        options=_plain_options(built.options),
+        manifest=msgspec.to_builtins(unit.spec),
         constants=staged_file(output, CONSTANTS) if snapshot.constants_file else None,
-        method=job.spec.method,
-        parallel=unit.parallel,
-        unused=_unused(subject.module, state, snapshot.constants) if _takes_all_weights(job) else (),
-        regions=tuple(_with_state(region, state) if region is subject.region else region for region in job.regions),
-        calls=job.calls,
+        method=unit.spec.method,
+        parallel=captured.parallel,
+        unused=_unused(subject.module, state, snapshot.constants) if _takes_all_weights(unit) else (),
+        regions=tuple(_with_state(region, state) if region is subject.region else region for region in unit.regions),
+        calls=unit.calls,
     )
 
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from aotc.compiler.build_report import Event, OnEvent
 from aotc.compiler.cache_lookup import PlannedUnit, look_up
 from aotc.compiler.plan import changed_reads
-from aotc.compiler.report import Event, OnEvent
 from aotc.errors import Issue, NotFoundError, RemoteError
 from aotc.models.factory import build_module
 from aotc.store.files.status import exists

@@ -30,10 +30,10 @@ class TimedCall:
         self.ms: list[float] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        _synchronize()
+        synchronize()
         began = time.perf_counter()
         result = self._function(*args, **kwargs)
-        _synchronize()
+        synchronize()
         self.ms.append((time.perf_counter() - began) * 1e3)
         return result
 
@@ -79,6 +79,6 @@ def spread_of(ms: list[float]) -> Spread:
     return Spread(round(min(ms), 6), round(statistics.median(ms), 6), len(ms))
 
 
-def _synchronize() -> None:
+def synchronize() -> None:
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()

@@ -30,7 +30,7 @@ from aotc.manifest.inputs import TensorInput, parse_inputs
 from aotc.manifest.types import ModelSpec
 from aotc.models.calls import Called, has_drawn
 from aotc.models.gradients import change_along, count_of_results, gradients_of, names_of_gradients
-from aotc.models.reference import forget_failed_traces, in_float64
+from aotc.models.reference import forget_failed_traces, in_double, in_float64
 from aotc.models.tolerance import TF32, Judgement, judge_gradients, may_use_tf32
 from aotc.records import Signature, Variant
 from aotc.tensors.comparison import MULTIPLE, Allowed, Result, difference, first_difference, rounded_otherwise, said_of
@@ -181,7 +181,7 @@ def _wrong_at(
 
 def _exact(run: _Run, wide: nn.Module) -> list[Tensor | None]:
     """The gradients in float64; in eager's precision for what the model itself computes in less."""
-    called = run.called._replace(module=wide, leaves=[_wide(leaf) for leaf in run.called.leaves])
+    called = run.called._replace(module=wide, leaves=[*map(in_double, run.called.leaves)])
     with in_float64(), torch.autocast(run.device.type, enabled=False):
         return gradients_of(*called, run.wanted, 0, None, run.scale, run.only)
 
@@ -223,12 +223,6 @@ def _moved(run: _Run, wide: nn.Module, seed: int) -> Iterator[_Run]:
             for one, other, value in zip(own, others, before, strict=True):
                 one.copy_(value)
                 other.copy_(value)
-
-
-def _wide(leaf: Any) -> Any:
-    if not isinstance(leaf, Tensor):
-        return leaf
-    return leaf.double() if leaf.is_floating_point() else leaf.to(torch.complex128) if leaf.is_complex() else leaf
 
 
 def _all_finite(tensor: Tensor | None) -> bool:

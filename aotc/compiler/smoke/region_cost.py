@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from aotc.compiler.smoke.call_times import synchronize
 from aotc.machine.benchmarking import device_alone
 from aotc.provenance import RegionCost
 from aotc.runtime.libraries.library import Library
@@ -123,13 +123,8 @@ def _rounds() -> Any:
 
 def _ms(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
     """Milliseconds of one call, with all work that it started on the device."""
-    _synchronize()
+    synchronize()
     began = time.perf_counter()
     function(*args, **kwargs)
-    _synchronize()
+    synchronize()
     return (time.perf_counter() - began) * 1e3
-
-
-def _synchronize() -> None:
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.synchronize()

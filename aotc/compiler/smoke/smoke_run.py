@@ -34,7 +34,7 @@ from aotc.models.calls import (
     state_put_back,
 )
 from aotc.models.factory import build_module
-from aotc.models.ranks import make_meshes_on
+from aotc.models.fake_ranks import make_meshes_on
 from aotc.models.regions import example_of
 from aotc.picks import pinned_launch
 from aotc.provenance import FORMS, BuiltArtifact, CallTimes, Smoked
@@ -67,11 +67,11 @@ def smoke(job: Job) -> Smoked:
         # its library. Not on a GPU, where this run also times launches.
         os.environ["AOTI_RUNTIME_CHECK_INPUTS"] = "1"
     make_meshes_on(device.type)
-    module = build_module(job.spec, Path(job.folder), dummy_weights=job.dummy_weights, rank=job.rank).to(device)
-    folder = Path(job.folder)
+    spec, folder = job.unit.spec, Path(job.folder)
+    module = build_module(spec, folder, dummy_weights=job.settings.dummy_weights, rank=job.rank).to(device)
     (variant,) = artifact.variants
-    dims = job.sizes or tuned_dims(variant.bucket)
-    leaves = signature_leaves(job.spec, artifact.signature, dims, device, 0, folder)
+    dims = job.unit.sizes or tuned_dims(variant.bucket)
+    leaves = signature_leaves(spec, artifact.signature, dims, device, 0, folder)
     args, kwargs = arguments_of(artifact.signature, leaves)
     before = driver_cache.size()
 
@@ -90,7 +90,7 @@ def smoke(job: Job) -> Smoked:
     if isinstance(compiled, CompiledRegions):
         return _run_region(job, artifact, compiled, driver_cache)
     called, timed = Called(module, artifact.signature, variant.mutated_state, leaves), TimedCall(compiled)
-    with modes_of(job.spec, device.type):
+    with modes_of(spec, device.type):
         given = called.call(timed)
         driver_compiled = driver_cache.size() - before
         _check_forms(given[: len(given) - len(leaves) - len(variant.mutated_state)], variant, output / FORMS)
@@ -99,11 +99,11 @@ def smoke(job: Job) -> Smoked:
         with state_put_back(module, variant.mutated_state):
             launch = _pick_launch(job, variant, device, bound, args, kwargs)
         smoked = Smoked(launch, driver_compiled=driver_compiled)
-    with modes_of(job.spec, device.type):
+    with modes_of(spec, device.type):
         times = _compare_and_time(called, given, timed, device, _sizes_in_ranges(variant, dims))
         if variant.backward is not None:
             compare_gradients(called, variant, compiled, device)
-            wide = inputs_of_any_value(job.spec, artifact.signature)
+            wide = inputs_of_any_value(spec, artifact.signature)
             compare_at_extremes(called, variant, compiled, device, {*wide, *variant.with_gradients})
     return msgspec.structs.replace(smoked, times=times)
 
@@ -117,16 +117,16 @@ def _run_region(
     """Run the model with the compiled region, then that region alone, and compare the region's results."""
     (variant,) = artifact.variants
     module, device, output, folder = compiled.module, compiled.device, Path(job.output), Path(job.folder)
-    dims = job.sizes or tuned_dims(variant.bucket)
+    dims = job.unit.sizes or tuned_dims(variant.bucket)
     region = next(region for region in artifact.regions if region.name == variant.region)
     before = driver_cache.size()
     with state_put_back(module, [f"{path}.{name}" for path in region.instances for name in variant.mutated_state]):
         compiled.detach()
-        example = example_of(job.spec, module, artifact.signature, region, dims, folder)
+        example = example_of(job.unit.spec, module, artifact.signature, region, dims, folder)
         inputs = signature_leaves(example.spec, artifact.signature, dims, device, 0, folder)
         args, kwargs = arguments_of(artifact.signature, inputs)
         compiled.attach([variant.region])
-        with modes_of(job.spec, device.type):
+        with modes_of(job.unit.spec, device.type):
             _touch(compiled(*args, **kwargs))
             driver_compiled = driver_cache.size() - before
             library = open_variant(FilesInFolder(output, variant.library), variant, device, 1)
@@ -135,7 +135,7 @@ def _run_region(
     instance = module.get_submodule(region.instances[0])
     called = Called(instance, region.signature, variant.mutated_state, example.leaves)
     code = TimedCall(compiled.regions[region.name])
-    with modes_of(job.spec, device.type):
+    with modes_of(job.unit.spec, device.type):
         sizes = _sizes_in_ranges(variant, dims)
         times = _compare_and_time(called, called.call(code), code, device, sizes)
         if variant.backward is not None:
@@ -167,7 +167,7 @@ def _pick_launch(
         compiled = bound(options)
         return lambda: compiled(*args, **kwargs)
 
-    return pick_launch(job.spec, variant.bucket, device, call_with, pinned_launch(job.pins))
+    return pick_launch(job.unit.spec, variant.bucket, device, call_with, pinned_launch(job.pins))
 
 
 def _sizes_in_ranges(variant: Variant, dims: Mapping[str, int]) -> dict[str, int]:

@@ -21,6 +21,7 @@ import torch
 from aotc.compiler.toolchain.compile_cache import CompileCache
 from aotc.digest import sha256_json
 from aotc.machine.cpp_compiler import compiler_name, compiler_version
+from aotc.machine.native import python_abi
 from aotc.records import NATIVE_INTERFACE, NativeCall
 from aotc.store.layout.store import Store
 
@@ -43,8 +44,7 @@ def native_call_compiled(store: Store, *, early: bool = False) -> Iterator[Calla
 
 
 def _compiled(store: Store) -> NativeCall | None:
-    abi = str(sysconfig.get_config_var("SOABI"))
-    inputs = [SOURCE.read_text(), _OPTIONS, _LIBRARIES, compiler_version(), str(torch.__version__), abi]
+    inputs = [SOURCE.read_text(), _OPTIONS, _LIBRARIES, compiler_version(), str(torch.__version__), python_abi()]
     with tempfile.TemporaryDirectory(prefix="aotc-native-") as folder:
         library = Path(folder) / "native_call.so"
         try:
@@ -54,7 +54,7 @@ def _compiled(store: Store) -> NativeCall | None:
             _log.warning("calls of what is built here will be made by Python, which takes longer: %s", reason[:400])
             return None
         file = store.blobs.put_file_zstd(library, name=library.name)
-    return NativeCall(file, str(torch.__version__), abi, NATIVE_INTERFACE)
+    return NativeCall(file, str(torch.__version__), python_abi(), NATIVE_INTERFACE)
 
 
 def _compile(library: Path) -> None:

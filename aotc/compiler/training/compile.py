@@ -65,7 +65,7 @@ def split(
     """Both halves, under the patches and the autotuning of a compilation, since Inductor's passes run over the joint
     graph. Raises BuildError, as `halves_of` does; errors of torch's compiler pass through."""
     check_sparse(captured)
-    spec = job.spec
+    spec = job.unit.spec
     with (
         gpu_benchmarks_alone() if target.device == "cuda" else nullcontext(),
         picking(picker),

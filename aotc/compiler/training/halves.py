@@ -281,7 +281,7 @@ class _Splitting:
 
         self.sources = {node.name: node.meta["desc"] for node in joint.graph.find_nodes(op="placeholder")}
         self.gradients = joint.graph.output_node().meta["desc"][count:]
-        if any(map(_draws, joint.graph.nodes)):  # with 0, torch computes all again, and draws other numbers
+        if any(map(draws, joint.graph.nodes)):  # with 0, torch computes all again, and draws other numbers
             memory_budget = max(memory_budget, LEAST_BUDGET)
         with (
             config.patch(activation_memory_budget=memory_budget),
@@ -290,8 +290,8 @@ class _Splitting:
             forward, backward = partition_fn(
                 joint, _values(joint.graph), num_fwd_outputs=count, static_lifetime_input_indices=list(self._static())
             )
-        drawn = {node.name for node in forward.graph.nodes if _draws(node)}
-        if again := [node for node in backward.graph.nodes if node.name in drawn and _draws(node)]:
+        drawn = {node.name for node in forward.graph.nodes if draws(node)}
+        if again := [node for node in backward.graph.nodes if node.name in drawn and draws(node)]:
             raise BuildError(
                 f"the backward would draw random numbers again, and others than the forward: {again[0].target}",
                 hint="leave out `activation_memory`, or the option `fallback_random`",
@@ -537,7 +537,7 @@ class _Splitting:
         return tuple(arguments), tuple(examples), places
 
 
-def _draws(node: fx.Node) -> bool:
+def draws(node: fx.Node) -> bool:
     """Whether the node takes numbers from a generator, or seeds."""
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
@@ -547,7 +547,7 @@ def _save_what_is_drawn(graph: fx.Graph) -> None:
     from torch.utils.checkpoint import CheckpointPolicy
 
     for node in graph.nodes:
-        if _draws(node) and isinstance(node.meta.get("val"), Tensor):  # torch saves no tuples
+        if draws(node) and isinstance(node.meta.get("val"), Tensor):  # torch saves no tuples
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
 

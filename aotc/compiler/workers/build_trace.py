@@ -12,12 +12,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from aotc.compiler.build_report import Event
 from aotc.compiler.messages import STAGE, Span
-from aotc.compiler.report import Event
 from aotc.store.files.writing import write_output
 
 
-class Trace:
+class BuildTrace:
     """Collects the spans of a build's events, from any thread."""
 
     def __init__(self) -> None:

@@ -29,7 +29,7 @@ from aotc.compiler.messages import ForkRequest
 from aotc.compiler.workers import fork_server
 from aotc.machine.processes import child_command, child_environment, die_with_parent
 
-WORKER = "aotc.compiler.workers.worker"
+WORKER = "aotc.compiler.workers.compile_worker"
 SMOKE = "aotc.compiler.smoke.smoke_run"
 
 _COMMON = (

@@ -76,7 +76,7 @@ class SharedFolder:
     def _made(self) -> Path:
         if self._held is None:
             with typed_errors("write in", Path(tempfile.gettempdir())):
-                self._held = held_folder("aotc-build-")
+                self._held = held_folder()
         return self._held[0]
 
 

@@ -18,7 +18,6 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from aotc.compiler.key import code_key
 from aotc.compiler.messages import (
     STAGE,
     Autotuned,
@@ -147,31 +146,11 @@ def _output(work: Path, ranks: tuple[int, ...]) -> Path:
 
 
 def _write_job(task: Task, work: Path, shared: SharedFolder | None, precompile: bool, ranks: tuple[int, ...]) -> Path:
-    unit, output, path = task.unit, _output(work, ranks), work / "job.json"
+    output, path = _output(work, ranks), work / "job.json"
     output.mkdir(parents=True)
     job = Job(
-        spec=unit.spec,
-        folder=str(task.folder),
-        bucket=unit.bucket,
-        target=unit.target.name,
-        key=unit.key,
-        output=str(output),
-        pins=unit.pins.of_rank(ranks[0] if ranks else 0),
-        seeds=unit.pins.seeds,
-        locked=task.locked,
-        shared=str(shared.path) if shared else "",
-        precompile=precompile,
-        region=unit.region,
-        regions=unit.regions,
-        calls=unit.calls,
-        sizes=unit.sizes,
-        sources=unit.factors["sources"],
-        dummy_weights=task.dummy_weights,
-        gpu=unit.gpu.name if unit.gpu else "",
-        absent=unit.absent,
-        untuned=unit.untuned,
+        *(task.unit, str(task.folder), str(output), task.settings, str(shared.path) if shared else "", precompile),
         ranks=ranks,
-        code=code_key(unit.factors),
         graphs=dict(task.graphs),
         store=task.store,
     )
@@ -320,7 +299,7 @@ def work_folder() -> Iterator[Path]:
     Raises StoreError.
     """
     with typed_errors("write in", Path(tempfile.gettempdir())):
-        folder, descriptor = held_folder("aotc-build-")
+        folder, descriptor = held_folder()
     try:
         yield folder
     finally:

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import msgspec
 from torch import fx
 
+from aotc.compiler.wrong_code.findings import Culprit, Remedy, Stage
 from aotc.compiler.wrong_code.lowering import Lowering, Step
 from aotc.compiler.wrong_code.remedies import remedies, where_decomposed
-from aotc.compiler.wrong_code.report import Culprit, Remedy, Stage
 from aotc.compiler.wrong_code.search import Difference, culprit_of, difference, smallest
 from aotc.compiler.wrong_code.subgraphs import Part, trained_in
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from aotc.compiler.patches.machinery.registry import PATCHES
+from aotc.compiler.wrong_code.findings import Remedy
 from aotc.compiler.wrong_code.lowering import Change, Lowering, Step
-from aotc.compiler.wrong_code.report import Remedy
 from aotc.compiler.wrong_code.search import difference
 from aotc.compiler.wrong_code.subgraphs import Part
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, fx
 
 from aotc.compiler.explain_failure import lines_shown
+from aotc.compiler.wrong_code.findings import Culprit, Numbers
 from aotc.compiler.wrong_code.lowering import Lowering, Step
-from aotc.compiler.wrong_code.report import Culprit, Numbers
 from aotc.compiler.wrong_code.subgraphs import OF, Part, exact, groups_of, in_eager, needed_for, part_of, values_of
 from aotc.models.tolerance import Judgement, failed, judge
 
@@ -40,7 +40,7 @@ def difference(lowering: Lowering, step: Step, part: Part) -> Difference | None:
     eager, reference = in_eager(part), exact(part)
     found = lowering.run(step, part)
     judged = [
-        Difference(part, name, _judge(mine, theirs, wide), _numbers(mine, theirs, wide))
+        Difference(part, name, _judge(mine, theirs, wide), numbers_of(mine, theirs, wide))
         for name, mine, theirs, wide in zip(part.results, found, eager, reference, strict=True)
     ]
     wrong = [one for one in judged if not one.judgement.ok]
@@ -148,11 +148,12 @@ def _judge(mine: Any, theirs: Any, wide: Any) -> Judgement:
     return judge(mine, theirs, wide if isinstance(wide, Tensor) else theirs)
 
 
-def _numbers(mine: Any, theirs: Any, wide: Any) -> Numbers | None:
+def numbers_of(mine: Any, theirs: Any, wide: Any) -> Numbers | None:
+    """Of the element that differs most from `wide`; None of values that have no such element."""
     tensors = (mine, theirs, wide)
     if not all(isinstance(one, Tensor) for one in tensors) or mine.shape != theirs.shape or not mine.numel():
         return None
-    if mine.is_complex() or mine.layout != torch.strided:
+    if mine.is_complex() or mine.is_quantized or mine.layout != torch.strided:
         return None
     mine, theirs, wide = (one.detach().cpu().double() for one in tensors)
     wide = wide if wide.shape == theirs.shape else theirs

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from aotc.models.reference import in_float64
+from aotc.models.reference import in_double, in_float64
 
 _CONVERT = torch.ops.prims.convert_element_type.default
 _COPY = torch.ops.aten._to_copy.default
@@ -85,7 +85,7 @@ def exact(part: Part) -> list[Any]:
 
     try:
         with in_float64():
-            return results_of(run, [_wide(value) for value in part.inputs], part.trained)
+            return results_of(run, [in_double(_copied(value)) for value in part.inputs], part.trained)
     except Exception:  # its operators may raise anything
         return in_eager(part)
 
@@ -208,13 +208,6 @@ def _is_float(value: Any) -> bool:
 
 def _copied(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, Tensor) else value
-
-
-def _wide(value: Any) -> Any:
-    if not isinstance(value, Tensor):
-        return value
-    value = value.detach().clone()
-    return value.double() if value.is_floating_point() else value.to(torch.complex128) if value.is_complex() else value
 
 
 def _flat(outputs: Any) -> list[Any]:

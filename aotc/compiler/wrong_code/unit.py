@@ -5,20 +5,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-from torch import fx
-
 from aotc.compiler.capture.export import capture
 from aotc.compiler.capture.unit_graph import subject_of
 from aotc.compiler.codegen.inductor_options import inductor_options
 from aotc.compiler.messages import Job, WrongPart
 from aotc.compiler.training.compile import differentiable_arguments
+from aotc.compiler.training.halves import draws
 from aotc.compiler.wrong_code.ladder import Walk, walk
 from aotc.compiler.wrong_code.lowering import Lowering
-from aotc.machine.targets import parse_target
 from aotc.models.calls import modes_of
 from aotc.models.factory import build_module
-from aotc.models.ranks import make_meshes_on
+from aotc.models.fake_ranks import make_meshes_on
 from aotc.records import tuned_dims
 
 NOTHING = WrongPart("", "", "no part of it is wrong by itself")
@@ -26,25 +23,21 @@ NOTHING = WrongPart("", "", "no part of it is wrong by itself")
 
 def wrong_part(job: Job) -> WrongPart:
     """The smallest part of the unit's graph that is wrong, and what mends it. Raises what the model and torch do."""
-    target = parse_target(job.target)
+    spec, target = job.unit.spec, job.unit.target
     make_meshes_on(target.device)
-    made = build_module(job.spec, Path(job.folder), dummy_weights=job.dummy_weights, rank=job.rank)
+    made = build_module(spec, Path(job.folder), dummy_weights=job.settings.dummy_weights, rank=job.rank)
     subject = subject_of(job, made.to(target.device), target)
-    leaves = subject.leaves_at(tuned_dims(job.bucket), 0)
-    frozen = job.spec.weights == "frozen"
-    with modes_of(job.spec, target.device):
+    leaves = subject.leaves_at(tuned_dims(job.unit.bucket), 0)
+    frozen = spec.weights == "frozen"
+    with modes_of(spec, target.device):
         module, signature = subject.module, subject.signature
-        captured = capture(module, signature, leaves, None, frozen, subject.outside, train=job.spec.train)
-        if any(map(_draws, captured.graph.graph.nodes)):  # compiled code draws other numbers than eager
+        captured = capture(module, signature, leaves, None, frozen, subject.outside, train=spec.train)
+        if any(map(draws, captured.graph.graph.nodes)):  # compiled code draws other numbers than eager
             return NOTHING
-        wanted = differentiable_arguments(job.spec, subject, leaves) if job.spec.train else ()
+        wanted = differentiable_arguments(spec, subject, leaves) if spec.train else ()
         places = [place for place, each in enumerate(captured.arguments) if each in wanted]
-        lowering = Lowering(target, inductor_options(job.spec, target), job.spec.patches_off)
+        lowering = Lowering(target, inductor_options(spec, target), spec.patches_off)
         return _said(walk(lowering, captured.graph, captured.examples, places))
-
-
-def _draws(node: fx.Node) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _said(found: Walk) -> WrongPart:

@@ -28,13 +28,13 @@ from aotc.errors import LibraryError
 from aotc.machine.cuda_capture import capturing
 from aotc.reads.tensors import dtype_of
 from aotc.records import Signature, TensorLeaf, Variant, bucket_name, tuned_dims
+from aotc.runtime.conversions.written import write_into
 from aotc.runtime.cuda.driver import make_stream
 from aotc.runtime.cuda.memset_nodes import clear_by_kernels
 from aotc.runtime.dispatch import Dispatcher, Shape
 from aotc.runtime.options import Graphs, OutputMode
 from aotc.runtime.state.weights import State, TakeState
 from aotc.runtime.variant import Attached, Launch
-from aotc.runtime.written import write_into
 from aotc.tensors.layouts import strides_in
 
 _log = logging.getLogger("aotc")

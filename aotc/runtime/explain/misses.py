@@ -17,10 +17,10 @@ from aotc.reads.tensors import dtype_name
 from aotc.records import Signature, TensorLeaf, bucket_name
 from aotc.runtime.bind import DoesNotBind, StructureMismatch
 from aotc.runtime.call import own_forward
+from aotc.runtime.conversions.forms import form_of, in_compiled_layout
 from aotc.runtime.explain.dispatch import nearest, obstacles, unexplained
 from aotc.runtime.explain.guards import guard_issues, shape_hint, tangent_issues, tensor_expected
 from aotc.runtime.explain.values import describe, describe_form
-from aotc.runtime.forms import form_of, in_compiled_layout
 from aotc.runtime.guards import PLAIN_TENSORS, is_followed, transform
 from aotc.runtime.state.weights import ModuleState
 from aotc.runtime.stats import count_miss

@@ -106,13 +106,13 @@ def is_held(path: Path) -> bool:
         return True
 
 
-def held_folder(prefix: str) -> tuple[Path, int]:
+def held_folder() -> tuple[Path, int]:
     """A new private folder (mode 0700) and a descriptor: until that is closed, gc sees the folder as in use.
 
     Raises OSError.
     """
     while True:
-        path = Path(tempfile.mkdtemp(prefix=prefix))
+        path = Path(tempfile.mkdtemp(prefix="aotc-build-"))
         with contextlib.suppress(FileNotFoundError):  # cleaned away before it was locked
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:

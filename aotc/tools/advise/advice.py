@@ -230,7 +230,7 @@ def _least_p95(
     prices: dict[float, int] = defaultdict(int)
     for shape, count in counts.items():
         prices[cost(shape)] += count
-    return _quantile(prices, 0.95, 0.0)
+    return _p95(prices, 0.0)
 
 
 def _costliest_left_out(counts: Mapping[Shape, int], cost: Cost, cover: float) -> dict[Shape, int]:
@@ -422,13 +422,13 @@ def evaluate(
         ideal=ideal,
         cost=total,
         waste=1 - ideal / total if total else 0.0,
-        p95=_quantile(ratios, 0.95, 1.0),
-        p95_cost=_quantile(prices, 0.95, 0.0),
+        p95=_p95(ratios, 1.0),
+        p95_cost=_p95(prices, 0.0),
     )
 
 
-def _quantile(values: Mapping[float, int], share: float, empty: float) -> float:
-    left = share * sum(values.values())
+def _p95(values: Mapping[float, int], empty: float) -> float:
+    left = 0.95 * sum(values.values())
     found = empty
     for found in sorted(values):
         left -= values[found]

@@ -58,11 +58,10 @@ class Chart(NamedTuple):
 
 def render_page(trace: Trace, advice: Advice, source: str, unit: str, model: str = "") -> str:
     """The whole page, as HTML. `source` names the trace, `unit` is what costs are counted in."""
-    from aotc.tools.html_page import render, resource
+    from aotc.tools.html_page import render
 
     return render(
         "aotc.tools.advise",
-        resource("aotc.tools.inspection", "page.css") + resource("aotc.tools.advise", "page.css"),
         {"number": _number},
         advice=advice,
         source=source,

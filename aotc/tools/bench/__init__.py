@@ -7,10 +7,10 @@ In the order of use:
 - `caches`: caches of a contender's own, empty or left by another one's process
 - `prepare`: the inputs, the checkpoint and eager's output, written once for all contenders
 - `messages`: what the measuring process is asked and what it answers
-- `worker`: the measuring process; one for each start of a contender
+- `measure_worker`: the measuring process; one for each start of a contender
 - `session`: a measuring process, seen from its parent
 - `run`: the order of all measurements
 - `comparison`: percentiles, paired ratios with their interval, and the verdict
-- `report`: everything that was measured, as typed data
+- `measurements`: everything that was measured, as typed data
 - `page`: the report as an HTML page
 """

@@ -73,12 +73,12 @@ def percentile(ordered: Sequence[float], percent: int) -> float | None:
     return ordered[-(-len(ordered) * percent // 100) - 1]
 
 
-def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float] | None:
+def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
     """The interval in which the median of the values' distribution lies; None of too few values."""
     ordered, count = sorted(values), len(values)
     below = 0
     outside = 0.0  # the probability that fewer than `below` of the values lie below the true median
-    while (more := outside + math.comb(count, below) / 2**count) <= (1 - confidence) / 2:
+    while (more := outside + math.comb(count, below) / 2**count) <= (1 - CONFIDENCE) / 2:
         outside, below = more, below + 1
     return (ordered[below - 1], ordered[count - below]) if below else None
 

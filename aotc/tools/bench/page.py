@@ -10,7 +10,7 @@ from typing import NamedTuple
 from aotc.amounts import seconds_text
 from aotc.tools.bench.comparison import Comparison, Latency, in_words
 from aotc.tools.bench.contenders import CONTENDERS
-from aotc.tools.bench.report import BenchReport, BucketReport, Measured, Replayed, TraceReport
+from aotc.tools.bench.measurements import BenchReport, BucketReport, Measured, Replayed, TraceReport
 
 STEPS = {
     "import torch": ("python", "import torch"),
@@ -88,7 +88,7 @@ class Bucket(NamedTuple):
     rounds: int
     rows: list[Row]
     verdicts: list[Line]
-    threads: list[int]
+    columns: list[str]
     bars: list[Bar]
 
 
@@ -123,11 +123,10 @@ class Model(NamedTuple):
 
 def render_page(reports: Sequence[BenchReport]) -> str:
     """The whole page, as HTML, with a part for each model."""
-    from aotc.tools.html_page import render, resource
+    from aotc.tools.html_page import render
 
     filters = {"bytes": _bytes, "rate": _rate}
-    style = resource("aotc.tools.inspection", "page.css") + resource("aotc.tools.bench", "page.css")
-    return render("aotc.tools.bench", style, filters, models=[_model(report) for report in reports])
+    return render("aotc.tools.bench", filters, models=[_model(report) for report in reports])
 
 
 def _model(report: BenchReport) -> Model:
@@ -195,7 +194,8 @@ def _bucket(report: BenchReport, bucket: BucketReport) -> Bucket:
     title = bucket.bucket if at in ("", bucket.bucket) else f"{bucket.bucket} at {at}"
     rounds = max(len(latency.rounds) for latency in bucket.latencies.values())
     verdicts = [_line(comparison, report.subject) for comparison in bucket.comparisons]
-    return Bucket(bucket, title, rounds, rows, verdicts, threads, bars)
+    columns = [f"#{number} at a time" for number in threads]
+    return Bucket(bucket, title, rounds, rows, verdicts, columns, bars)
 
 
 def _row(bucket: BucketReport, name: str, edge: float, rates: list[float | None]) -> Row:

@@ -14,8 +14,8 @@ from aotc.machine.processes import Parent, answer_of
 from aotc.manifest.types import ModelSpec
 from aotc.records import Dims, Signature
 from aotc.tools.bench.caches import own_caches
+from aotc.tools.bench.measure_worker import tensors_in
 from aotc.tools.bench.subject import Subject
-from aotc.tools.bench.worker import tensors_in
 
 
 class PrepareJob(msgspec.Struct, frozen=True):

@@ -32,9 +32,9 @@ import aotc
 from aotc.amounts import counted, seconds_text
 from aotc.tools.bench.comparison import Latency, compare, latency_of, noise_floor
 from aotc.tools.bench.contenders import CHECKPOINT, CONTENDERS, Attachment, Contender, with_sources
+from aotc.tools.bench.measurements import BenchReport, BucketReport, Measured, Replayed, TraceReport
 from aotc.tools.bench.messages import Burst, Calls, Counted, Job, Launches, Profile, SaveMega, Timed, Usage, Used
 from aotc.tools.bench.prepare import prepared
-from aotc.tools.bench.report import BenchReport, BucketReport, Measured, Replayed, TraceReport
 from aotc.tools.bench.session import ContenderFailed, Session
 from aotc.tools.bench.subject import Sizes, Subject
 
@@ -58,12 +58,11 @@ class Options(NamedTuple):
     trace_source: str = ""
     checkpoint: str = ""
 
-    def seconds_of_calls(self, steady: int, beside: int = 1) -> float:
-        """Seconds that the rounds and the threads of so many steady contenders take, if no call is slow.
-
-        beside: the processes that take part in the rounds only: eager's second one, or the subject.
+    def seconds_of_calls(self, steady: int) -> float:
+        """Seconds that the rounds and the threads of so many steady contenders take, if no call is slow. One
+        process more takes part in the rounds only: eager's second one, or the subject.
         """
-        latency = self.rounds * self.seconds * (steady + beside)
+        latency = self.rounds * self.seconds * (steady + 1)
         throughput = len(self.threads) * self.seconds_at_once * steady
         return len(self.buckets) * (latency + throughput) if self.rounds and steady else 0.0
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from aotc.machine.processes import how_ended, last_lines
-from aotc.tools.bench import worker
+from aotc.tools.bench import measure_worker
 from aotc.tools.bench.caches import own_caches
 from aotc.tools.bench.contenders import CONTENDERS
 from aotc.tools.bench.messages import Answer, Failed, Job, Request, Started
@@ -33,7 +33,7 @@ class Session:
         work.mkdir(parents=True)
         job_file = work / "job.json"
         job_file.write_bytes(msgspec.json.encode(job))
-        command = [sys.executable, "-P", "-W", "ignore", worker.__file__, str(job_file)]
+        command = [sys.executable, "-P", "-W", "ignore", measure_worker.__file__, str(job_file)]
         environment = own_caches(caches)
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(

@@ -4,8 +4,8 @@ The ladder from eager to the library, one step at a time, in a process of its ow
 that differs, and what mends it. In the order in which a bisection meets the modules:
 
 - `run`: from a report of `aotc verify` to a process, and its answer.
-- `worker`: the process. From the exported program on, it goes through `aotc.compiler.wrong_code`.
+- `bisect_worker`: the process. From the exported program on, it goes through `aotc.compiler.wrong_code`.
 - `weights`: the artifact's weights against the module's.
 - `divergence`: the operator at which the exported program leaves what eager computes.
-- `report`: the result, as data and as text.
+- `messages`: what the process is asked, and its answer, as data and as text.
 """

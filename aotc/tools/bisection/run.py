@@ -14,12 +14,11 @@ from aotc.store.layout.built import read_built
 from aotc.store.layout.bundle import read_bundle
 from aotc.store.layout.store import Store
 from aotc.store.reference import Reference, is_remote
-from aotc.tools.bisection.report import Bisection
-from aotc.tools.bisection.worker import BisectJob
+from aotc.tools.bisection.messages import Bisection, BisectJob
 from aotc.verify.cases import model_dispatcher
 from aotc.verify.comparison import VerifyJob
-from aotc.verify.report import Report
 from aotc.verify.runnable import spec_of
+from aotc.verify.verdicts import Report
 
 _IN_RANKS = (
     "a bisection runs one process, and the model is split over ranks\n"
@@ -62,7 +61,7 @@ def _bisect(store: Store, report: Report, folder: Path, seeds: int) -> Bisection
         caches = {"TORCHINDUCTOR_CACHE_DIR": f"{work}/inductor", "TRITON_CACHE_DIR": f"{work}/triton"}
         environment = {**child_environment(), **caches}
         try:
-            return answer_of("aotc.tools.bisection.worker", job, Bisection, Path(work), environment)
+            return answer_of("aotc.tools.bisection.bisect_worker", job, Bisection, Path(work), environment)
         except ChildProcessError as error:
             raise VerifyError(f"the process that bisects {report.model} {error}") from error
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from aotc.compiler.wrong_code.report import Culprit, Numbers
+from aotc.compiler.wrong_code.findings import Culprit
+from aotc.compiler.wrong_code.search import numbers_of
 from aotc.records import Argument
 from aotc.verify.comparison import Comparison, CouldNotRun
 from aotc.verify.other_weights import copy_state
@@ -28,20 +29,11 @@ def wrongly_bound(
         return Culprit(
             kind="weight",
             names=(right.state,),
-            numbers=_numbers(tensors.get(mine.state), tensors.get(right.state)),
+            numbers=numbers_of(tensors.get(mine.state), tensors.get(right.state), tensors.get(right.state)),
             detail=f"argument {position} of the library is `{right.state}`, and the artifact's record binds "
             f"`{mine.state}` there",
         )
     return None
-
-
-def _numbers(mine: Tensor | None, right: Tensor | None) -> Numbers | None:
-    if mine is None or right is None or mine.shape != right.shape or not right.is_floating_point():
-        return None
-    mine, right = mine.detach().cpu().double(), right.detach().cpu().double()
-    place = torch.unravel_index((mine - right).abs().flatten().argmax(), right.shape) if right.dim() else ()
-    index = tuple(int(one) for one in place)
-    return Numbers(index, float(mine[index]), float(right[index]), float(right[index]))
 
 
 def not_followed(comparison: Comparison, names: Sequence[str], is_right: Callable[[], bool]) -> Culprit | None:
@@ -66,7 +58,7 @@ def not_followed(comparison: Comparison, names: Sequence[str], is_right: Callabl
         except CouldNotRun:  # with such weights
             continue
         finally:
-            numbers = _numbers(before, tensor)
+            numbers = numbers_of(before, tensor, tensor)
             tensor.data.copy_(before)
             _follow(comparison)
         if not right:

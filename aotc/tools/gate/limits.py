@@ -18,7 +18,7 @@ from aotc.tools.gate.document import LAST, Coverage, Gate, Latency, Numbers, Sta
 from aotc.tools.gate.inputs import baseline_named, check_last
 from aotc.tools.gate.releases import Measuring, measuring
 from aotc.verification import Limit
-from aotc.verify.report import Report
+from aotc.verify.verdicts import Report
 
 
 def limits_of(gate: Gate, subject: Subject, reports: Sequence[Report], where: str, folder: Path) -> list[Limit]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from aotc.verification import Limit
-from aotc.verify.report import Report
+from aotc.verify.verdicts import Report
 
 
 def markdown(reports: Sequence[Report], limits: Mapping[str, Sequence[Limit]], machine: str) -> str:

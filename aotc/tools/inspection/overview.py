@@ -18,7 +18,7 @@ from aotc.store.layout.units import UnitRecord, find_built
 from aotc.store.readable import Readable
 from aotc.tools.inspection.kernels import read_report
 from aotc.tools.inspection.races import RaceGroup, make_race
-from aotc.verify.report import Report as Verdict
+from aotc.verify.verdicts import Report as Verdict
 
 NEW_SESSION = timedelta(minutes=2)
 """A pause of the build after which the timeline starts anew, so that days between two units are not drawn."""

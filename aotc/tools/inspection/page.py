@@ -15,10 +15,10 @@ from pygments.token import Comment, Keyword, Name, Number, String, _TokenType, i
 from aotc.provenance import CallTimes
 from aotc.store.layout.bundle import Bundle
 from aotc.store.readable import Readable
-from aotc.tools.html_page import render, resource, visible
+from aotc.tools.html_page import render, visible
 from aotc.tools.inspection.overview import Overview, overviews
 from aotc.tools.inspection.races import describe_config
-from aotc.verify.report import Report as Verdict
+from aotc.verify.verdicts import Report as Verdict
 
 BUCKETS_NAMED = 4
 """Lists of buckets that are longer are cut to this many names, and the number of the others."""
@@ -29,8 +29,8 @@ _COLOURED = ((Comment, "c"), (Keyword, "k"), (String, "s"), (Number, "m"), (Name
 def render_page(store: Readable, bundle: Bundle, reference: str, verdicts: Sequence[Verdict] = ()) -> str:
     """The whole page, as HTML; `verdicts` are those of `aotc verify` on this bundle. Raises what `overviews` raises."""
     views = overviews(store, bundle, verdicts)
-    style = resource("aotc.tools.inspection", "page.css") + _filter_rules(views)
-    return render("aotc.tools.inspection", style, _FILTERS, bundle=bundle, reference=reference, overviews=views)
+    rules = _filter_rules(views)
+    return render("aotc.tools.inspection", _FILTERS, rules, bundle=bundle, reference=reference, overviews=views)
 
 
 def _filter_rules(views: Sequence[Overview]) -> str:

@@ -62,7 +62,7 @@ def _edits(path: Path, models: Collection[str], seconds: float) -> Iterator[Mode
         environment = child_environment()
         with (
             (folder / "log").open("wb") as log,
-            Child("aotc.compiler.manifest_check", job, folder, environment, log=log) as child,
+            Child("aotc.compiler.fix_buckets", job, folder, environment, log=log) as child,
         ):
             killer = threading.Timer(seconds, child.kill)
             killer.start()

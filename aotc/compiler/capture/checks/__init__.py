@@ -3,6 +3,6 @@
 - `hidden_state`: a model that keeps a value of one call for the next.
 - `left_out`: a default of an input that is not what the model does without it.
 - `trace`: a model that takes another branch while it is traced.
-- `zero_one`: the graph at sizes 0 and 1, which torch.export leaves out of a range.
+- `specialization`: the graph at sizes 0 and 1, which torch.export leaves out of a range.
 - `captured_graph`: calls the graph as the model is called.
 """

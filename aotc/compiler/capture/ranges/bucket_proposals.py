@@ -21,11 +21,6 @@ def sizes_of(sizes: SizeRange) -> range:
     return every[:EXAMINED]
 
 
-def split_proposal(dim: str, sizes: SizeRange, takes: Callable[[int], bool]) -> str:
-    """The buckets of `split_sizes`, in the manifest's syntax; "" for none, and for more than a person reads."""
-    return proposal(dim, split_sizes(sizes, takes))
-
-
 def proposal(dim: str, instead: Sequence[Size]) -> str:
     """These sizes of a dim as buckets, in the manifest's syntax; "" for more than a person reads."""
     return " and ".join(f"`{dim}: {size_text(size)}`" for size in instead) if len(instead) <= SHOWN else ""

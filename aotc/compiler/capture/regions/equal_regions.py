@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from aotc.compiler.capture.module_objects import KeptObjects
-from aotc.compiler.capture.operator_trace import Trace
+from aotc.compiler.capture.operator_trace import OperatorTrace
 from aotc.digest import canonical_json
 from aotc.errors import BuildError
 from aotc.expressions import Expression
@@ -139,7 +139,7 @@ def _samples(buckets: Sequence[Bucket]) -> list[Dims]:
 
 
 def _in_range(sizes: SizeRange) -> Iterator[int]:
-    """Both ends and the middle, without 0 and 1, which are checked later (`aotc.compiler.capture.checks.zero_one`)."""
+    """Both ends and the middle, without 0 and 1, which are checked later (`capture.checks.specialization`)."""
     step = sizes.multiple_of
     low = -(-max(sizes.min, 2) // step) * step
     high = sizes.max // step * step
@@ -155,7 +155,7 @@ def _calls_at(
     def observe(path: str, call: Call, forward: Callable[[], Any]) -> Any:
         described = tuple(map(_describe, call.leaves))
         instance = module.get_submodule(path)
-        trace = Trace(call.leaves, {**named_state(instance), **plain_state(instance)})
+        trace = OperatorTrace(call.leaves, {**named_state(instance), **plain_state(instance)})
         with trace, trace.with_gradients() if spec.train else nullcontext():
             result = forward()
         _refuse_other_results(path, result)
@@ -243,7 +243,7 @@ def _parts(
         def is_called(dims: Dims, form: Form = form) -> bool:
             try:
                 return any(call.form == form for one in calls_at(dims) for call in one[path])
-            except BuildError:  # the model fails there, which `checks.zero_one` reports
+            except BuildError:  # the model fails there, which `checks.specialization` reports
                 return True
 
         own = [_from_first_call(bucket, is_called) for bucket in buckets[form]] if len(forms) > 1 else buckets[form]

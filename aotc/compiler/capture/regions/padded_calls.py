@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from aotc.compiler.capture.facts.output_dims import Shapes, mark_axes, named_axes_of, padded_dims
+from aotc.compiler.capture.analysis.output_dims import Shapes, mark_axes, named_axes_of, padded_dims
 from aotc.compiler.capture.regions.equal_regions import left_as_it_was
 from aotc.errors import BuildError
 from aotc.manifest import ModelSpec

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,19 +136,20 @@ class RayExecutor:
         task.log.write_bytes(answer.log)
         if answer.error is not None:
             raise answer.error.with_fields(unit=task.unit.name, log=str(task.log))
-        assert answer.autotuned is not None
-        if answer.stored is not None:
+        compiled = answer.compiled
+        assert compiled is not None
+        if compiled.stored is not None:
             self._fetch(task.unit)  # this host publishes the bundle
-            yield Compiled(answer.autotuned, stored=answer.stored)
+            yield compiled
             return
-        assert answer.files is not None and answer.costs is not None
+        assert compiled.costs is not None
         # Move the begin to this host's clock, and leave out the wait for a node.
-        answer.costs.began = time.time() - (answer.ended - answer.costs.began)
+        compiled.costs.began = time.time() - (answer.ended - compiled.costs.began)
         with work_folder() as work:
             for name, data in answer.files.items():
                 (work / name).parent.mkdir(parents=True, exist_ok=True)
                 (work / name).write_bytes(data)
-            yield Compiled(answer.autotuned, answer.artifact, work, answer.smoked, costs=answer.costs)
+            yield replace(compiled, folder=work)
 
     def _fetch(self, unit: Unit) -> None:
         if self._staging is None or not self._staging.fetch([unit.key]):
@@ -184,7 +186,7 @@ class RayExecutor:
     def _answer(self, task: Task, on_progress: OnProgress) -> NodeAnswer:
         unit, ask = task.unit, self._asks[task.unit.key]
         variables = node_variables(ask.num_cpus)
-        request = pickle.dumps(NodeRequest(unit, self._folder, task.locked, task.dummy_weights, self._url, variables))
+        request = pickle.dumps(NodeRequest(unit, self._folder, task.settings, self._url, variables))
         options = {**ask.options(), "max_retries": RETRIES, "name": unit.name}
         with self._lock:
             self.raise_if_ended()

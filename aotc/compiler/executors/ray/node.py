@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -111,7 +112,7 @@ def _compile(
     unit = request.unit
     try:
         check_node(unit)
-        task = Task(unit, Path.cwd() / request.folder, log, request.locked, request.dummy_weights)
+        task = Task(unit, Path.cwd() / request.folder, log, request.settings)
         with _sharing(executor, measured), executor.compile(task, follow) as compiled:
             return _answer(request, compiled, log, costs, on_progress)
     except AotcError as error:
@@ -123,19 +124,12 @@ def _answer(request: NodeRequest, compiled: Compiled, log: Path, costs: StageCos
         staging = Staging(request.store)
         record = store_unit(staging.store, request.unit, compiled, costs, tell)
         staging.keep(request.unit.key)
-        return NodeAnswer(_tail(log), autotuned=compiled.autotuned, stored=record)
+        return NodeAnswer(_tail(log), compiled=Compiled(compiled.autotuned, stored=record))
     assert compiled.folder is not None
     paths = (path for path in sorted(compiled.folder.rglob("*")) if path.is_file())
     files = {path.relative_to(compiled.folder).as_posix(): path.read_bytes() for path in paths}
-    return NodeAnswer(
-        _tail(log),
-        autotuned=compiled.autotuned,
-        artifact=compiled.artifact,
-        files=files,
-        costs=costs,
-        ended=time.time(),
-        smoked=compiled.smoked,
-    )
+    sent = replace(compiled, folder=None, costs=costs)
+    return NodeAnswer(_tail(log), compiled=sent, files=files, ended=time.time())
 
 
 def _tail(log: Path) -> bytes:

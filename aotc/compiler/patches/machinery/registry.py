@@ -42,11 +42,11 @@ HOOKS: Mapping[str, tuple[str, ...]] = {
     "toolchain/parallel_compile.py": (_BUILD, _TIMED),
     "toolchain/precompiled_headers.py": (_BUILD, "torch._inductor.cpp_builder:CppBuilder.get_command_line()"),
     "capture/export.py": ("torch.fx.experimental.symbolic_shapes:GuardOnDataDependentSymNode.__init__(cond, ...)",),
-    "capture/needless_moves.py": ("torch.nn.modules.module:Module.to(*args, **kwargs)",),
+    "capture/replaced_functions.py": ("torch.nn.modules.module:Module.to(*args, **kwargs)",),
     "capture/custom_backward.py": ("torch.autograd.function:_SingleLevelFunction.apply",),
     "capture/operator_trace.py": ("torch.autograd.function:_SingleLevelFunction.apply",),
     "training/halves.py": ("torch._decomp.decompositions:select_one_layer_lstm_function(input, hx, params)",),
-    "capture/facts/custom_operators.py": ("torch:_ops._Ops.load_library(path)",),
+    "capture/analysis/custom_operators.py": ("torch:_ops._Ops.load_library(path)",),
     "capture/distributed_tensors.py": ("torch._export.wrappers:_maybe_find_pre_dispatch_tf_mode_for_export()",),
     "cross_compile/lowering.py": (
         "torch._inductor.codegen.wrapper:PythonWrapperCodegen.generate_and_run_autotune_block()",

@@ -1,10 +1,92 @@
-"""Import Inductor's modules on demand, so that only a process that compiles imports them."""
+"""Inductor's modules, functions and tables, as a patch changes them while it is active."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
+from unittest import mock
+
+Check = Callable[[Any], bool]
+
+TMA_TEMPLATES = "triton.enable_persistent_tma_matmul"
+"""An option of Inductor: templates with the tensor memory accelerator. If the user sets it, aotc changes nothing about
+them."""
 
 
 def inductor(module: str) -> Any:
+    """A module of Inductor, imported on demand, so that only a process that compiles imports it."""
     return importlib.import_module(f"torch._inductor.{module}")
+
+
+@contextmanager
+def decomposed(functions: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
+    """While active, these functions decompose their operators; where one returns NotImplemented, Inductor's own
+    decomposition is used, if there is one."""
+    from torch._inductor import decomposition
+
+    tables: Any = (decomposition.decompositions, decomposition.fast_random_decomps())
+    with ExitStack() as patches:
+        for table in tables:
+            asked_first = {name: _first(function, table.get(name)) for name, function in functions.items()}
+            patches.enter_context(mock.patch.dict(table, asked_first))
+        yield
+
+
+def _first(function: Callable[..., Any], own: Callable[..., Any] | None) -> Callable[..., Any]:
+    def compute(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        return own(*args, **kwargs) if result is NotImplemented and own is not None else result
+
+    return compute
+
+
+@contextmanager
+def patterns_narrowed(narrowed: Callable[[Any, Check], Check | None]) -> Iterator[None]:
+    """While active, a pattern of a pass uses the check that `narrowed` returns for it, if it returns one."""
+    from torch._inductor.pattern_matcher import PatternMatcherPass
+
+    apply: Any = PatternMatcherPass.apply
+    seen: set[int] = set()
+
+    def applied(self: Any, graph: Any) -> Any:
+        for entry in [entry for entries in self.patterns.values() for entry in entries if id(entry) not in seen]:
+            seen.add(id(entry))
+            if check := narrowed(self, entry.extra_check):
+                stack.enter_context(mock.patch.object(entry, "extra_check", check))
+        return apply(self, graph)
+
+    with ExitStack() as stack, mock.patch.object(PatternMatcherPass, "apply", applied):
+        yield
+
+
+def both(first: Check, second: Check) -> Check:
+    return lambda match: first(match) and second(match)
+
+
+def serialised_within(changed: Callable[[Any], AbstractContextManager[Any]]) -> AbstractContextManager[Any]:
+    """While active, torch serialises a call of an operator inside the context `changed(kernel)`."""
+    from torch._inductor import ir
+
+    write: Callable[..., Any] = ir.FallbackKernel.export_extern_kernel_node
+
+    def write_changed(kernel: Any) -> Any:
+        with changed(kernel):
+            return write(kernel)
+
+    return mock.patch.object(ir.FallbackKernel, "export_extern_kernel_node", write_changed)
+
+
+@contextmanager
+def tma_templates_require(condition: Callable[..., bool]) -> Iterator[None]:
+    """While active, Inductor's check whether it can use these templates also requires `condition` of the matrices."""
+    mm = inductor("kernel.mm")
+
+    def with_condition(usable: Callable[..., bool]) -> Callable[..., bool]:
+        return lambda *matrices, **kwargs: condition(*matrices) and usable(*matrices, **kwargs)
+
+    with ExitStack() as patches:
+        for name in ("use_triton_tma_template", "use_triton_blackwell_tma_template"):
+            patches.enter_context(mock.patch.object(mm, name, with_condition(getattr(mm, name))))
+        yield

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from aotc.compiler.capture.module_objects import KeptObjects
-from aotc.compiler.capture.operator_trace import Trace
+from aotc.compiler.capture.operator_trace import OperatorTrace
 from aotc.manifest.inputs import Tree
 from aotc.models.calls import arguments_of, state_put_back
 from aotc.reads.tensors import named_state, plain_state
@@ -103,7 +103,7 @@ class _Runs:
         try:
             with (
                 state_put_back(self._module, self._written),
-                Trace(leaves, {**named_state(self._module), **plain_state(self._module)}) as trace,
+                OperatorTrace(leaves, {**named_state(self._module), **plain_state(self._module)}) as trace,
             ):
                 torch.manual_seed(0)
                 result = self._module(

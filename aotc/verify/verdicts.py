@@ -16,10 +16,10 @@ class Report(msgspec.Struct, frozen=True):
     """The verdict on one bucket at one set of sizes, the worst over outputs and seeds.
 
     Errors are relative to the reference's size (rms); see `aotc.models.tolerance`. `bundle` is the digest of the bundle
-    that was verified; "" where none could be read. `bisection`: why it differs, an
-    `aotc.tools.bisection.report.Bisection`. `launches`, with the last report on an artifact that had not run before and
-    is right: how its variants are launched, as measured. `weights`: the factory's own, others as a checkpoint has them,
-    or others that `update_weights` has set.
+    that was verified; "" where none could be read. `bisection`: why it differs, a
+    `Bisection` of `aotc.tools.bisection.messages`. `launches`, with the last report on an artifact that had not run
+    before and is right: how its variants are launched, as measured. `weights`: the factory's own, others as a
+    checkpoint has them, or others that `update_weights` has set.
     """
 
     model: str

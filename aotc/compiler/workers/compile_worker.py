@@ -1,4 +1,6 @@
-"""The process that compiles one unit, or says where it was miscompiled: `python -m aotc.compiler.workers.worker JOB`.
+"""The process that compiles one unit, or says where it was miscompiled.
+
+    python -m aotc.compiler.workers.compile_worker JOB
 
 Standard output carries `aotc.compiler.messages` for the parent. All other output goes to standard error,
 which is the unit's log.
@@ -12,9 +14,8 @@ from pathlib import Path
 
 from aotc.compiler.cross_compile import stand_in
 from aotc.compiler.messages import Doing, Job, Message, Progress, Reply, UnitCompiled, UnitFailed, wait_here
-from aotc.machine.gpus import attributes, gpu_for
+from aotc.machine.gpus import attributes
 from aotc.machine.processes import Parent
-from aotc.machine.targets import parse_target
 from aotc.machine.waits import listening
 from aotc.records import decode
 
@@ -51,8 +52,8 @@ def main() -> int:
     config.compile_threads = config.decide_compile_threads()  # from this process's environment, not its parent's
     try:
         job = decode(Path(sys.argv[1]).read_bytes(), Job)
-        if gpu := gpu_for(job.target, job.gpu) if job.gpu else None:
-            stand_in.become(gpu.name, gpu.memory, attributes(gpu, parse_target(job.target)))
+        if gpu := job.unit.gpu:
+            stand_in.become(gpu.name, gpu.memory, attributes(gpu, job.unit.target))
         waits = listening(lambda *wait: reporter.say(wait_here(*wait)))
         said: Reply
         with waits, observed(reporter.doing, reporter.say), cpu_benchmarks_alone():

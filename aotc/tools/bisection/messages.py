@@ -1,11 +1,22 @@
-"""The result of a bisection."""
+"""What the process that bisects is asked, and its answer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from aotc.compiler.wrong_code.report import Culprit, Remedy, Stage
-from aotc.records import Record
+import msgspec
+
+from aotc.compiler.wrong_code.findings import Culprit, Remedy, Stage
+from aotc.records import Bucket, Dims, Record
+from aotc.verify.comparison import VerifyJob
+
+
+class BisectJob(msgspec.Struct, frozen=True):
+    """What to bisect: an artifact, of it a bucket, and the sizes at which `aotc verify` found a difference."""
+
+    verify: VerifyJob
+    bucket: Bucket
+    dims: Dims
 
 
 class Bisection(Record, frozen=True):

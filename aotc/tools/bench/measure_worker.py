@@ -1,4 +1,4 @@
-"""The measuring process: `python -P worker.py JOB.json SPAWNED IMPORTS`.
+"""The measuring process: `python -P measure_worker.py JOB.json SPAWNED IMPORTS`.
 
 It starts one contender, step by step as a service does, and then answers requests (`aotc.tools.bench.messages`). It is
 run as a file, with nothing imported but what the standard library needs: importing aotc is a step of aotc's own start.

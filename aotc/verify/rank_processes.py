@@ -21,11 +21,11 @@ from aotc.errors import ManifestError, VerifyError
 from aotc.manifest.types import ModelSpec
 from aotc.models.calls import arguments_of, modes_of, signature_leaves
 from aotc.models.factory import build_module, import_object
-from aotc.models.ranks import makes_unsharded
+from aotc.models.fake_ranks import makes_unsharded
 from aotc.models.tolerance import Judgement, judge
 from aotc.records import Dims, Signature
 from aotc.tensors.contents import contents
-from aotc.verify.report import Report
+from aotc.verify.verdicts import Report
 
 TIMEOUT = 300.0
 """Seconds that a rank waits for the others: in a load, in a call, and with a report."""

@@ -1,4 +1,4 @@
-"""The process that compares: `python -m aotc.verify.worker JOB.json` writes a message a line to standard output.
+"""The process that compares: `python -m aotc.verify.compare_worker JOB.json` writes messages to standard output.
 
 It loads the artifact exactly as a service does, so a report also proves that loading works without a compiler.
 """
@@ -18,8 +18,8 @@ from aotc.records import Artifact, Dims, LaunchPick, bucket_name
 from aotc.runtime.dispatch import Dispatcher
 from aotc.verify.cases import Step, describe_sizes, model_dispatcher, sizes_to_verify, steps_of
 from aotc.verify.comparison import Comparison, CouldNotRun, VerifyJob
-from aotc.verify.report import Report, Status
 from aotc.verify.training import STEPS, compare_training
+from aotc.verify.verdicts import Report, Status
 
 _NOT_THE_WHOLE = (
     "in eager, the ranks compute something else than the whole model (are their weights parts of those that the "
@@ -58,7 +58,7 @@ def verify(job: VerifyJob) -> Iterator[Message]:
 
 def _whole(job: VerifyJob, comparison: Comparison, dispatcher: Dispatcher) -> Iterator[Message]:
     """Say where the ranks compute something else than the whole model, by eager."""
-    from aotc.verify.ranks import compare_with_whole
+    from aotc.verify.rank_processes import compare_with_whole
 
     assert comparison.ranks is not None
     for number, variant in enumerate(dispatcher.variants):

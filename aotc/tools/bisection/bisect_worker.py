@@ -1,4 +1,4 @@
-"""The process that bisects: `python -m aotc.tools.bisection.worker JOB.json`, which sends a `Bisection`."""
+"""The process that bisects: `python -m aotc.tools.bisection.bisect_worker JOB.json`, which sends a `Bisection`."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor
 
 from aotc.compiler.capture.export import capture
 from aotc.compiler.capture.lifting.lift import Capture
 from aotc.compiler.codegen.inductor_options import inductor_options
-from aotc.compiler.messages import Job
+from aotc.compiler.messages import Job, Unit
 from aotc.compiler.publish.record import RECORD
 from aotc.compiler.unit import compile_unit
+from aotc.compiler.wrong_code.findings import Culprit, Remedy, Stage
 from aotc.compiler.wrong_code.ladder import walk
 from aotc.compiler.wrong_code.lowering import Lowering
-from aotc.compiler.wrong_code.report import Culprit, Remedy, Stage
 from aotc.digest import sha256_bytes
 from aotc.errors import AotcError
 from aotc.machine.processes import Parent
@@ -34,10 +33,10 @@ from aotc.records import Bucket, Dims, SizeRange, bucket_name, decode
 from aotc.runtime.libraries.folder import FilesInFolder
 from aotc.runtime.load import bind_artifact
 from aotc.tools.bisection.divergence import first_divergence
-from aotc.tools.bisection.report import Bisection
+from aotc.tools.bisection.messages import Bisection, BisectJob
 from aotc.tools.bisection.weights import not_followed, wrongly_bound
-from aotc.verify.comparison import Comparison, CouldNotRun, Subject, VerifyJob
-from aotc.verify.worker import worst_of
+from aotc.verify.compare_worker import worst_of
+from aotc.verify.comparison import Comparison, CouldNotRun, Subject
 
 ARTIFACT = "artifact in the store"
 EXPORTED = "exported program in eager"
@@ -52,15 +51,6 @@ AGAIN = "build it again with `aotc build … --force`: a fresh library is right,
 UNSEEN = (
     "\nwithout --force, the old one is found in the store where the model reads files or global variables that changed"
 )
-
-
-class BisectJob(msgspec.Struct, frozen=True):
-    """What to bisect: an artifact, of it a bucket, and the sizes at which `aotc verify` found a difference."""
-
-    verify: VerifyJob
-    bucket: Bucket
-    dims: Dims
-    bundle: str = ""
 
 
 def bisect(job: BisectJob) -> Bisection:
@@ -212,9 +202,8 @@ class _Bisecting:
     def _built_anew(self, bucket: Bucket) -> str:
         with tempfile.TemporaryDirectory(prefix="aotc-bisect-") as folder:
             output = Path(folder)
-            key = sha256_bytes(b"bisection")
-            job = Job(self.spec, self.job.verify.folder, bucket, self.target.name, key, str(output))
-            compile_unit(job, lambda stage: None)
+            unit = Unit(self.spec, bucket, self.target, {}, sha256_bytes(b"bisection"))
+            compile_unit(Job(unit, self.job.verify.folder, str(output)), lambda stage: None)
             artifact = decode((output / RECORD).read_bytes(), BuiltArtifact)
             module = self.comparison.copy_of(self.comparison.eager)
             compiled = bind_artifact(

@@ -119,6 +119,11 @@ _HINTS: tuple[tuple[str, str], ...] = (
     (r"\b(mutat|in-place\b)", "write the change as a new tensor, or keep the buffer out of forward"),
 )
 
+WRITE_IN_FUNC = (
+    "torch.export cannot follow a write in place (`z[…] = …`, `z.mul_(…)`) in what torch.func differentiates: make new "
+    "tensors there, as torch.where and torch.cat do"
+)
+
 _HINTS_WITHIN: tuple[tuple[str, str, str], ...] = (
     (
         "data-dependent",
@@ -133,8 +138,7 @@ _HINTS_WITHIN: tuple[tuple[str, str, str], ...] = (
     (
         "Cannot access data pointer",
         "_functorch/eager_transforms.py",
-        "torch.export cannot follow a write in place (`z[…] = …`, `z.mul_(…)`) in what torch.func differentiates: "
-        "make new tensors there, as torch.where and torch.cat do",
+        WRITE_IN_FUNC,
     ),
 )
 """For failures within a part of torch: what the message says, the part, and the hint."""
@@ -151,6 +155,11 @@ _PLAIN: tuple[tuple[str, str], ...] = (
     (
         r"^GuardOnDataDependentSymNode: Could not guard on data-dependent expression (.+?) \(unhinted: .+\)",
         r"forward takes a branch by `\1`, which is data-dependent",
+    ),
+    (
+        r"^GuardOnDataDependentSymNode: Could not extract specialized \w+ from data-dependent expression (.+?) "
+        r"\(unhinted: .+\)",
+        r"forward takes `\1` for a Python number, which is data-dependent",
     ),
 )
 """Messages of torch's in words of the model."""

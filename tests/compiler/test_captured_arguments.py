@@ -522,7 +522,9 @@ def test_a_gradient_in_forward_is_refused_with_its_line_and_a_way_out(functional
 def test_a_batch_norm_that_counts_its_batches_is_named_in_training() -> None:
     with pytest.raises(Exception) as raised:
         capture(nn.BatchNorm1d(4, momentum=None), ROWS, [torch.randn(4, 4)], None, frozen=False, train=True)
-    assert "give it a momentum" in explain_failure(raised.value, "export").hint
+    told = explain_failure(raised.value, "export")
+    assert "give it a momentum" in told.hint
+    assert "forward takes `u0` for a Python number, which is data-dependent" in told.message
 
 
 def test_a_write_in_what_torch_func_differentiates_is_named() -> None:
@@ -539,6 +541,24 @@ def test_a_write_in_what_torch_func_differentiates_is_named() -> None:
         capture(Slope(), ROWS, [torch.randn(4, 4)], None, frozen=False)
     told = explain_failure(raised.value, "export")
     assert "what torch.func differentiates" in told.hint and "test_captured_arguments.py:" in told.fields["source"]
+
+
+def test_a_write_into_zeros_in_what_torch_func_differentiates_is_named() -> None:
+    """torch.export gives a graph of this one, with a constant that is a fake tensor."""
+
+    class Slope(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            def squared(y: Tensor) -> Tensor:
+                z = torch.zeros_like(y)
+                z[:, 2:] = y[:, 2:]
+                return (z**2).sum()
+
+            return torch.func.grad(squared)(x)
+
+    with pytest.raises(BuildError, match="which has no values") as raised:
+        capture(Slope(), ROWS, [torch.randn(4, 4)], None, frozen=False)
+    assert "what torch.func differentiates" in raised.value.hint
+    assert "test_captured_arguments.py:" in raised.value.fields["source"]
 
 
 def test_a_kernel_that_takes_an_address_is_told_to_be_an_operator() -> None:

@@ -45,7 +45,7 @@ def assigned_attributes(
     if not kept.has_changed:
         return Assigned()
     before, after = _attributes(module), dict[Name, Any]()
-    parts = dict(module.named_modules(remove_duplicate=False))
+    parts: dict[str, nn.Module] = dict(module.named_modules(remove_duplicate=False))
     values: dict[str, dict[str, Any]] = {}
 
     def look() -> None:

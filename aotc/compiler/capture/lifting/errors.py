@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from aotc.compiler.explain_failure import line_named
+from aotc.compiler.explain_failure import WRITE_IN_FUNC, line_named
 from aotc.errors import BuildError
 from aotc.reads.tensors import dtype_name
 
@@ -40,6 +40,14 @@ def reached_outside(name: str, node: fx.Node) -> BuildError:
     )
 
 
+def without_values(node: fx.Node) -> BuildError:
+    return _refused(
+        "torch.export took a tensor that forward computes for a constant, which has no values",
+        hint=WRITE_IN_FUNC,
+        source=line_of_use(node),
+    )
+
+
 def another_view(name: str, node: fx.Node) -> BuildError:
     return _refused(
         f"forward uses a tensor that shares memory with the module's `{name}`, a view that compiled code cannot take",
@@ -53,7 +61,11 @@ def _refused(message: str, *, hint: str, source: str) -> BuildError:
 
 
 def line_of_use(node: fx.Node) -> str:
-    return line_named(next(iter(node.users)).meta.get("stack_trace") or "")
+    """Of the first user, or of the next node that has a line: a function of higher order has none."""
+    user = next(iter(node.users))
+    while user.op != "output" and not user.meta.get("stack_trace"):
+        user = user.next
+    return line_named(user.meta.get("stack_trace") or "")
 
 
 def kind_of(node: fx.Node) -> tuple[torch.dtype, list[Any]]:

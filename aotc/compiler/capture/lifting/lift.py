@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import is_fake
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
@@ -25,6 +26,7 @@ from aotc.compiler.capture.lifting.errors import (
     reached_outside,
     unregistered,
     unregistered_adapter_scale,
+    without_values,
     writes_to_expanded,
     writes_to_windows,
 )
@@ -197,6 +199,8 @@ class _Lifting:
     def _lift_constant(self, node: fx.Node, target: str) -> None:
         """Bind a tensor that forward does not reach by its name (through a list, say) to its name in the module."""
         tensor = self.program.constants[target]
+        if is_fake(tensor) and node.users:
+            raise without_values(node)
         if type(tensor) not in PLAIN or not node.users or not has_memory(tensor):
             self.constants[self._bake(node, tensor)] = target
         elif (name := sharing_memory(self.tensors, tensor)) is not None:

@@ -3,8 +3,8 @@
 In the order in which a load and then a call meet the modules:
 
 - `prepare`: the half of a load that needs no device, before a fork.
-- `load`, with `fetch` for a remote reference and `select` for the artifact of this machine; `attested` for one that has
-  to have passed `aotc verify`; `attach` for a pipeline.
+- `load`, with its `options` in groups, `fetch` for a remote reference and `select` for the artifact of this machine;
+  `attested` for one that has to have passed `aotc verify`; `attach` for a pipeline.
 - `state`: the module, checked, and its tensors; `checkpoints` where there is no module. `libraries`: opened.
 - `compiled` is what a load returns; `call` runs it: `bind` (arguments), `dispatch` (the bucket; `padding` where none is
   equal), `guards` (with `aliases`), `variant` (its library). `conversions` of arguments and results, where the caller's

@@ -8,13 +8,14 @@ import os
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Never, TypeVar
+from typing import TYPE_CHECKING, Any, Never, TypeVar, cast
 
 import torch
 
 from aotc.errors import CorruptError, EnvironmentMismatchError, Issue, StoreError
 from aotc.machine.environment import Compat
 from aotc.records import Artifact
+from aotc.runtime.options import Trust
 from aotc.runtime.select import select_artifact
 from aotc.store.cache_folder import cache_folder
 from aotc.store.files.temporary_folders import TemporaryFolder
@@ -28,7 +29,6 @@ from aotc.store.signing.trust import TrustedKeys, read_trust
 
 if TYPE_CHECKING:
     from aotc.runtime.load import Request
-    from aotc.runtime.options import Trust
 
 T = TypeVar("T")
 
@@ -77,6 +77,10 @@ def fetch(
         from aotc.runtime.explain.arguments import unknown_options
 
         raise unknown_options(fetch, moved)
+    if not isinstance(cast("Any", trust), Trust | None):
+        from aotc.runtime.explain.arguments import options_error
+
+        raise options_error([("trust", trust, "an aotc.Trust")])
     reference = parse_reference(ref)
     path = local_store(store)
     choose = of_targets(target) if target else functools.partial(runnable, compat=compat)

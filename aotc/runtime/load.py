@@ -258,7 +258,6 @@ class Request(NamedTuple):
         if isinstance(module, Compiled):
             module = module.module
         timer, ranks = Timer(), None
-        self.place()
         if self.ranks is not None:
             from aotc.runtime.parallel.ranks import RanksOfLoad
 

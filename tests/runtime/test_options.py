@@ -61,6 +61,12 @@ def test_what_is_no_group_or_has_a_value_that_it_cannot_have_is_refused(options:
     assert said in str(caught.value)
 
 
+@pytest.mark.parametrize("function", [aotc.load, aotc.prepare, aotc.fetch])
+def test_keys_in_the_place_of_trust_are_refused(function: Callable[..., Any]) -> None:
+    with pytest.raises(aotc.BindError, match=r"trust is \['a.pub'\], and may be an aotc.Trust"):
+        function("oci://localhost/model", trust=["a.pub"])
+
+
 def test_groups_are_compared_by_what_they_say() -> None:
     """So that a service may keep one as a constant."""
     assert aotc.Trust(keys="a.pub") == aotc.Trust(keys="a.pub") != aotc.Trust()

@@ -113,8 +113,11 @@ def tangent_issues(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[Issue]:
 _TAKEN_FOR_NONE = {"attention_mask": "ones", "token_type_ids": "zeros"}
 
 
-def tensor_expected(value: Any, leaf: TensorLeaf, shown: Callable[[Any], str]) -> Issue:
-    """The issue of an argument that is not a tensor, where one was compiled for."""
+def no_sizes(value: Any, leaf: TensorLeaf, shown: Callable[[Any], str]) -> Issue | None:
+    """The issue of an argument that has no sizes to ask for: no tensor, or a nested one. None for others."""
+    if type(value) in PLAIN_TENSORS:
+        nested = Issue("a tensor of one shape is expected, a nested one came", where=leaf.path)
+        return nested if value.is_nested else None
     hint = ""
     if value is None:
         hint = (
@@ -137,10 +140,8 @@ def _tensor_issues(
 ) -> list[Issue]:
     if tensor is None and leaf.default is not None:  # it has the sizes of other tensors, of which one is wrong
         return []
-    if type(tensor) not in PLAIN_TENSORS:
-        return [tensor_expected(tensor, leaf, shown)]
-    if tensor.is_nested:  # which has no sizes to ask for
-        return [Issue("a tensor of one shape is expected, a nested one came", where=leaf.path)]
+    if without_sizes := no_sizes(tensor, leaf, shown):
+        return [without_sizes]
     pairs: list[tuple[str, object, object, str]] = [
         ("dtype", leaf.dtype, dtype_name(tensor.dtype), "convert it, or build the model for that dtype"),
         ("device", str(guards.device), str(tensor.device), "move it with .to()"),
@@ -173,6 +174,11 @@ def _tensor_issues(
             Issue("a tensor with values in memory is expected, one without came", leaf.path, hint="call .clone()")
         )
     return found
+
+
+def shape_issue(leaf: TensorLeaf, tensor: Tensor, hint: str = "") -> Issue:
+    expected, actual = f"[{', '.join(map(str, leaf.shape))}]", str(list(tensor.shape))
+    return Issue(f"shape {expected} is expected, {actual} came", leaf.path, expected, actual, hint)
 
 
 def shape_hint(leaf: TensorLeaf, tensor: Tensor) -> str:

@@ -19,7 +19,7 @@ from aotc.runtime.bind import DoesNotBind, StructureMismatch
 from aotc.runtime.call import own_forward
 from aotc.runtime.conversions.forms import form_of, in_compiled_layout
 from aotc.runtime.explain.dispatch import nearest, obstacles, unexplained
-from aotc.runtime.explain.guards import guard_issues, shape_hint, tangent_issues, tensor_expected
+from aotc.runtime.explain.guards import guard_issues, no_sizes, shape_hint, shape_issue, tangent_issues
 from aotc.runtime.explain.values import describe, describe_form
 from aotc.runtime.guards import PLAIN_TENSORS, is_followed, transform
 from aotc.runtime.state.weights import ModuleState
@@ -237,8 +237,7 @@ def _fixed_size_issues(signature: Signature, leaves: Sequence[Any]) -> Iterator[
     """Of tensors of the expected ranks: sizes that the manifest has as numbers, beside those of the dims."""
     for value, leaf in zip(leaves, signature.leaves, strict=True):
         if isinstance(leaf, TensorLeaf) and (hint := shape_hint(leaf, value)):
-            expected, actual = f"[{', '.join(map(str, leaf.shape))}]", str(list(value.shape))
-            yield Issue(f"shape {expected} is expected, {actual} came", leaf.path, expected, actual, hint)
+            yield shape_issue(leaf, value, hint)
 
 
 def _rank_issues(signature: Signature, leaves: Sequence[Any], shown: Callable[[Any], str]) -> list[Issue]:
@@ -247,20 +246,10 @@ def _rank_issues(signature: Signature, leaves: Sequence[Any], shown: Callable[[A
     for value, leaf in zip(leaves, signature.leaves, strict=True):
         if not isinstance(leaf, TensorLeaf) or (value is None and leaf.default is not None):
             continue  # a default has the sizes of other tensors, of which one is wrong
-        if type(value) not in PLAIN_TENSORS:
-            found.append(tensor_expected(value, leaf, shown))
-        elif value.is_nested:
-            found.append(Issue("a tensor of one shape is expected, a nested one came", where=leaf.path))
+        if without_sizes := no_sizes(value, leaf, shown):
+            found.append(without_sizes)
         elif value.dim() != len(leaf.shape):
-            expected = f"[{', '.join(map(str, leaf.shape))}]"
-            found.append(
-                Issue(
-                    f"shape {expected} is expected, {list(value.shape)} came",
-                    where=leaf.path,
-                    expected=expected,
-                    actual=str(list(value.shape)),
-                )
-            )
+            found.append(shape_issue(leaf, value))
     return found
 
 

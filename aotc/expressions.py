@@ -7,11 +7,12 @@ functions `min`, `max` and `abs`. Nothing is passed to `eval` or `exec`: a recor
 from __future__ import annotations
 
 import ast
+import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 
 from aotc.errors import CorruptError
-from aotc.records import Signature, TensorLeaf
+from aotc.records import Signature, Size, SizeRange, TensorLeaf
 
 MAX_LENGTH = 1000
 MAX_DEPTH = 40
@@ -134,11 +135,24 @@ def paddable_dims(signature: Signature) -> frozenset[str]:
 
     Raises ValueError for a shape that holds no expression.
     """
+    leaves = [leaf for leaf in signature.leaves if isinstance(leaf, TensorLeaf)]
+    return padded_by_all(
+        (Expression(entry).names, leaf.pad) for leaf in leaves for entry in leaf.shape if isinstance(entry, str)
+    )
+
+
+def padded_by_all(axes: Iterable[tuple[Iterable[str], Container[str]]]) -> frozenset[str]:
+    """Of the dims that each axis of the inputs names, those that all its inputs pad."""
     uses: dict[str, bool] = {}
-    for leaf in signature.leaves:
-        if isinstance(leaf, TensorLeaf):
-            for entry in leaf.shape:
-                if isinstance(entry, str):
-                    for name in Expression(entry).names:
-                        uses[name] = uses.get(name, True) and name in leaf.pad
+    for names, pad in axes:
+        for name in names:
+            uses[name] = uses.get(name, True) and name in pad
     return frozenset(name for name, padded in uses.items() if padded)
+
+
+def tightness(bucket: Iterable[Size], sizes: Iterable[int]) -> tuple[int, int]:
+    """What decides between buckets with ranges that hold a request, the least first: how many sizes they hold, and how
+    near above the request they are tuned; below it they are far."""
+    ranges = [(size, entry) for entry, size in zip(bucket, sizes, strict=True) if isinstance(entry, SizeRange)]
+    width = math.prod((entry.max - entry.min) // entry.multiple_of + 1 for _, entry in ranges)
+    return width, sum(r.tune_at - size if r.tune_at >= size else 2**40 + size - r.tune_at for size, r in ranges)

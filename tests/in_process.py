@@ -19,9 +19,9 @@ from processes import ROOT, ZOO, environment
 
 from aotc.cli import main
 from aotc.compiler.build_report import BuildReport
-from aotc.compiler.cache_lookup import PlannedUnit
 from aotc.compiler.messages import Settings
 from aotc.compiler.pipeline import build, plan_build
+from aotc.compiler.planning.cache_lookup import PlannedUnit
 from aotc.compiler.publish.url_store import Place
 from aotc.compiler.request import BuildRequest
 from aotc.compiler.workers import forks

@@ -184,12 +184,12 @@ COMPILER = (
     "codegen",
     "training",
     "wrong_code",
-    *("key", "sources", "plan"),
-    *("cache_lookup", "estimate", "build_report"),
+    *("planning.key", "planning.sources", "planning.plan"),
+    *("planning.cache_lookup", "planning.estimate", "build_report"),
     *("publish", "rank_kinds", "unit"),
     "smoke",
     "workers",
-    *("executors", "shards", "request"),
+    *("executors", "planning", "request"),
     *("pipeline", "rebuild_check", "mistakes"),
     "fix_buckets",
 )
@@ -368,7 +368,18 @@ def test_every_error_is_one_of_aotc_s() -> None:
 
 
 ROOMS = (
-    *(".", "autotune", "codegen", "patches/machinery", "patches/shared", "publish", "smoke", "toolchain", "training"),
+    *(
+        ".",
+        "autotune",
+        "codegen",
+        "planning",
+        "patches/machinery",
+        "patches/shared",
+        "publish",
+        "smoke",
+        "toolchain",
+        "training",
+    ),
     *("workers", "wrong_code"),
     *("capture", "capture/analysis", "capture/checks", "capture/lifting", "capture/ranges", "capture/regions"),
 )

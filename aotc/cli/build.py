@@ -30,10 +30,10 @@ from aotc.cli.signals import ctrl_c_kept, end_on_sigterm
 
 if TYPE_CHECKING:
     from aotc.compiler.build_report import Event, OnEvent, Outcome
-    from aotc.compiler.cache_lookup import PlannedUnit
-    from aotc.compiler.estimate import Estimate
     from aotc.compiler.executors.ray.requests import RayOptions
     from aotc.compiler.messages import Settings
+    from aotc.compiler.planning.cache_lookup import PlannedUnit
+    from aotc.compiler.planning.estimate import Estimate
     from aotc.compiler.request import BuildRequest
     from aotc.compiler.workers.forks import ForkServers
     from aotc.manifest import Manifest
@@ -212,8 +212,8 @@ def import_pipeline() -> Any:
 def request_of(options: Options, manifest: Manifest) -> BuildRequest:
     """Raises ManifestError, BuildError, UsageError for options that are wrong, or do not go together."""
     from aotc.compiler.mistakes import check_settings
+    from aotc.compiler.planning.shards import parse_shard
     from aotc.compiler.request import BuildRequest
-    from aotc.compiler.shards import parse_shard
 
     cluster, settings = _cluster(options), options.settings
     if settings.locked and settings.untuned:
@@ -269,8 +269,8 @@ def _check(options: Options, request: BuildRequest) -> None:
 
 
 def _dry_run(options: Options, request: BuildRequest) -> None:
-    from aotc.compiler.estimate import estimate
     from aotc.compiler.pipeline import plan_build
+    from aotc.compiler.planning.estimate import estimate
     from aotc.compiler.publish.url_store import place_of
 
     place = place_of(request.store)

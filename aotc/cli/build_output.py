@@ -16,9 +16,9 @@ from aotc.cli.output import duration, echo_lines, notice, print_json, print_tabl
 
 if TYPE_CHECKING:
     from aotc.compiler.build_report import BuildReport, Outcome
-    from aotc.compiler.cache_lookup import PlannedUnit
     from aotc.compiler.capture.regions.suggest_regions import Suggestion
-    from aotc.compiler.estimate import Estimate
+    from aotc.compiler.planning.cache_lookup import PlannedUnit
+    from aotc.compiler.planning.estimate import Estimate
     from aotc.compiler.rebuild_check import Checked
     from aotc.manifest.edit import ModelEdit
     from aotc.picks import PickFile
@@ -38,7 +38,7 @@ def show_plan(planned: Sequence[PlannedUnit], as_json: bool, explain: bool) -> N
 def totals(planned: Sequence[PlannedUnit], known: Estimate, parallel: int = 1) -> str:
     """One line: how many units there are to compile, for which targets; about how long that takes, and how many bytes
     of the store. Both are guessed from earlier units of the same models, and unknown without."""
-    from aotc.compiler.estimate import remaining
+    from aotc.compiler.planning.estimate import remaining
 
     waiting = [plan.unit for plan in planned if plan.cached is None]
     targets = ", ".join(dict.fromkeys(unit.target.name for unit in waiting))

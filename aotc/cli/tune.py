@@ -16,7 +16,7 @@ from aotc.cli.build_output import failures_shown, show_failure
 from aotc.cli.output import echo
 
 if TYPE_CHECKING:
-    from aotc.compiler.cache_lookup import PlannedUnit
+    from aotc.compiler.planning.cache_lookup import PlannedUnit
 
 TAG = "tuned"
 

@@ -4,8 +4,7 @@ In the order in which a unit meets them:
 
 - `request`: the arguments of a build. Their Inductor options are checked by `option_check` in `codegen`.
 - `mistakes`: all those of a manifest at once.
-- `plan`: the units of a manifest; `key`: the named inputs of each, `sources` among them. `shards`: one machine's part.
-- `cache_lookup`: a unit's finished record, or why it must be compiled. `estimate`: seconds and memory of a build.
+- `planning`: the units of a manifest, the key of each, and the records of those that are finished.
 - `executors`: this machine or a cluster; the order of units. An executor turns a task into files.
 - `workers`: the two processes of a unit, and their failures (`process_failure`).
 - `unit`: the first process. `capture` exports the graph; `codegen` compiles it, with `patches` of torch, picks by

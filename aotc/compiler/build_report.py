@@ -9,9 +9,9 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from aotc.compiler.cache_lookup import PlannedUnit
-from aotc.compiler.estimate import Estimate
 from aotc.compiler.messages import Autotuned, Doing, Progress, Span, Unit
+from aotc.compiler.planning.cache_lookup import PlannedUnit
+from aotc.compiler.planning.estimate import Estimate
 from aotc.errors import AotcError
 from aotc.manifest import ModelSpec
 from aotc.store.layout.bundle import each_file

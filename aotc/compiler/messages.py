@@ -35,7 +35,7 @@ from aotc.store.layout.units import Shared, StageCost, UnitRecord
 # -- plan → executors → store -----------------------------------------------------------------------------------------
 
 Factors = dict[str, Any]
-"""The named inputs of a unit, whose digest is its key (`aotc.compiler.key`)."""
+"""The named inputs of a unit, whose digest is its key (`aotc.compiler.planning.key`)."""
 
 
 class Pins(NamedTuple):

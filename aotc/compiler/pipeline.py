@@ -33,18 +33,18 @@ from aotc.compiler.build_report import (
     finished,
     not_planned,
 )
-from aotc.compiler.cache_lookup import PlannedUnit, look_up
-from aotc.compiler.estimate import Estimate, estimate
 from aotc.compiler.executors.executor import Executor, each_unit
 from aotc.compiler.executors.host import check_host
 from aotc.compiler.executors.local import LocalExecutor, jobs_for, targets_of_many
 from aotc.compiler.messages import WAITING, Autotuned, Doing, Progress, Span, StageCosts, Task, Unit
-from aotc.compiler.plan import LookedAt, ModelFacts, look_at_models, plan_units
+from aotc.compiler.planning.cache_lookup import PlannedUnit, look_up
+from aotc.compiler.planning.estimate import Estimate, estimate
+from aotc.compiler.planning.plan import LookedAt, ModelFacts, look_at_models, plan_units
+from aotc.compiler.planning.shards import Shard, split
 from aotc.compiler.publish.bundles import Publication, Result, publish_bundles
 from aotc.compiler.publish.unit_files import store_unit
 from aotc.compiler.publish.url_store import Place, keeping, place_of, publish_remotely, with_remote_units
 from aotc.compiler.request import BuildRequest
-from aotc.compiler.shards import Shard, split
 from aotc.compiler.toolchain.native_call import native_call_compiled
 from aotc.compiler.workers.forks import ForkServers
 from aotc.compiler.workers.module_holder import modules_made_once

@@ -8,12 +8,12 @@ from dataclasses import replace
 import msgspec
 
 from aotc.compiler.build_report import OnEvent, Watcher, as_event
-from aotc.compiler.cache_lookup import PlannedUnit
-from aotc.compiler.estimate import estimate
 from aotc.compiler.executors.executor import Executor, side_by_side
-from aotc.compiler.key import OTHER_UNITS
 from aotc.compiler.messages import NO_PINS, Pins, Task
 from aotc.compiler.pipeline import executor_for, plan_build
+from aotc.compiler.planning.cache_lookup import PlannedUnit
+from aotc.compiler.planning.estimate import estimate
+from aotc.compiler.planning.key import OTHER_UNITS
 from aotc.compiler.publish.url_store import place_of
 from aotc.compiler.request import BuildRequest
 from aotc.errors import AotcError, Issue

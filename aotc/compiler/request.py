@@ -10,7 +10,7 @@ from aotc.compiler.messages import DEFAULTS, Settings
 
 if TYPE_CHECKING:
     from aotc.compiler.executors.ray.requests import RayOptions
-    from aotc.compiler.shards import Shard
+    from aotc.compiler.planning.shards import Shard
     from aotc.manifest import Manifest
     from aotc.picks import PickFile
 

@@ -24,11 +24,11 @@ from aotc.compiler.codegen.graph_key import graph_key
 from aotc.compiler.codegen.inductor_options import inductor_options
 from aotc.compiler.codegen.stored_code import stored_code
 from aotc.compiler.cross_compile.capture import export_for_absent_gpu
-from aotc.compiler.key import code_key, triton_version
 from aotc.compiler.messages import Autotuned, Job
+from aotc.compiler.planning.key import code_key, triton_version
+from aotc.compiler.planning.sources import model_sources
 from aotc.compiler.publish.record import BuiltUnit, CapturedUnit, take_snapshot, write_record
 from aotc.compiler.rank_kinds import ranks_of_code, with_own_regions
-from aotc.compiler.sources import model_sources
 from aotc.compiler.toolchain.triton_compilers import begin_triton_compilers
 from aotc.compiler.training.compile import BACKWARD, compile_halves, differentiable_arguments, split
 from aotc.errors import BuildError

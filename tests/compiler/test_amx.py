@@ -13,7 +13,7 @@ from in_process import run_here
 from processes import run_python
 
 import aotc
-from aotc.compiler.plan import plan_units
+from aotc.compiler.planning.plan import plan_units
 from aotc.machine.environment import cpu_features
 from aotc.machine.targets import CPU_FEATURES
 from aotc.manifest import read_manifest
@@ -72,13 +72,13 @@ def built(folder: Path) -> Built:
 
 def test_a_unit_for_a_cpu_that_is_not_here_names_what_is_missing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = read_manifest(folder / "manifest.yaml")
-    monkeypatch.setattr("aotc.compiler.plan.cpu_features", lambda: frozenset(CPU_FEATURES["cpu:x86-64-v4"]))
+    monkeypatch.setattr("aotc.compiler.planning.plan.cpu_features", lambda: frozenset(CPU_FEATURES["cpu:x86-64-v4"]))
     v3, amx = plan_units(manifest)
     assert v3.runs_here and not v3.untuned and "cpu" not in v3.factors
     assert not amx.runs_here and amx.untuned
     assert amx.absent == ("amx_bf16", "amx_int8", "amx_tile", "avx512_bf16", "avx512_vnni")
 
-    monkeypatch.setattr("aotc.compiler.plan.cpu_features", lambda: frozenset(CPU_FEATURES["cpu:amx"]))
+    monkeypatch.setattr("aotc.compiler.planning.plan.cpu_features", lambda: frozenset(CPU_FEATURES["cpu:amx"]))
     assert plan_units(manifest)[0].key == v3.key
     assert plan_units(manifest)[1].key != amx.key  # a machine with AMX does not take code that has not run
 

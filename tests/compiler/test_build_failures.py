@@ -17,10 +17,10 @@ from doctoring import artifact_of, copy_store, library_bytes
 from in_process import run_here
 from processes import ZOO, run_aotc
 
-from aotc.compiler.cache_lookup import PlannedUnit
 from aotc.compiler.executors import host
 from aotc.compiler.explain_failure import hint_for
 from aotc.compiler.pipeline import UnitBuild
+from aotc.compiler.planning.cache_lookup import PlannedUnit
 from aotc.compiler.workers.process_failure import begin_log, statically_linked_libstdcxx
 from aotc.compiler.workers.process_group import Processes
 from aotc.compiler.workers.unit_process import check_compilable

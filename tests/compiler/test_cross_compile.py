@@ -20,7 +20,7 @@ import aotc
 from aotc.compiler.autotune.picker import Picker
 from aotc.compiler.cross_compile import stand_in
 from aotc.compiler.messages import Settings
-from aotc.compiler.plan import check_buildable, plan_units
+from aotc.compiler.planning.plan import check_buildable, plan_units
 from aotc.errors import BuildError, EnvironmentMismatchError
 from aotc.machine.targets import parse_target
 from aotc.manifest import Manifest, read_manifest

@@ -18,7 +18,7 @@ from aotc.compiler.capture.collectives import code_digest, name_groups
 from aotc.compiler.capture.export import capture
 from aotc.compiler.capture.lifting.lift import Capture
 from aotc.compiler.messages import Job
-from aotc.compiler.plan import plan_units
+from aotc.compiler.planning.plan import plan_units
 from aotc.compiler.rank_kinds import with_own_regions
 from aotc.errors import BuildError
 from aotc.manifest import ModelSpec, read_manifest

@@ -12,9 +12,9 @@ import torch
 from processes import ZOO, run_python
 from torch import Tensor, nn
 
-from aotc.compiler import plan
 from aotc.compiler.capture.regions.equal_regions import RegionPart, find_regions, regions_of, size_over_dims
-from aotc.compiler.plan import plan_units
+from aotc.compiler.planning import plan
+from aotc.compiler.planning.plan import plan_units
 from aotc.errors import AotcError, BuildError, ManifestError
 from aotc.manifest import ModelSpec, read_manifest
 from aotc.models.factory import build_module

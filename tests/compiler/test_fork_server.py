@@ -279,7 +279,7 @@ server = ForkServers({{"served": ["slow_to_import"]}}, ())
 with open({str(tmp_path / "log")!r}, "ab") as errors:
     process = server.server("served", environment).start(["family"], environment, errors)
 process.stdout.readline()
-print(process.pid, server._importer.process.pid, process.stdout.readline(), flush=True)
+print(process.pid, server.begin().process.pid, process.stdout.readline(), flush=True)
 time.sleep(60)
 """
     with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True) as build:

@@ -20,9 +20,9 @@ from processes import processes_that_name, run_aotc, run_python, start, wait_unt
 from torch import nn
 
 import aotc
-from aotc.compiler import plan
 from aotc.compiler.capture.analysis.custom_operators import Registrations
-from aotc.compiler.plan import LookedAt
+from aotc.compiler.planning import plan
+from aotc.compiler.planning.plan import LookedAt
 from aotc.compiler.workers import fork_server, forks
 from aotc.compiler.workers.forks import ForkServers, Holder
 from aotc.compiler.workers.module_holder import MadeModules, hold, make_modules
@@ -484,7 +484,7 @@ def test_the_kept_s_processes_compute_with_several_threads_as_its_factory_did(tm
     (tmp_path / "manifest.yaml").write_text(yaml.safe_dump({"version": 1, "models": {"model": model}}))
     code = f"""
 import os, select, sys
-from aotc.compiler import plan
+from aotc.compiler.planning import plan
 from aotc.compiler.workers import forks, module_holder
 from aotc.manifest import read_manifest
 manifest = read_manifest({str(tmp_path / "manifest.yaml")!r})

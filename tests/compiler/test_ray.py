@@ -18,8 +18,8 @@ from processes import ROOT, ZOO, finish, processes_that_name, run_aotc, start, w
 
 from aotc.compiler.executors.local import memory_of
 from aotc.compiler.executors.ray.requests import Ask, ask_for, parse_ask, units_at_a_time
-from aotc.compiler.key import unit_key
 from aotc.compiler.messages import Unit
+from aotc.compiler.planning.key import unit_key
 from aotc.errors import BuildError
 from aotc.machine.native import native_target
 from aotc.machine.targets import parse_target

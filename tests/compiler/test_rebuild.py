@@ -14,10 +14,10 @@ from doctoring import artifact_of
 from in_process import build_here, plan_here, run_here
 from processes import ZOO
 
-from aotc.compiler.cache_lookup import look_up
 from aotc.compiler.codegen.stored_code import stored_code
 from aotc.compiler.messages import Compiled, Job, OnProgress, Task, Unit
 from aotc.compiler.pipeline import UnitBuild
+from aotc.compiler.planning.cache_lookup import look_up
 from aotc.compiler.request import BuildRequest
 from aotc.digest import sha256_file
 from aotc.errors import BuildError

@@ -15,11 +15,11 @@ from doctoring import artifact_of, copy_store
 from in_process import build_here, plan_here, run_here
 from processes import ZOO
 
-from aotc.compiler.cache_lookup import PlannedUnit
-from aotc.compiler.key import unit_key
 from aotc.compiler.messages import Unit
+from aotc.compiler.planning.cache_lookup import PlannedUnit
+from aotc.compiler.planning.key import unit_key
+from aotc.compiler.planning.shards import Shard, parse_shard, split
 from aotc.compiler.publish.merging import merge_stores
-from aotc.compiler.shards import Shard, parse_shard, split
 from aotc.errors import BuildError, NotFoundError
 from aotc.machine.targets import parse_target
 from aotc.manifest import read_manifest

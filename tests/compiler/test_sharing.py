@@ -23,8 +23,8 @@ from aotc.compiler.autotune.shared_picks import SharedPicks, add_answers, answer
 from aotc.compiler.executors.executor import sharing_order
 from aotc.compiler.executors.local import LocalExecutor
 from aotc.compiler.executors.ray.node import _sharing
-from aotc.compiler.key import unit_key
 from aotc.compiler.messages import Unit
+from aotc.compiler.planning.key import unit_key
 from aotc.compiler.workers import shared_folder
 from aotc.compiler.workers.shared_folder import SharedFolder
 from aotc.compiler.workers.unit_process import _caches

@@ -20,12 +20,12 @@ import yaml
 from processes import ROOT, run_python
 
 from aotc import syntax
-from aotc.compiler import key as key_module
-from aotc.compiler.key import code_key, explain
 from aotc.compiler.messages import Factors, Job, Unit
 from aotc.compiler.patches.machinery.registry import PATCHES
-from aotc.compiler.plan import plan_units
-from aotc.compiler.sources import imported_files, source_closure
+from aotc.compiler.planning import key as key_module
+from aotc.compiler.planning.key import code_key, explain
+from aotc.compiler.planning.plan import plan_units
+from aotc.compiler.planning.sources import imported_files, source_closure
 from aotc.compiler.unit import compile_unit
 from aotc.errors import BuildError
 from aotc.machine.targets import parse_target
@@ -381,7 +381,8 @@ NOT_IN_KEYS = {
     "aotc.models.reference": "the same",
     "aotc.compiler.workers.fork_server": "starts the process; what it starts is in",
     "aotc.compiler.workers": "has no code",
-    "aotc.compiler.key": "is the key",
+    "aotc.compiler.planning": "the same",
+    "aotc.compiler.planning.key": "is the key",
     "aotc.digest": "gives the key's own digests",
     "aotc.locks": "who waits for whom",
     "aotc.garbage": "when memory is looked at",
@@ -438,8 +439,8 @@ KEY = """
 import sys
 from pathlib import Path
 from aotc.compiler.patches.machinery.registry import PATCHES
-from aotc.compiler.plan import plan_units
-from aotc.compiler.sources import imported_files, source_closure
+from aotc.compiler.planning.plan import plan_units
+from aotc.compiler.planning.sources import imported_files, source_closure
 from aotc.manifest import read_manifest
 (unit,) = plan_units(read_manifest(Path(sys.argv[1])))
 print(unit.key)

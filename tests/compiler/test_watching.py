@@ -19,12 +19,12 @@ from aotc.cli.build_output import show_unmatched_picks, totals
 from aotc.cli.progress.build import LineProgress
 from aotc.compiler.autotune.shared_picks import SharedPicks
 from aotc.compiler.build_report import Event, Outcome
-from aotc.compiler.cache_lookup import PlannedUnit
-from aotc.compiler.estimate import Estimate, estimate, remaining
 from aotc.compiler.executors import local
 from aotc.compiler.executors.local import COMPILE_THREADS, LocalExecutor, jobs_for, memory_of, targets_of_many
-from aotc.compiler.key import unit_key
 from aotc.compiler.messages import INDUCTOR, STAGE, WAITING, Doing, Pins, Span, StageCosts, Unit, wait_here
+from aotc.compiler.planning.cache_lookup import PlannedUnit
+from aotc.compiler.planning.estimate import Estimate, estimate, remaining
+from aotc.compiler.planning.key import unit_key
 from aotc.compiler.toolchain.precompiled_headers import ENOUGH_UNITS
 from aotc.compiler.workers.build_trace import BuildTrace
 from aotc.machine import memory, waits
@@ -188,7 +188,7 @@ def test_a_region_costs_what_it_did_and_not_what_others_of_the_model_did(
         UnitCost("linear", region, one.bucket, one.target.name, "2026-01-01T00:00:00Z", seconds, int(seconds) * GIB)
         for region, seconds in (("layers.0", 60.0), ("gates.0", 5.0))
     ]
-    monkeypatch.setattr("aotc.compiler.estimate.unit_costs", lambda store: costs)
+    monkeypatch.setattr("aotc.compiler.planning.estimate.unit_costs", lambda store: costs)
     units = [replace(one, region=region) for region in ("layers.0", "gates.0", "head")]
     found = estimate(Store.open(regions_store), [PlannedUnit(unit, None, ()) for unit in units])
     assert list(found.seconds.values()) == [60.0, 5.0]
@@ -201,7 +201,7 @@ def test_the_weights_that_buckets_share_are_counted_once(monkeypatch: pytest.Mon
         UnitCost("linear", "", part.bucket, part.target.name, "2026-01-01T00:00:00Z", 1.0, 0, size=100, mapped=mapped)
         for part, mapped in ((one, 5000), (other, 4000))
     ]
-    monkeypatch.setattr("aotc.compiler.estimate.unit_costs", lambda store: costs)
+    monkeypatch.setattr("aotc.compiler.planning.estimate.unit_costs", lambda store: costs)
     known = estimate(Store.create(tmp_path / "store"), [PlannedUnit(part, None, ()) for part in (one, other)])
     assert known.disk == {one.name: 100, other.name: 100} and known.weights == 5000
 

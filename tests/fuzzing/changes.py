@@ -399,7 +399,7 @@ class Model:
     def at_build(self, change: Change, module: nn.Module) -> Any:
         """None if the next build does not take the unit for built; else the outcome after a load."""
         from aotc.compiler.pipeline import plan_build, stored_in
-        from aotc.compiler.plan import LookedAt, facts_of
+        from aotc.compiler.planning.plan import LookedAt, facts_of
         from aotc.compiler.publish.url_store import Place
         from aotc.compiler.request import BuildRequest
 

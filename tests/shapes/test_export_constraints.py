@@ -725,7 +725,7 @@ def test_running_the_edges_leaves_the_models_buffers_as_they_were(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("sizes", "takes", "proposal"),
+    ("sizes", "takes", "proposed"),
     [
         (SizeRange(1, 16), lambda n: n % 4 == 0, "`n: {range: [4, 16], multiple_of: 4}`"),
         (

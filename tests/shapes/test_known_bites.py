@@ -20,8 +20,8 @@ from processes import ROOT, run_python
 from torch import Tensor, nn
 
 import aotc
-from aotc.compiler.key import unit_key
-from aotc.compiler.plan import plan_units
+from aotc.compiler.planning.key import unit_key
+from aotc.compiler.planning.plan import plan_units
 from aotc.errors import BindError, CorruptError, StoreError
 from aotc.manifest import read_manifest
 from aotc.reads.attributes import module_attributes

@@ -8,8 +8,8 @@ import pytest
 from processes import ZOO
 from sample_artifacts import CREATED, stored_artifact
 
-from aotc.compiler.cache_lookup import look_up
 from aotc.compiler.messages import Unit
+from aotc.compiler.planning.cache_lookup import look_up
 from aotc.digest import sha256_bytes
 from aotc.machine.targets import parse_target
 from aotc.manifest import read_manifest

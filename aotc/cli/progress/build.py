@@ -19,8 +19,8 @@ from aotc.errors import one_line
 
 if TYPE_CHECKING:
     from aotc.compiler.build_report import Event
-    from aotc.compiler.cache_lookup import PlannedUnit
-    from aotc.compiler.estimate import Estimate
+    from aotc.compiler.planning.cache_lookup import PlannedUnit
+    from aotc.compiler.planning.estimate import Estimate
 
 
 class _Progress:
@@ -56,7 +56,7 @@ class _Progress:
 
     def left(self) -> str:
         """`3 of 8 units left, about 2 min`; the time only where it can be guessed: not when it has been outlasted."""
-        from aotc.compiler.estimate import remaining
+        from aotc.compiler.planning.estimate import remaining
 
         now = time.monotonic()
         running = {name: now - began for name, (began, _) in self.running.copy().items()}

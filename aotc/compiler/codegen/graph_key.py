@@ -2,7 +2,7 @@
 
 The first key has the model's sources, so any change of them captures the model anew. Most changes leave the graph as it
 was: another name of a variable, a moved function, a class beside it. Code generation sees the graph alone, so a unit of
-the store with the same graph, and with the same `aotc.compiler.key.code_key`, has the same library.
+the store with the same graph, and with the same `aotc.compiler.planning.key.code_key`, has the same library.
 """
 
 from __future__ import annotations

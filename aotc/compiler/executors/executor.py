@@ -9,8 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
-from aotc.compiler.cache_lookup import PlannedUnit
 from aotc.compiler.messages import Compiled, OnProgress, Task, Unit
+from aotc.compiler.planning.cache_lookup import PlannedUnit
 from aotc.records import tuned_dims
 
 T = TypeVar("T")

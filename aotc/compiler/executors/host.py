@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from aotc.amounts import size_text
-from aotc.compiler.estimate import Estimate
+from aotc.compiler.planning.estimate import Estimate
 from aotc.compiler.workers.unit_process import check_compilable
 from aotc.errors import BuildError, StoreError
 from aotc.machine.cpp_compiler import NOT_RUN, compiler_name, compiler_version

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from aotc.compiler.key import explain
+from aotc.compiler.planning.key import explain
 from aotc.compiler.publish.bundles import source_date, with_native_call
 from aotc.compiler.publish.target_artifacts import merge
 from aotc.compiler.toolchain.native_call import native_call_compiled

@@ -19,7 +19,7 @@ from aotc.compiler.capture.lifting.lift import Capture
 from aotc.compiler.capture.unit_graph import Exported, Subject
 from aotc.compiler.codegen.aot_inductor import LIBRARY, CompiledFiles
 from aotc.compiler.messages import Job, Unit
-from aotc.compiler.sources import imported_files
+from aotc.compiler.planning.sources import imported_files
 from aotc.constants import encode_constants
 from aotc.digest import canonical_json, sha256_file, sha256_json
 from aotc.machine.elf import needed_versions, newest

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from aotc.compiler.build_report import Event, OnEvent
-from aotc.compiler.cache_lookup import PlannedUnit, look_up
-from aotc.compiler.plan import changed_reads
+from aotc.compiler.planning.cache_lookup import PlannedUnit, look_up
+from aotc.compiler.planning.plan import changed_reads
 from aotc.errors import Issue, NotFoundError, RemoteError
 from aotc.models.factory import build_module
 from aotc.store.files.status import exists

@@ -17,11 +17,10 @@ import tempfile
 import threading
 import traceback
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain
 from pathlib import Path
-from typing import IO, NoReturn, Protocol
+from typing import IO, NoReturn
 
 import msgspec
 
@@ -71,16 +70,6 @@ class Forked:
             return self._code
 
 
-class Source(Protocol):
-    """A process that becomes fork servers; `spent` once one of them was found dead."""
-
-    spent: bool
-
-    def said(self) -> str: ...
-
-    def close(self) -> None: ...
-
-
 class ForkServer:
     """Starts one module, as `python -m` would, in forks of a process that has imported its needs."""
 
@@ -117,12 +106,46 @@ class ForkServer:
         self._connection.close()
 
 
-class _Importer:
-    """A process that imports `common`, and becomes a server for each of `modules`, which lists further imports.
+class Source:
+    """A process that becomes a server for each of `modules`. It is `spent` once one of them was found dead."""
 
-    It imports in the background, from its creation on, with the libraries `stand_ins` in the place of CUDA's. It is
-    `spent` once one of the servers has died.
-    """
+    def __init__(self, modules: Iterable[str]) -> None:
+        self.spent = False
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+        pairs = {module: socket.socketpair() for module in modules}
+        self.servers = {module: ForkServer(module, self, ours) for module, (ours, _) in pairs.items()}
+        self._theirs = {module: theirs for module, (_, theirs) in pairs.items()}
+
+    def _close_theirs(self) -> None:
+        for theirs in self._theirs.values():
+            theirs.close()
+
+    def _close_ours(self) -> None:
+        for server in self.servers.values():
+            server.close()
+
+    def close(self) -> None:
+        """End the servers, and the processes that they have started."""
+        if self._errors.closed:  # the pid may belong to another process by now
+            return
+        self._close_ours()
+        self._kill()
+        self._errors.close()
+
+    def _kill(self) -> None:
+        raise NotImplementedError
+
+    def said(self) -> str:
+        """The output of the processes before one of them died."""
+        with suppress(OSError, ValueError):  # the build has ended
+            self._errors.seek(0)
+            return self._errors.read().decode(errors="replace")[-2000:].strip()
+        return ""
+
+
+class _Importer(Source):
+    """Imports `common`, and what `modules` lists for each. It does so in the background, from its creation on, with the
+    libraries `stand_ins` in the place of CUDA's."""
 
     def __init__(
         self,
@@ -131,44 +154,34 @@ class _Importer:
         environment: Mapping[str, str],
         stand_ins: Sequence[str] = (),
     ) -> None:
-        self.spent = False
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
-        pairs = {module: socket.socketpair() for module in modules}
-        self.servers = {module: ForkServer(module, self, ours) for module, (ours, _) in pairs.items()}
-        given = {module: theirs for module, (_, theirs) in pairs.items()}
-        asked = [[module, given[module].fileno(), [*preload]] for module, preload in modules.items()]
+        super().__init__(modules)
+        asked = [[module, self._theirs[module].fileno(), [*preload]] for module, preload in modules.items()]
         self.process = subprocess.Popen(
             child_command(fork_server.__name__, json.dumps([[*common], asked, [*stand_ins]])),
             stdin=subprocess.DEVNULL,
             stdout=self._errors,
             stderr=self._errors,
             env=environment,
-            pass_fds=[theirs.fileno() for theirs in given.values()],
+            pass_fds=[theirs.fileno() for theirs in self._theirs.values()],
             start_new_session=True,
         )
-        for theirs in given.values():
-            theirs.close()
+        self._close_theirs()
 
-    def close(self) -> None:
-        """End the servers, and the processes that they have started."""
-        for server in self.servers.values():
-            server.close()
+    def _kill(self) -> None:
         self.process.kill()
         self.process.wait()
-        self._errors.close()
 
     def said(self) -> str:
-        """The output of the processes before one of them died."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(1)
-        return _last_words(self._errors)
+        return super().said()
 
 
 STACK = 64 << 20
 """Bytes for the first thread of a fork, which compiles: no less than a main thread has, whatever the limit is."""
 
 
-class Holder:
+class Holder(Source):
     """A fork of this process that keeps its objects, and becomes the servers for the units of `models`.
 
     A new thread forks: a fork of a thread that has OpenMP threads would wait for them for ever. Create the holder
@@ -177,10 +190,8 @@ class Holder:
     """
 
     def __init__(self, models: Collection[str]) -> None:
-        self.models, self.spent = frozenset(models), False
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
-        pairs = {module: socket.socketpair() for module in _PRELOADED}
-        self.servers = {module: ForkServer(module, self, ours) for module, (ours, _) in pairs.items()}
+        super().__init__(_PRELOADED)
+        self.models = frozenset(models)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         self._pid = 0
@@ -197,7 +208,7 @@ class Holder:
                 refused.append(error)
             else:
                 if self._pid == 0:
-                    self._hold(parent, pairs)
+                    self._hold(parent)
             forked.set()
             self._closed.wait()
 
@@ -206,16 +217,14 @@ class Holder:
         self._thread.start()
         threading.stack_size(usual)
         forked.wait()
+        self._close_theirs()
         for error in refused:
             self._closed.set()
             self._errors.close()
-            for end in chain.from_iterable(pairs.values()):
-                end.close()
+            self._close_ours()
             raise error
-        for _, theirs in pairs.values():
-            theirs.close()
 
-    def _hold(self, parent: int, pairs: Mapping[str, tuple[socket.socket, socket.socket]]) -> NoReturn:
+    def _hold(self, parent: int) -> NoReturn:
         try:
             die_with_parent(parent)
             os.setsid()
@@ -224,39 +233,21 @@ class Holder:
             nothing = os.open(os.devnull, os.O_RDONLY)
             for standard, stream in enumerate((nothing, self._errors.fileno(), self._errors.fileno())):
                 os.dup2(stream, standard)
-            for ours, _ in pairs.values():
-                ours.close()
+            self._close_ours()
             environment = {fork_server.ASK_NVML: "1", **unit_environment()}
             os.environ.clear()
             os.environ.update(environment)
-            fork_server.serve([[module, theirs.detach(), _PRELOADED[module]] for module, (_, theirs) in pairs.items()])
+            fork_server.serve([[module, end.detach(), _PRELOADED[module]] for module, end in self._theirs.items()])
         except BaseException:
             traceback.print_exc()
         finally:
             os._exit(0)
 
-    def close(self) -> None:
-        """End the servers, and the processes that they have started."""
-        if self._errors.closed:  # the pid may belong to another process by now
-            return
-        for server in self.servers.values():
-            server.close()
+    def _kill(self) -> None:
         os.kill(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
         self._closed.set()
         self._thread.join()
-        self._errors.close()
-
-    def said(self) -> str:
-        """The output of the processes before one of them died."""
-        return _last_words(self._errors)
-
-
-def _last_words(errors: IO[bytes]) -> str:
-    with suppress(OSError, ValueError):  # the build has ended
-        errors.seek(0)
-        return errors.read().decode(errors="replace")[-2000:].strip()
-    return ""
 
 
 class ForkServers:
@@ -268,23 +259,26 @@ class ForkServers:
     def __init__(self, modules: Mapping[str, Sequence[str]] = _PRELOADED, common: Sequence[str] = _COMMON) -> None:
         self._modules, self._common = modules, common
         self._lock = threading.Lock()
-        self._importer: _Importer | None = None
+        self._importers: dict[str, _Importer] = {}
         self._spent: list[_Importer] = []
         self._closed = False
-        self._absent: _Importer | None = None
         self._stand_ins: Path | None = None
         self.holder: Holder | None = None
 
-    def begin(self, environment: Mapping[str, str] | None = None) -> None:
+    def begin(self, environment: Mapping[str, str] | None = None) -> _Importer:
         """Start importing in the background. Raises OSError once closed."""
+        return self._alive("here", lambda: _Importer(self._modules, self._common, environment or unit_environment()))
+
+    def _alive(self, kind: str, started: Callable[[], _Importer]) -> _Importer:
         with self._lock:
             if self._closed:
                 raise ChildProcessError("the build has ended")
-            if self._importer is not None and (self._importer.spent or self._importer.process.poll() is not None):
-                self._spent.append(self._importer)  # processes of its other server may still run
-                self._importer = None
-            if self._importer is None:
-                self._importer = _Importer(self._modules, self._common, environment or unit_environment())
+            known = self._importers.get(kind)
+            if known is not None and (known.spent or known.process.poll() is not None):
+                self._spent.append(self._importers.pop(kind))  # processes of its other server may still run
+            if kind not in self._importers:
+                self._importers[kind] = started()
+            return self._importers[kind]
 
     def server(self, module: str, environment: Mapping[str, str], model: str = "") -> ForkServer:
         """The server of this module for a unit of this model; started in this environment if there is none, or if one
@@ -294,9 +288,7 @@ class ForkServers:
         """
         if self.holder is not None and model in self.holder.models and not (self.holder.spent or self._closed):
             return self.holder.servers[module]
-        self.begin(environment)
-        assert self._importer is not None
-        return self._importer.servers[module]
+        return self.begin(environment).servers[module]
 
     def server_for_absent_gpus(self, environment: Mapping[str, str]) -> ForkServer:
         """The server of workers for units whose GPU this machine lacks, in which libraries stand in for CUDA's.
@@ -305,19 +297,14 @@ class ForkServers:
         """
         from aotc.compiler.cross_compile.libraries import build_variables, compiled_stand_ins
 
-        with self._lock:
-            if self._closed:
-                raise ChildProcessError("the build has ended")
+        def started() -> _Importer:
             if self._stand_ins is None:
                 self._stand_ins = Path(tempfile.mkdtemp(prefix="aotc-absent-gpu-"))
                 self._libraries = compiled_stand_ins(self._stand_ins)
-            if self._absent is not None and (self._absent.spent or self._absent.process.poll() is not None):
-                self._spent.append(self._absent)
-                self._absent = None
-            if self._absent is None:
-                environment = {**environment, **build_variables(self._stand_ins)}
-                self._absent = _Importer({WORKER: _PRELOADED[WORKER]}, self._common, environment, self._libraries)
-            return self._absent.servers[WORKER]
+            variables = {**environment, **build_variables(self._stand_ins)}
+            return _Importer({WORKER: _PRELOADED[WORKER]}, self._common, variables, self._libraries)
+
+        return self._alive("absent GPUs", started).servers[WORKER]
 
     def variables_for_absent_gpus(self) -> dict[str, str]:
         """What such a unit's environment needs besides, once its server runs."""
@@ -329,8 +316,7 @@ class ForkServers:
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            sources: list[Source | None] = [*self._spent, self._importer, self._absent, self.holder]
-            for source in filter(None, sources):
+            for source in filter(None, (*self._spent, *self._importers.values(), self.holder)):
                 source.close()
             if self._stand_ins is not None:
                 shutil.rmtree(self._stand_ins, ignore_errors=True)

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from aotc.compiler.capture.analysis.custom_operators import Registrations
-from aotc.compiler.plan import LookedAt, look_at_models
+from aotc.compiler.planning.plan import LookedAt, look_at_models
 from aotc.compiler.workers.fork_server import ASK_NVML
 from aotc.compiler.workers.forks import ForkServers, Holder
 from aotc.manifest import Manifest

@@ -12,10 +12,8 @@
 
 from __future__ import annotations
 
-import math
-
 from aotc.errors import CorruptError
-from aotc.expressions import Expression, paddable_dims, parse
+from aotc.expressions import Expression, paddable_dims, parse, tightness
 from aotc.records import Dims, PadRule, Size, SizeRange, TensorLeaf, bucket_name, takes
 from aotc.runtime.dispatch import Dispatcher, Plan, Shape, named_axes
 from aotc.runtime.padding.tensors import Crop, Pad
@@ -50,16 +48,8 @@ class Rules:
         )
 
     def _range_rank(self, index: int, sizes: Shape) -> tuple[int, int, int]:
-        ranges = [
-            (size, self._variants[index].bucket[name]) for name, size in zip(self._dims.names, sizes, strict=True)
-        ]
-        width = math.prod((r.max - r.min) // r.multiple_of + 1 for _, r in ranges if isinstance(r, SizeRange))
-        distance = sum(
-            r.tune_at - size if r.tune_at >= size else 2**40 + size - r.tune_at
-            for size, r in ranges
-            if isinstance(r, SizeRange)
-        )
-        return width, distance, index
+        bucket = self._variants[index].bucket
+        return *tightness([bucket[name] for name in self._dims.names], sizes), index
 
     def _padded_plan(self, index: int, sizes: Shape, run_sizes: Shape) -> Plan:
         request, run = self._dims.named(sizes), self._dims.named(run_sizes)

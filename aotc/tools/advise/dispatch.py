@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from aotc.expressions import tightness
 from aotc.records import Bucket, SizeRange, takes
 from aotc.tools.advise.arrays import owners
 from aotc.tools.advise.trace import Shape
@@ -69,7 +69,4 @@ class Dispatch:
         return tuple(run) if all(map(takes, self._rows[index], run)) else None
 
     def _rank(self, index: int, shape: Shape) -> tuple[int, int, int]:
-        ranges = [(size, r) for size, r in zip(shape, self._rows[index], strict=True) if isinstance(r, SizeRange)]
-        width = math.prod((r.max - r.min) // r.multiple_of + 1 for _, r in ranges)
-        distance = sum(r.tune_at - size if r.tune_at >= size else 2**40 + size - r.tune_at for size, r in ranges)
-        return width, distance, index
+        return *tightness(self._rows[index], shape), index

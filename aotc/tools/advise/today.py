@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from aotc.errors import TraceError
-from aotc.expressions import Expression
+from aotc.expressions import Expression, padded_by_all
 from aotc.records import Bucket
 from aotc.tools.advise.trace import Shape
 
@@ -61,12 +61,9 @@ def _tensors(inputs: dict[str, Any]) -> tuple[_Tensor, ...]:
 
 
 def _padded(tensors: tuple[_Tensor, ...]) -> frozenset[str]:
-    uses: dict[str, bool] = {}
-    for tensor in tensors:
-        for entry in tensor.shape:
-            for name in entry.names if isinstance(entry, Expression) else ():
-                uses[name] = uses.get(name, True) and name in tensor.pad
-    return frozenset(name for name, padded in uses.items() if padded)
+    return padded_by_all(
+        (entry.names, tensor.pad) for tensor in tensors for entry in tensor.shape if isinstance(entry, Expression)
+    )
 
 
 def _elements(tensors: tuple[_Tensor, ...], dims: tuple[str, ...]) -> Callable[[Shape], float]:

@@ -59,9 +59,8 @@ class Options(NamedTuple):
     checkpoint: str = ""
 
     def seconds_of_calls(self, steady: int) -> float:
-        """Seconds that the rounds and the threads of so many steady contenders take, if no call is slow. One
-        process more takes part in the rounds only: eager's second one, or the subject.
-        """
+        """Seconds that the rounds and the threads of so many steady contenders take, if no call is slow. One process
+        more takes part in the rounds only: eager's second one, or the subject."""
         latency = self.rounds * self.seconds * (steady + 1)
         throughput = len(self.threads) * self.seconds_at_once * steady
         return len(self.buckets) * (latency + throughput) if self.rounds and steady else 0.0

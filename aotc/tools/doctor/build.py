@@ -130,7 +130,7 @@ def _device(spec: ModelSpec) -> str | None:
 
 
 def _targets(spec: ModelSpec, devices: set[str]) -> list[Check]:
-    from aotc.compiler.plan import checked_target, why_not_buildable
+    from aotc.compiler.planning.plan import checked_target, why_not_buildable
     from aotc.machine.targets import parse_target
 
     part, checks = f"model {spec.name}", list[Check]()

@@ -14,7 +14,6 @@ from typing import Any, Protocol
 from aotc.compiler.autotune.shared_picks import add_answers, answers_in
 from aotc.compiler.executors.executor import side_by_side
 from aotc.compiler.executors.local import COMPILE_THREADS, LocalExecutor
-from aotc.compiler.key import explain, machine_factors
 from aotc.compiler.messages import (
     Compiled,
     NodeAnswer,
@@ -26,7 +25,8 @@ from aotc.compiler.messages import (
     Task,
     Unit,
 )
-from aotc.compiler.plan import check_buildable
+from aotc.compiler.planning.key import explain, machine_factors
+from aotc.compiler.planning.plan import check_buildable
 from aotc.compiler.publish.unit_files import store_unit
 from aotc.compiler.workers.forks import ForkServers
 from aotc.errors import AotcError, BuildError, Issue

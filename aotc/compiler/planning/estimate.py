@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import mean
 
-from aotc.compiler.cache_lookup import PlannedUnit
 from aotc.compiler.messages import Unit
+from aotc.compiler.planning.cache_lookup import PlannedUnit
 from aotc.records import bucket_name
 from aotc.store.layout.store import Store
 from aotc.store.layout.units import UnitCost, unit_costs

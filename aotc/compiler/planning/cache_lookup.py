@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from aotc.compiler.key import explain
 from aotc.compiler.messages import Unit
+from aotc.compiler.planning.key import explain
 from aotc.errors import Issue
 from aotc.store.layout.units import StoredUnits, UnitRecord, find_unit
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from aotc.compiler.cache_lookup import PlannedUnit
+from aotc.compiler.planning.cache_lookup import PlannedUnit
 from aotc.errors import BuildError
 from aotc.store.layout.plans import PLAN_SCHEMA_VERSION, PlannedKey, ShardPlan
 

@@ -14,7 +14,8 @@ from torch import nn
 from aotc.compiler.autotune.picks_file import pins_for
 from aotc.compiler.capture.regions.equal_regions import RegionPart, find_regions, regions_of
 from aotc.compiler.capture.regions.padded_calls import padded_calls
-from aotc.compiler.key import (
+from aotc.compiler.messages import DEFAULTS, Factors, Pins, Settings, Unit
+from aotc.compiler.planning.key import (
     NOT_A_REGION,
     absence_factors,
     further_ranks,
@@ -23,8 +24,7 @@ from aotc.compiler.key import (
     unit_factors,
     unit_key,
 )
-from aotc.compiler.messages import DEFAULTS, Factors, Pins, Settings, Unit
-from aotc.compiler.sources import model_sources
+from aotc.compiler.planning.sources import model_sources
 from aotc.errors import (
     AotcError,
     BuildError,

@@ -84,7 +84,7 @@ def _module_named(reference: str, folder: Path) -> str:
     return next((name for name in same_name if Path(loaded[name]).resolve() == file), "")
 
 
-_NOT_OURS = (*(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")), Path(__file__).parents[1])
+_NOT_OURS = (*(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")), Path(__file__).parents[2])
 
 
 def _not_ours(name: str) -> bool:

@@ -163,7 +163,7 @@ _BUILDERS = (
         f"compiler/{room}/**/*"
         for room in ("cross_compile", "autotune", "capture", "codegen", "patches", "toolchain", "training")
     ),
-    *(f"compiler/{name}.py" for name in ("messages", "rank_kinds", "sources", "unit")),
+    *(f"compiler/{name}.py" for name in ("messages", "planning/sources", "rank_kinds", "unit")),
     *(f"compiler/{name}.py" for name in ("publish/record", "smoke/launch", "workers/compile_worker", "workers/forks")),
     *(f"{name}.py" for name in ("adapters", "constants", "expressions", "picks", "syntax")),
     "reads/*",
@@ -216,7 +216,7 @@ def code_version() -> str:
 
 def builders(patterns: Sequence[str] = _BUILDERS) -> list[Path]:
     """The files that `build_version` digests, or those of other patterns."""
-    aotc = Path(__file__).parents[1]
+    aotc = Path(__file__).parents[2]
     found = [
         path for pattern in patterns for path in sorted(aotc.glob(pattern)) if path.suffix in (".py", ".jinja", ".cpp")
     ]

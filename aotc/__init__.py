@@ -7,6 +7,7 @@ checking (`aotc verify`) and looking (`aotc ls`, `aotc inspect`) are commands.
 
 from __future__ import annotations
 
+import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ from aotc.errors import (
     UnverifiedError,
     VerifyError,
 )
+from aotc.garbage import no_collection
 
 if TYPE_CHECKING:
     from aotc import adapters, optim, telemetry
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from aotc.runtime.prepare import prepare
     from aotc.runtime.training.step import TrainingStep
     from aotc.tools.recording.record import record
+    from aotc.tools.remembering.compile import compile
 
 __version__ = "0.2.0"
 
@@ -79,6 +82,7 @@ __all__ = [
     "__version__",
     "adapters",
     "attach",
+    "compile",
     "fetch",
     "load",
     "optim",
@@ -100,6 +104,7 @@ _MODULES = {
     "TrainingStep": "aotc.runtime.training.step",
     "Trust": "aotc.runtime.options",
     "attach": "aotc.runtime.attach",
+    "compile": "aotc.tools.remembering.compile",
     "fetch": "aotc.runtime.fetch",
     "load": "aotc.runtime.load",
     "prepare": "aotc.runtime.prepare",
@@ -113,10 +118,6 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     """What imports torch comes with its first use."""
     if name in _MODULES:
-        import importlib
-
-        from aotc.garbage import no_collection
-
         with no_collection():
             module = importlib.import_module(_MODULES[name])
         return module if module.__name__ == f"aotc.{name}" else getattr(module, name)

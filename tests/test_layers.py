@@ -56,9 +56,10 @@ RUNTIME = {*MACHINE, *STORE, "aotc.early", "aotc.runtime"}
 COMPILING = {"sympy", "torchgen", "triton"}
 MESSAGES = "aotc.compiler.messages"
 VERDICTS = "aotc.verify.verdicts"
-ADVISE, BENCH, BISECTION, CACHES, RECORDING = (
-    f"aotc.tools.{name}" for name in ("advise", "bench", "bisection", "caches", "recording")
+ADVISE, BENCH, BISECTION, CACHES, RECORDING, REMEMBERING = (
+    f"aotc.tools.{name}" for name in ("advise", "bench", "bisection", "caches", "recording", "remembering")
 )
+BUILDING = f"{REMEMBERING}.build_process"
 PAGE = "aotc.tools.html_page"
 READING = {"elftools", "markupsafe", "pygments", "rich"}
 
@@ -110,6 +111,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aotc.tools": set(),
     PAGE: {"aotc.amounts", "jinja2", "markupsafe"},
     RECORDING: {*MODELS, RECORDING},
+    REMEMBERING: {*MODELS, *RUNTIME, "aotc", "aotc.log", RECORDING, REMEMBERING, BUILDING},
+    BUILDING: {*RECORDS, "aotc.store", "aotc.compiler", RECORDING, REMEMBERING},
     ADVISE: {*RECORDS, "numpy", "PIL", "aotc.manifest", ADVISE, PAGE},
     CACHES: {*MACHINE, *STORE, CACHES},
     BENCH: {*MODELS, *RUNTIME, "aotc", "aotc.verify", ADVISE, BENCH, PAGE},
@@ -231,7 +234,7 @@ def test_a_patch_is_imported_by_nothing_but_the_registry() -> None:
 
 
 def test_only_commands_import_tools() -> None:
-    """And `aotc` itself, lazily, for `aotc.record`."""
+    """And `aotc` itself, lazily, for `aotc.record` and `aotc.compile`."""
     core = [name for name in MODULES if not name.startswith(("aotc.tools", "aotc.cli")) and name != "aotc"]
     assert not wrong(core, lambda path: [name for name in imports(path) if name.startswith("aotc.tools")])
 
@@ -351,6 +354,7 @@ def test_the_public_surface() -> None:
         "__version__",
         "adapters",
         "attach",
+        "compile",
         "fetch",
         "load",
         "optim",
@@ -388,10 +392,8 @@ ROOMS = (
 @pytest.mark.parametrize(
     "room",
     [
-        *(
-            PACKAGE / name
-            for name in ("models", "telemetry", "runtime/conversions", "tools", "tools/caches", "tools/recording")
-        ),
+        *(PACKAGE / name for name in ("models", "telemetry", "runtime/conversions", "tools")),
+        *(PACKAGE / "tools" / name for name in ("caches", "recording", "remembering")),
         *(PACKAGE / "compiler" / name for name in ROOMS),
     ],
     ids=lambda room: room.name,

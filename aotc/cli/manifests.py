@@ -12,7 +12,7 @@ from aotc.cli.output import echo, echo_lines, print_json, printing_to_stderr
 
 
 @click.command()
-@click.argument("factory", metavar="FACTORY")
+@click.argument("factory", metavar="[FACTORY]", required=False)
 @click.option(
     "--call",
     metavar="FUNCTION",
@@ -25,6 +25,11 @@ from aotc.cli.output import echo, echo_lines, print_json, printing_to_stderr
     multiple=True,
     metavar="NAME=VALUE",
     help="An argument of the factory, as in YAML (repeatable).",
+)
+@click.option(
+    "--from-store",
+    metavar="[STORE#]NAME",
+    help="Instead of FACTORY: what `aotc.compile` remembers in a store, by the name that its log and `aotc ls` say.",
 )
 @click.option("--name", show_default="the factory's", help="The model's name.")
 @click.option(
@@ -40,16 +45,35 @@ from aotc.cli.output import echo, echo_lines, print_json, printing_to_stderr
     show_default=True,
     help="Capture the model, in another process for at most a minute; write buckets or regions that can be captured.",
 )
-def init(factory: str, call: str | None, kwargs: Sequence[str], name: str | None, output: Path, check: bool) -> None:
+def init(
+    factory: str | None,
+    call: str | None,
+    kwargs: Sequence[str],
+    from_store: str | None,
+    name: str | None,
+    output: Path,
+    check: bool,
+) -> None:
     """Write a first manifest from one example call.
 
     FACTORY is package.module:name, a callable that returns the model.
     """
-    from aotc.tools.recording.first_manifest import write_first_manifest
-
+    if (factory is None) == (from_store is None):
+        raise click.UsageError("give FACTORY or --from-store")
     given = _read_kwargs(kwargs)
     with printing_to_stderr():
-        written = write_first_manifest(output, factory, call, given, name, check=check)
+        if from_store is not None:
+            from aotc.tools.remembering.compile import default_store
+            from aotc.tools.remembering.manifest import write_remembered
+
+            if call or given or name:
+                raise click.UsageError("--call, --kwarg and --name do not go with --from-store, which knows them")
+            store, _, remembered = from_store.rpartition("#")
+            written = write_remembered(output, store or default_store(), remembered, check=check)
+        else:
+            from aotc.tools.recording.first_manifest import write_first_manifest
+
+            written = write_first_manifest(output, str(factory), call, given, name, check=check)
     echo_lines(written, nl=False)
     echo(f"wrote {output}", err=True)
 

@@ -221,8 +221,6 @@ class Compiled(nn.Module):
 Compiled.__call__ = Compiled._aotc  # type: ignore[method-assign]  # a call costs no frame of Python's more
 
 HOOKS = ("forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook", "backward_hook")
-
-
 for _name in HOOKS:
     setattr(Compiled, f"register_{_name}", _refusing("hook_refused"))
 
@@ -241,7 +239,7 @@ def compiled_module(call: CompiledCall) -> Compiled:
         from aotc.runtime.regions import CompiledByRegions
 
         base = CompiledByRegions
-    own = _class_for(base, type(call.module), call.artifact.method)
+    own = class_for(base, type(call.module), call.artifact.method)
     compiled: Compiled = object.__new__(own)
     object.__setattr__(compiled, "_aotc", call)
     object.__setattr__(compiled, "__dict__", vars(call.module))
@@ -251,7 +249,7 @@ def compiled_module(call: CompiledCall) -> Compiled:
 _classes: weakref.WeakValueDictionary[tuple[type, type, str], type] = weakref.WeakValueDictionary()
 
 
-def _class_for(base: type[Compiled], model: type[nn.Module], method: str) -> type[Compiled]:
+def class_for(base: type[Compiled], model: type[nn.Module], method: str) -> type[Compiled]:
     """A class that inherits from both, called as the model's own: pipelines look models up by that name.
 
     Made without what the model's class, or its metaclass, does for subclasses. The base alone where the two cannot be

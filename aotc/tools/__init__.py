@@ -1,7 +1,8 @@
 """What helps to make, judge and keep artifacts. Nothing that builds, stores, loads or verifies one imports a tool; the
 commands do.
 
-- `recording`: the first manifest of a model, from its calls. `advise`: buckets, from recorded sizes.
+- `recording`: the first manifest of a model, from its calls. `remembering`: code that is compiled as a module is used.
+- `advise`: buckets, from recorded sizes.
 - `bench`: how fast. `gate`: whether a release is fast enough. `inspection`: what is in a bundle, and how two differ.
 - `doctor`: whether a bundle runs on this machine. `bisection`: where compiled code and eager part.
 - `caches`: the caches of other compilers, in a store. `html_page`: pages of these tools.

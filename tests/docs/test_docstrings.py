@@ -16,7 +16,7 @@ import aotc
 from aotc.runtime.stats import BucketStats, Stats
 from examples.models import transformer_block
 
-CALLED = [aotc.load, aotc.prepare, aotc.attach, aotc.record, aotc.fetch, aotc.Compiled]
+CALLED = [aotc.load, aotc.prepare, aotc.attach, aotc.record, aotc.compile, aotc.fetch, aotc.Compiled]
 METHODS = ["explain", "update_weights", "refresh", "stats", "buckets"]
 ERRORS = [aotc.AotcError, aotc.ReferenceFormatError, aotc.NotFoundError, aotc.BindError, aotc.MissError]
 SHOWN: list[Any] = [*CALLED, *(getattr(aotc.Compiled, name) for name in METHODS), *ERRORS]

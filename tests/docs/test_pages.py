@@ -26,6 +26,7 @@ RUN = [
         "README.md",
         "aotc/ERRORS.md",
         "aotc/tools/caches/GUIDE.md",
+        "aotc/tools/remembering/GUIDE.md",
         "aotc/compiler/GUIDE.md",
         "aotc/manifest/GUIDE.md",
         "aotc/runtime/GUIDE.md",

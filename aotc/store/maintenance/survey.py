@@ -22,12 +22,13 @@ _NAMES: dict[str, dict[str, Kind]] = {
     "blobs/sha256": {_HEX: "blob"},
     ".aotc": {
         r"(index|gc|fetch-[0-9a-f])\.lock(\.holder)?|index\.json\.damaged-[0-9a-f]{12}|probe-[0-9a-f]{16}": "own",
-        "units|writers|plans|logs": "folder",
+        "units|writers|plans|logs|remembered": "folder",
     },
     ".aotc/units": {rf"{_HEX}\.json": "unit", rf"{_HEX}\.lock": "unit lock"},
     ".aotc/writers": {"[0-9a-f]{16}": "lease"},
     ".aotc/plans": {r".+\.json": "own"},
     ".aotc/logs": {r".+\.log": "log"},
+    ".aotc/remembered": {r".+\.(json|yaml|log|failed|lock|lock\.holder)": "own"},
 }
 """For each folder of a store, the names that aotc gives there. Other files belong to other programs."""
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from aotc.reads.attributes import module_attributes
 from aotc.reads.tensors import named_state
@@ -115,12 +116,29 @@ def _from_attributes(reference: str, module: nn.Module) -> Made | None:
                 inspect.Parameter.KEYWORD_ONLY,
             ):
                 return None
-        with torch.random.fork_rng(devices=()), torch.device("meta"):
+        with torch.random.fork_rng(devices=()), torch.device("meta"), _NoInitialisation():
             other = type(module)(**values)
         is_same = _form(other) == _form(module) and module_attributes(other.eval()) == module_attributes(module)
     except Exception:  # of the user's constructor, which was not written for the meta device
         return None
     return Made(reference, values) if is_same else None
+
+
+class _NoInitialisation(TorchFunctionMode):
+    """Makes no random numbers: on the meta device that does nothing, but import torch's compiler."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {name: value for name, value in (kwargs or {}).items() if name != "generator"}
+        if func in (torch.rand, torch.randn):
+            return torch.empty(*args, **given)
+        if getattr(func, "__name__", "") in _FILL:
+            return args[0] if args else given["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
+_FILL = {name for name in vars(nn.init) if name.endswith("_") and not name.startswith("_")} | {
+    *("bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "normal_", "random_", "uniform_")
+}
 
 
 def _form(module: nn.Module) -> dict[str, Any]:

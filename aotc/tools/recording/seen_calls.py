@@ -135,6 +135,11 @@ def kind_of_call(seen: Seen) -> object:
     return tuple(map(kind_of_call, seen)) if isinstance(seen, list) else (type(seen), repr(seen))
 
 
+def sizes_of_call(seen: Mapping[str, Seen]) -> tuple[tuple[int, ...], ...]:
+    """Equal for calls of one kind that differ in values of tensors alone."""
+    return tuple(tensor.shape for tensor in _tensors(seen))
+
+
 class InputsOfCalls(NamedTuple):
     """The inputs and the buckets in a manifest's form, and the sizes of the dims in each call."""
 

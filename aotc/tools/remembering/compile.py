@@ -1,0 +1,137 @@
+"""`aotc.compile`: torch.compile that remembers."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, cast, get_args
+
+from torch import nn
+
+from aotc.errors import BindError
+from aotc.runtime.compiled import Compiled, class_for
+from aotc.store.cache_folder import cache_folder
+from aotc.store.reference import is_remote
+from aotc.tools.remembering.remembering import Options, Remembering, State, When
+
+_log = logging.getLogger("aotc")
+
+
+class Remembered(nn.Module):
+    """A module in the place of another one, whose attributes it has, as `aotc.Compiled` has them: only a call differs.
+
+    A copy of it, or what is pickled of it, is the module itself.
+    """
+
+    __slots__ = ("_remembering",)
+    _remembering: Remembering
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Skip the `__init_subclass__` of the module's class: this class is not a model of its own."""
+
+    @property
+    def module(self) -> nn.Module:
+        """The module that it stands for."""
+        return self._remembering.module
+
+    def explain(self) -> State:
+        """What is remembered, what is loaded, what is being built, and why calls run in eager."""
+        return self._remembering.state()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Build what has no code yet, in another process, and wait for it. Whether all that was seen has code now."""
+        return self._remembering.wait(timeout)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.module.__reduce_ex__(protocol)
+
+
+Remembered.__call__ = Remembered._remembering  # type: ignore[method-assign]
+
+
+def default_store() -> str:
+    """`$AOTC_STORE`, else a store of its own in the cache folder."""
+    return os.environ.get("AOTC_STORE") or str(cache_folder() / "remembered")
+
+
+def compile(
+    module: nn.Module,
+    *,
+    factory: str | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    store: str | os.PathLike[str] | None = None,
+    ranges: Mapping[str, Sequence[int]] | None = None,
+    mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = "default",
+    build: When = "background",
+    seconds: float = 3600.0,
+    cores: int = 0,
+    builds: int = 8,
+    retry: bool = False,
+) -> nn.Module:
+    """Compile a module as it is used, once: later processes load the code in milliseconds, and import no compiler.
+
+    Calls run in eager, and their forms are recorded: sizes, dtypes, constants. Another process of a low priority builds
+    code for them into an ordinary store, and the next call after that runs it. A later process, whose module has the
+    same class, source, attributes and forms of weights, loads it at its first call; forms that it does not cover run in
+    eager and are built too, and a size that varies becomes a range. This process imports no compiler, ever.
+
+    Calls in training mode, and calls that record gradients, run in eager.
+
+    Args:
+        module: the module. It is compiled as it is at its first call.
+        factory: how the build makes the module again, where its class and attributes do not say so:
+            `package.module:function`, or `path/to/file.py:function`. Known are models of transformers and diffusers, by
+            their configuration, and classes whose arguments can be read from the attributes of their names.
+        kwargs: the arguments of `factory`, as a manifest holds them.
+        store: a store's folder; else `$AOTC_STORE`, else `remembered` in the cache folder (`$AOTC_CACHE_DIR`). A URL
+            only with `build="never"`.
+        ranges: the least and the greatest size of dims, by the names that `aotc.record` gives them:
+            `{"seq": (1, 2048)}`.
+        mode: a mode of torch.compile.
+        build: "background": seconds after the last new form, or at the end of this process, by a process that outlives
+            it; "exit": at its end, which waits for it; "now": in a call of a new form, which waits for it; "never".
+        seconds: the longest that a build may take.
+        cores: how many cores a build may use; 0: all.
+        builds: how many builds there may be for one module, over all processes.
+        retry: try again what could not be built, and count builds anew.
+
+    Returns:
+        An `nn.Module` of the module's class, with its attributes, that can stand where it stood:
+        `pipe.transformer = aotc.compile(pipe.transformer)`. `explain()` says what it does; `wait()` builds, and waits.
+
+    Raises:
+        BindError: an argument has a value that it cannot have. What goes wrong later is a warning in the log, and calls
+        run in eager.
+
+    Example:
+        >>> model = aotc.compile(module, store="aotc-store", build="never")  # `aotc.compile(module)` builds, too
+        >>> with torch.no_grad():
+        ...     model(torch.randn(4, 128, 256)).shape
+        torch.Size([4, 128, 256])
+    """
+    if not isinstance(module, nn.Module):
+        raise BindError(f"module is a {type(module).__name__}", hint="give a torch.nn.Module")
+    if build not in get_args(When):
+        raise BindError(f"build is {build!r}", hint=f"it may be {', '.join(get_args(When))}")
+    where = os.fspath(store or default_store())
+    if is_remote(where) and build != "never":
+        message = f"{where} is a remote store, into which aotc.compile does not build"
+        raise BindError(message, hint='build into a folder and `aotc push` that; give build="never" to load only')
+    asked = os.environ.get("AOTC_COMPILE", "")
+    if asked == "off":
+        return module
+    if asked == "report":
+        from aotc.log import log_to_stderr
+
+        log_to_stderr("info")
+    elif asked:
+        _log.warning("AOTC_COMPILE is %r and may be off or report", asked)
+    if isinstance(module, Remembered):
+        module = module.module
+    options = Options(factory, kwargs, where, ranges or {}, mode, build, seconds, cores, builds, retry)
+    cls = class_for(cast("type[Compiled]", Remembered), type(module), "")
+    remembered = object.__new__(cls)
+    object.__setattr__(remembered, "_remembering", Remembering(module, options))
+    object.__setattr__(remembered, "__dict__", vars(module))
+    return remembered

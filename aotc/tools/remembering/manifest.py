@@ -1,0 +1,135 @@
+"""From what is remembered of a module to its manifest, and from calls to what is remembered."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from aotc.amounts import listed
+from aotc.errors import ManifestError, NotFoundError
+from aotc.models.casting import changed_by_cast
+from aotc.reads.tensors import dtype_name
+from aotc.records import Dims
+from aotc.tools.recording.check_written import check_written
+from aotc.tools.recording.first_manifest import to_yaml, writing
+from aotc.tools.recording.module_factories import Made, factory_of
+from aotc.tools.recording.seen_calls import Seen, SeenTensor, bound_arguments, inputs_of_calls, look_at
+from aotc.tools.remembering.memory import Kind, Memory, Place, remembered_in
+
+
+def made_from(module: nn.Module, factory: str | None, kwargs: Mapping[str, Any] | None) -> Made:
+    """How a build makes the module again, with absolute paths. Raises ManifestError where that is not known."""
+    if factory is not None:
+        file, colon, name = factory.partition(":")
+        return Made(f"{Path(file).absolute() if file.endswith('.py') else file}{colon}{name}", dict(kwargs or {}))
+    cls, root = type(module), Path("/")
+    made, main = factory_of(module, root), cls.__module__ == "__main__"
+    if main and made is None and not str(getattr(__import__("__main__"), "__file__", "")).endswith(".py"):
+        raise ManifestError(
+            f"{cls.__qualname__} is defined in a notebook or at a prompt, where the process that builds cannot find it",
+            hint="write the class into a file (in a notebook: `%%writefile my_models.py`) and import it from there",
+        )
+    if made is None:
+        raise ManifestError(
+            f"how to make {cls.__qualname__} again for the build cannot be read from its attributes",
+            hint='name a function that returns such a module: aotc.compile(model, factory="package.module:function")',
+        )
+    file, colon, name = made.factory.partition(":")
+    if not file.endswith(".py"):
+        return made
+    script = (root / file).resolve()
+    if "__name__" not in script.read_text(errors="replace"):
+        raise ManifestError(
+            f"{cls.__qualname__} is defined in {script}, all of which would run again in the build",
+            hint='let what the script does stand under `if __name__ == "__main__":`, or import the class from a module',
+        )
+    return made._replace(factory=f"{script}{colon}{name}")
+
+
+def dtype_to_cast(module: nn.Module) -> str:
+    """The dtype of all parameters, for a factory that makes them in another one; "" where a cast would change more."""
+    dtypes = {parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()}
+    only = dtypes.pop() if len(dtypes) == 1 else None
+    return dtype_name(only) if only is not None and not changed_by_cast(module, only) else ""
+
+
+def seen_call(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Seen]:
+    """The arguments of a call without the values of their tensors. Raises ManifestError for what no manifest holds."""
+    return {name: look_at(value, name) for name, value in bound_arguments(module, args, kwargs).items()}
+
+
+def as_json(seen: Seen) -> Any:
+    """What was seen, as JSON; a mapping with `shape` is a tensor, as in a manifest."""
+    if isinstance(seen, SeenTensor):
+        return {name: value for name, value in seen._asdict().items() if value is not None}
+    if isinstance(seen, Mapping):
+        return {name: as_json(item) for name, item in seen.items()}
+    return [as_json(item) for item in seen] if isinstance(seen, list) else seen
+
+
+def from_json(value: Any) -> Seen:
+    if isinstance(value, Mapping):
+        if "shape" in value:
+            return SeenTensor(**{**value, "shape": tuple(value["shape"])})
+        return {name: from_json(item) for name, item in value.items()}
+    return [from_json(item) for item in value] if isinstance(value, list) else value
+
+
+def manifest_of(
+    memory: Memory, models: Mapping[str, Kind], folder: Path, *, wide: bool
+) -> tuple[str, dict[str, list[Dims]]]:
+    """The text of a manifest in `folder` of these kinds by the names of their models, and the sizes of each one's
+    calls. `wide`: ranges that were seen are widened, so that not each further length needs a build."""
+    ranges = memory.asked.get("ranges") or {}
+    file, colon, name = memory.factory.partition(":")
+    factory = f"{os.path.relpath(file, folder)}{colon}{name}" if file.endswith(".py") else memory.factory
+    lines, sizes = ["# By `aotc.compile`, from the calls that a program made.", "version: 1", "models:"], {}
+    for model, kind in models.items():
+        calls = inputs_of_calls([from_json(call) for call in kind.calls])
+        settings = {"kwargs": memory.kwargs, "dtype": memory.dtype, "mode": memory.asked.get("mode"), **kind.ambient}
+        lines += [
+            f"  {model}:",
+            f"    factory: {to_yaml(factory)}",
+            *(f"    {name}: {to_yaml(value)}" for name, value in settings.items() if value),
+            f"    targets: [{to_yaml(memory.facts['target'])}]",
+            "    inputs:" if calls.inputs else "    inputs: {}",
+            *(f"      {name}: {to_yaml(form)}" for name, form in calls.inputs.items()),
+        ]
+        if calls.buckets != [{}]:
+            buckets = [
+                {dim: ranges.get(dim) or (_widened(size) if wide else size) for dim, size in bucket.items()}
+                for bucket in calls.buckets
+            ]
+            distinct = [bucket for index, bucket in enumerate(buckets) if bucket not in buckets[:index]]
+            lines += ["    buckets:", *(f"      - {to_yaml(bucket)}" for bucket in distinct)]
+        sizes[model] = calls.sizes
+    return "\n".join(lines) + "\n", sizes
+
+
+def write_remembered(output: Path, store: str | Path, name: str, *, check: bool) -> str:
+    """Write the manifest of what a store remembers of a module, and give its text; `check` as in `aotc init`. Raises
+    ManifestError where `output` exists or cannot be written, and NotFoundError."""
+    place = Place(remembered_in(store), name)
+    if (memory := place.read()) is None:
+        known = tuple(sorted(path.stem for path in place.folder.glob("*.json")))
+        message = f"{store} remembers nothing of {name}"
+        raise NotFoundError(message, hint=f"it remembers {listed(known, 10) if known else 'nothing'}", known=known)
+    if output.exists():
+        raise ManifestError(f"{output} exists", hint="name another file with --output")
+    models = {place.model(number): kind for number, kind in enumerate(memory.kinds)}
+    text, sizes = manifest_of(memory, models, output.absolute().parent, wide=True)
+    with writing(output):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(text)
+    if check:
+        check_written(output, sizes)
+    return output.read_text()
+
+
+def _widened(size: Any) -> Any:
+    """A range from 2, or less, to a power of two."""
+    return [min(2, size[0]), 1 << (size[1] - 1).bit_length()] if isinstance(size, list) else size

@@ -1,0 +1,128 @@
+"""What is remembered of a module, in files beside the store's own that are replaced as a whole.
+
+STORE/.aotc/remembered/
+├── <name>.json        the facts, how the module is made again, and the forms of its calls, built or not: `Memory`
+├── <name>.yaml        the manifest of the last build
+├── <name>.log         its log
+├── <model>.failed     a tombstone: why there is no code for that model, as text. Without it, it is tried again
+├── <name>.lock        held by the process that builds, as long as it does
+└── memory.lock        held while a `Memory` is replaced
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from aotc.errors import CorruptError
+from aotc.store.files.locks import is_held, locked
+from aotc.store.files.writing import write_atomically
+from aotc.tools.remembering.identity import Facts
+
+LOCK_TIMEOUT = 30.0
+MOST_CALLS = 256
+"""Forms that are kept of calls of one kind."""
+
+
+def remembered_in(store: str | os.PathLike[str]) -> Path:
+    """The folder of what is remembered in a store's folder."""
+    return Path(store).absolute() / ".aotc" / "remembered"
+
+
+class Kind(msgspec.Struct):
+    """Calls that one model takes: they differ in the sizes and values of tensors alone. `ambient` are the modes that
+    they were made in, as the manifest says them. `calls` only grow; the first `built` of them have code."""
+
+    ambient: dict[str, str | None]
+    calls: list[dict[str, Any]] = []
+    built: int = 0
+    seconds: float = 0.0
+
+
+class Memory(msgspec.Struct):
+    """All that is remembered of a module. `asked` is what the build was asked for; `attempts` are builds in a row that
+    have begun and not ended."""
+
+    facts: Facts
+    asked: dict[str, Any]
+    factory: str
+    kwargs: dict[str, Any]
+    dtype: str = ""
+    kinds: list[Kind] = []
+    builds: int = 0
+    attempts: int = 0
+
+
+class Place:
+    """The files of one module in the folder of a store."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder, self.name = folder, name
+        self.lock, self.log, self.manifest = (folder / f"{name}.{ending}" for ending in ("lock", "log", "yaml"))
+
+    def model(self, kind: int) -> str:
+        """The name of a kind's model in the store."""
+        return f"{self.name}-{kind + 1}" if kind else self.name
+
+    def read(self) -> Memory | None:
+        """None where nothing is remembered. Raises CorruptError."""
+        return _read(self.folder / f"{self.name}.json")
+
+    def change(self, new: Memory | None, change: Callable[[Memory], None]) -> Memory | None:
+        """What is remembered, else `new`, after `change`, written. Raises StoreError, CorruptError."""
+        with locked(self.folder / "memory.lock", LOCK_TIMEOUT):
+            if (memory := self.read() or new) is not None:
+                change(memory)
+                write_atomically(self.folder / f"{self.name}.json", msgspec.json.encode(memory))
+        return memory
+
+    def is_being_built(self) -> bool:
+        return is_held(self.lock)
+
+    def failed(self, kind: int) -> str:
+        """Why a kind has no code; "" where nothing failed."""
+        try:
+            return self.tombstone(kind).read_text().strip()
+        except FileNotFoundError:
+            return ""
+
+    def fail(self, kind: int, reason: str) -> None:
+        write_atomically(self.tombstone(kind), f"{reason}\n".encode())
+
+    def tombstone(self, kind: int) -> Path:
+        return self.folder / f"{self.model(kind)}.failed"
+
+    def unbuilt(self, memory: Memory) -> list[int]:
+        """The kinds with forms that have no code and may get it."""
+        return [n for n, kind in enumerate(memory.kinds) if kind.built < len(kind.calls) and not self.failed(n)]
+
+    def forget_failures(self) -> None:
+        """Let all be tried again."""
+        for path in self.folder.glob(f"{self.name}*.failed"):
+            path.unlink(missing_ok=True)
+        self.change(None, _as_new)
+
+    def alike(self, facts: Facts) -> Memory | None:
+        """What is remembered of a module of the same class, as it was last."""
+        others = (path for path in self.folder.glob("*.json") if path.stem != self.name)
+        for path in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True):
+            if (memory := _read(path)) is not None and memory.facts["class"] == facts["class"]:
+                return memory
+        return None
+
+
+def _as_new(memory: Memory) -> None:
+    memory.builds = memory.attempts = 0
+
+
+def _read(path: Path) -> Memory | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Memory)
+    except FileNotFoundError:
+        return None
+    except msgspec.MsgspecError as error:
+        raise CorruptError(f"{path} cannot be read: {error}", hint="remove it: its module is built anew") from None

@@ -1,0 +1,453 @@
+"""The calls of a module that is compiled as it is used: in eager, recorded, or by compiled code when there is some."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import itertools
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+import torch
+from torch import nn
+
+from aotc.amounts import counted, listed
+from aotc.errors import AotcError, BindError, ManifestError, NotFoundError
+from aotc.machine.processes import child_command, child_environment, last_lines
+from aotc.runtime.compiled import Compiled
+from aotc.runtime.forks import renew_in_child
+from aotc.runtime.load import load
+from aotc.store.reference import is_registry, is_remote
+from aotc.tools.remembering.forms import ambient_here, form_of, records_gradients
+from aotc.tools.remembering.identity import Facts, differences, facts_of, name_of
+from aotc.tools.remembering.memory import MOST_CALLS, Kind, Memory, Place, remembered_in
+
+_log = logging.getLogger("aotc")
+
+When = Literal["background", "exit", "now", "never"]
+
+QUIET, LONGEST = 3.0, 30.0
+"""Seconds without a new form until a build in the background begins, and the longest wait after the first new one."""
+MOST_KINDS = 8
+MOST_MISSES = 3
+"""Misses of one form until its calls are made in eager at once: to explain a miss takes milliseconds."""
+MOST_FORMS = 4096
+MOST_CHANGES = 8
+"""Changes of a module, as to another dtype, after which its calls stay in eager."""
+
+
+class Options(NamedTuple):
+    """The arguments of `aotc.compile` but for the module."""
+
+    factory: str | None
+    kwargs: Mapping[str, Any] | None
+    store: str
+    ranges: Mapping[str, Sequence[int]]
+    mode: str
+    build: When
+    seconds: float
+    cores: int
+    builds: int
+    retry: bool
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What another build would be needed for."""
+        ranges = {dim: list(ends) for dim, ends in self.ranges.items()}
+        asked = {"factory": self.factory, "kwargs": self.kwargs, "mode": self.mode, "ranges": ranges}
+        return {name: value for name, value in asked.items() if value}
+
+
+class State(NamedTuple):
+    """What `explain()` tells: of the `forms` seen, `built` have code; `models` are loaded; `failed` has reasons by
+    model; and `notes` say why calls run in eager."""
+
+    name: str
+    store: str
+    forms: int
+    built: int
+    building: bool
+    models: tuple[str, ...]
+    failed: dict[str, str]
+    notes: tuple[str, ...]
+
+    def line(self) -> str:
+        return str(self).replace("\n  ", "; ")
+
+    def __str__(self) -> str:
+        being = f"; {self.forms - self.built} being built" if self.building else ""
+        first = f"{self.name}: {self.built} of {counted(self.forms, 'form')} from {self.store}{being}"
+        loaded = f"loaded: {listed(self.models, 3)}" if self.models else "nothing is loaded: calls run in eager"
+        failed = [f"{model} failed: {reason}" for model, reason in self.failed.items()]
+        return "\n  ".join([first, loaded, *failed, *self.notes])
+
+
+class Remembering:
+    """The calls of one module. Many threads may call."""
+
+    def __init__(self, module: nn.Module, options: Options) -> None:
+        self.module, self.options = module, options
+        self._only: Compiled | None = None
+        """All the code that there is: it is asked at once, and a call that it does not take is a miss."""
+        self._runs: dict[Hashable, Callable[..., Any]] = {}
+        """What runs the calls of each form that came."""
+        self._compiled: list[Compiled] = []
+        self._misses: Counter[Hashable] = Counter()
+        self._notes: dict[str, None] = {}
+        self._lock = threading.RLock()
+        self._began = self._is_stale = False
+        self._changes = 0
+        self._own_builds: set[str] = set()
+        """The names that this process has begun to build."""
+        self._place: Place | None = None
+        self._facts: Facts = {}
+        self._name = ""
+        self._device = "cpu"
+        self._tables: list[Mapping[str, Any]] = []
+        self._timer: threading.Timer | None = None
+        self._waits_since = 0.0
+        self._builder: subprocess.Popen[bytes] | None = None
+        _live.add(self)
+        renew_in_child(self, Remembering._renew)
+
+    def _renew(self) -> None:
+        """A forked child has none of the threads that wait; what it sees anew, it builds itself."""
+        self._lock, self._timer, self._builder = threading.RLock(), None, None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.module.training:
+            return self._in_eager("calls in training mode run in eager: model.eval() for inference", args, kwargs)
+        if torch.is_grad_enabled() and records_gradients(self._tables or self._parameters(), args, kwargs):
+            told = "calls that record gradients run in eager: call it within torch.no_grad() or torch.inference_mode()"
+            return self._in_eager(told, args, kwargs)
+        if (only := self._only) is not None:
+            return self._checked(only, *args, **kwargs)
+        form = form_of(args, kwargs, self._device)
+        return (self._runs.get(form) or self._first(form, args, kwargs))(*args, **kwargs)
+
+    # -- a call -------------------------------------------------------------------------------------------------------
+
+    def _in_eager(self, why: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        self._note(why)
+        return self.module(*args, **kwargs)
+
+    def _checked(self, compiled: Compiled, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return compiled(*args, **kwargs)
+        except BindError as error:  # found before any of it ran
+            self._changed(error)
+        return self.module(*args, **kwargs)
+
+    def _first(self, form: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
+        """What runs calls of a form that came for the first time, since code was loaded."""
+        with self._lock:
+            if not self._began:
+                self._begin()
+            elif self._is_stale:
+                self._load()
+            if len(self._runs) >= MOST_FORMS:
+                self._runs.clear()
+            run: Callable[..., Any] = self.module
+            if (compiled := self._taking(args, kwargs)) is not None:
+                run = self._runs[form] = functools.partial(self._checked, compiled)
+            elif self._place is not None and self.options.build != "never":
+                return functools.partial(self._recorded, form)
+            else:
+                self._runs[form] = run
+            return run
+
+    def _taking(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Compiled | None:
+        for compiled in self._compiled:
+            try:
+                if compiled.explain(*args, **kwargs).kind != "miss":
+                    return compiled
+            except TypeError:  # the arguments are those of another kind of calls
+                continue
+        return None
+
+    def _recorded(self, form: Hashable, *args: Any, **kwargs: Any) -> Any:
+        """Run the module, and remember the call if it succeeds."""
+        from aotc.tools.remembering.manifest import as_json, seen_call
+
+        try:
+            seen = as_json(seen_call(self.module, args, kwargs))
+        except ManifestError as error:  # looked at before the module may write to it
+            self._note(f"calls with what no manifest holds run in eager: {error}")
+            seen = None
+        now = self.options.build == "now" and seen is not None and self._remember(seen)
+        if now and self.wait() and (compiled := self._taking(args, kwargs)) is not None:
+            return self._checked(compiled, *args, **kwargs)
+        result = self.module(*args, **kwargs)
+        with self._lock:
+            if seen is not None and self.options.build != "now" and self._remember(seen):
+                self._build_soon()
+            self._runs[form] = self.module
+        return result
+
+    def _missed(self, error: AotcError, *args: Any, **kwargs: Any) -> Any:
+        """A call that the code which was asked does not take: of another form, or one that a guard refuses."""
+        self._only = None
+        form = form_of(args, kwargs, self._device)
+        self._misses[form] += 1
+        if self._misses[form] >= MOST_MISSES:
+            self._note(f"calls that compiled code refused run in eager: {error.issues[0] if error.issues else error}")
+            self._runs[form] = self.module
+            return self.module(*args, **kwargs)
+        if self._place is None or self.options.build == "never":
+            return self.module(*args, **kwargs)
+        return self._recorded(form, *args, **kwargs)
+
+    def _changed(self, error: BindError) -> None:
+        """The module is no longer what was loaded for: begin anew, at the next call."""
+        with self._lock:
+            self._changes += 1
+            _log.info("aotc.compile: %s has changed: %s", self._name, error)
+            self._forget_code()
+            self._began = self._changes > MOST_CHANGES
+            if self._began:
+                self._place = None
+                self._note(f"the module changed {self._changes} times; its calls stay in eager")
+
+    # -- what is remembered -------------------------------------------------------------------------------------------
+
+    def _parameters(self) -> list[Mapping[str, Any]]:
+        return [part._parameters for part in self.module.modules()]
+
+    def _begin(self) -> None:
+        """Find out what the module is, and load the code that there is for it."""
+        self._began, self._place = True, None
+        self._tables = self._parameters()
+        self._device = next((tensor.device.type for tensor in self.module.parameters()), "cpu")
+        self._facts = facts_of(self.module, self.options.asked)
+        self._name = name_of(self._facts)
+        try:
+            if not is_remote(self.options.store):
+                self._place = Place(remembered_in(self.options.store), self._name)
+                if self.options.retry:
+                    self._place.forget_failures()
+            self._load()
+        except (AotcError, OSError) as error:
+            self._place = None
+            self._note(f"{self.options.store} cannot be used: {error}")
+            return
+        place, state = self._place, self.state()
+        if place is not None and not state.forms and (before := place.alike(self._facts)) is not None:
+            changed = list(differences(before.facts, self._facts))
+            _log.warning("aotc.compile: %s is new: %s", self._name, listed(changed, 5))
+        _log.info("aotc.compile: %s", state.line())
+        if place is not None and self.options.build != "never" and state.built < state.forms:
+            self._build_soon()
+
+    def _load(self) -> None:
+        """Load all code that there is for the module as it is."""
+        self._forget_code()
+        store = self.options.store
+        memory = self._place.read() if self._place is not None else None
+        for kind in range(len(memory.kinds)) if memory else itertools.count():
+            model = f"{self._name}-{kind + 1}" if kind else self._name
+            ref = f"{store}/{model}" if is_registry(store) else model
+            try:
+                compiled = load(ref, self.module, store=None if is_registry(store) else store, on_miss=self._missed)
+            except NotFoundError:
+                if memory:
+                    continue
+                break
+            except BindError as error:
+                self._refused(kind, model, memory, error)
+            except AotcError as error:
+                self._note(f"{model} cannot be loaded: {error}")
+                break
+            else:
+                self._compiled.append(compiled)
+        self._only = self._compiled[0] if len(self._compiled) == 1 else None
+
+    def _refused(self, kind: int, model: str, memory: Memory | None, error: BindError) -> None:
+        """Code that is there was built from another module, though by the same name: its helpers' source was another,
+        say. It is built anew, but not if it was built just now."""
+        if memory is None or self._place is None or self.options.build == "never":
+            self._note(f"{model} is not for this module: {error}")
+        elif self._name in self._own_builds:
+            self._place.fail(kind, f"what the factory makes is another module: {error}")
+            self._note(f"{model} was built from another module: {error}")
+        else:
+            _log.warning("aotc.compile: %s is built anew: %s", model, error)
+            self._place.change(None, lambda memory: setattr(memory.kinds[kind], "built", 0))
+
+    def _forget_code(self) -> None:
+        self._only, self._compiled, self._is_stale = None, [], False
+        self._runs.clear()
+        self._misses.clear()
+
+    def _remember(self, seen: dict[str, Any]) -> bool:
+        """Keep a call. Whether it is of a new form."""
+        from aotc.store.layout.store import Store
+        from aotc.tools.recording.seen_calls import kind_of_call, sizes_of_call
+        from aotc.tools.remembering.manifest import dtype_to_cast, from_json, made_from
+
+        assert self._place is not None
+        ambient, call = ambient_here(self._device), from_json(seen)
+        is_new = False
+
+        def keep(memory: Memory) -> None:
+            nonlocal is_new
+            same = (
+                kind
+                for kind in memory.kinds
+                if kind.ambient == ambient and kind_of_call(from_json(kind.calls[0])) == kind_of_call(call)
+            )
+            if (kind := next(same, None)) is None:
+                if len(memory.kinds) == MOST_KINDS:
+                    self._note(f"calls of more than {MOST_KINDS} kinds: pass a number that varies as a tensor")
+                    return
+                memory.kinds.append(kind := Kind(ambient))
+            known = {sizes_of_call(from_json(each)) for each in kind.calls}
+            is_new = sizes_of_call(call) not in known and len(known) < MOST_CALLS
+            if is_new:
+                kind.calls.append(seen)
+
+        with self._lock:
+            try:
+                new = None
+                if self._place.read() is None:
+                    Store.create(self.options.store)
+                    made = made_from(self.module, self.options.factory, self.options.kwargs)
+                    new = Memory(self._facts, self.options.asked, made.factory, made.kwargs, dtype_to_cast(self.module))
+                self._place.change(new, keep)
+            except (AotcError, OSError) as error:
+                self._note(f"nothing is built: {error}")
+                self._place = None
+        return is_new
+
+    # -- builds -------------------------------------------------------------------------------------------------------
+
+    def _build_soon(self) -> None:
+        """Build when no new form has come for a while; or at the exit, or before."""
+        if self.options.build != "background":
+            return
+        now = time.monotonic()
+        if self._timer is not None and self._timer.is_alive():
+            self._timer.cancel()
+        else:
+            self._waits_since = now
+        self._timer = threading.Timer(max(0.0, min(QUIET, self._waits_since + LONGEST - now)), self.start_build)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def start_build(self) -> subprocess.Popen[bytes] | None:
+        """Start a process that builds what has no code yet; None where there is nothing to build, or it may not be."""
+        with self._lock:
+            if self._builder is not None and self._builder.poll() is None:
+                return self._builder
+            place, options = self._place, self.options
+            memory = place.read() if place is not None else None
+            if place is None or memory is None or options.build == "never" or not place.unbuilt(memory):
+                return None
+            if memory.builds >= options.builds:
+                self._note(f"the limit of {counted(options.builds, 'build')} is reached: raise builds=, or retry=True")
+                return None
+            from aotc.tools.remembering.build_process import BuildJob
+
+            job = BuildJob(
+                *(str(place.folder), place.name, options.store, options.seconds, options.cores, options.builds)
+            )
+            with tempfile.NamedTemporaryFile(prefix="aotc-build-", suffix=".job", delete=False) as file:
+                file.write(msgspec.json.encode(job))
+            paths = [path or str(Path.cwd()) for path in sys.path]
+            environment = {**child_environment(), "AOTC_COMPILE": "off"}
+            environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([environment["PYTHONPATH"], *paths]))
+            with place.log.open("ab") as log:
+                self._builder = subprocess.Popen(
+                    child_command("aotc.tools.remembering.build_process", file.name),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=environment,
+                    start_new_session=True,
+                )
+            self._own_builds.add(place.name)
+            _log.info("aotc.compile: %s is built by process %d; its log: %s", place.name, self._builder.pid, place.log)
+            threading.Thread(target=self._await, args=(self._builder, place), daemon=True).start()
+            return self._builder
+
+    def _await(self, builder: subprocess.Popen[bytes], place: Place) -> None:
+        status = builder.wait()
+        with self._lock:
+            if place is not self._place:  # the module has changed meanwhile
+                return self._build_soon()
+            for model, reason in self.state().failed.items():
+                self._note(f"{model} cannot be built: {reason}; to try again, remove {place.folder}/{model}.failed")
+            if status:
+                self._note(f"the build ended with status {status}: {' | '.join(last_lines(place.log, 2))}")
+            self._only, self._is_stale = None, True
+            self._runs.clear()
+            memory = place.read()
+            if not status and memory is not None and place.unbuilt(memory):
+                self._build_soon()
+            return None
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Build what has no code yet, wait for that, and load it. Whether all that was seen has code now."""
+        with self._lock:
+            if not self._began:
+                self._begin()
+            if self._timer is not None:
+                self._timer.cancel()
+        if (builder := self.start_build()) is not None:
+            try:
+                builder.wait(timeout)
+            except subprocess.TimeoutExpired:
+                return False
+            with self._lock:
+                self._load()
+        state = self.state()
+        return 0 < state.forms == state.built
+
+    # -- looking in ---------------------------------------------------------------------------------------------------
+
+    def _note(self, text: str) -> None:
+        """Tell a reason why calls run in eager, once."""
+        if text not in self._notes:
+            self._notes[text] = None
+            _log.warning("aotc.compile: %s: %s", self._name or type(self.module).__name__, text)
+
+    def state(self) -> State:
+        """As `Remembered.explain`."""
+        place = self._place
+        memory = place.read() if place is not None else None
+        kinds = memory.kinds if memory is not None else []
+        failed = {place.model(n): why for n in range(len(kinds)) if (why := place.failed(n))} if place else {}
+        return State(
+            name=self._name or type(self.module).__name__,
+            store=self.options.store,
+            forms=sum(len(kind.calls) for kind in kinds),
+            built=sum(kind.built for kind in kinds),
+            building=place is not None and place.is_being_built(),
+            models=tuple(compiled.artifact.model for compiled in self._compiled),
+            failed=failed,
+            notes=tuple(self._notes),
+        )
+
+
+_live: weakref.WeakSet[Remembering] = weakref.WeakSet()
+
+
+@atexit.register
+def _at_exit() -> None:
+    """Begin the builds that have not begun; the process that builds outlives this one."""
+    for each in list(_live):
+        builder = each.start_build()
+        if builder is not None and each.options.build == "exit":
+            builder.wait()
+        if os.environ.get("AOTC_COMPILE") == "report":
+            _log.info("aotc.compile: %s", each.state().line())

@@ -1,0 +1,157 @@
+"""An unchanged script, run three times: `aotc.compile` beside `torch.compile` with warm caches, and eager.
+
+    python tests/benchmarks/remembered.py [encoder gpt training]
+
+Each run is a process of its own. Of each: seconds to the first output and seconds of CPU, from the start of the
+process to its end; the median time of a call at its end; and, against eager in the same run, that of a call before code
+is there. The build of `aotc.compile` goes on after the first run, and is waited for and shown by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from own_caches import environment
+
+SCRIPT = """
+import json, os, statistics, sys, time
+import torch
+torch.manual_seed(0)
+torch.set_num_threads(2)
+kind, way = sys.argv[1:]
+
+
+def made():
+    if kind == "encoder":
+        from transformers import BertConfig, BertModel
+
+        config = BertConfig(num_hidden_layers=6, hidden_size=384, num_attention_heads=6, intermediate_size=1536)
+        return BertModel(config).eval(), (torch.randint(0, 1000, (1, 64)),)
+    from examples.models import GPT
+
+    return GPT(layers=6, width=256, heads=8, vocabulary=1000, positions=256).eval(), (torch.randint(0, 1000, (1, 64)),)
+
+
+def compiled(module):
+    if way == "torch":
+        return torch.compile(module)
+    if way == "aotc":
+        import aotc
+
+        factory = {} if kind == "encoder" else {"factory": "examples.models:gpt", "kwargs": SIZES}
+        return aotc.compile(module, **factory)
+    return module
+
+
+SIZES = {"layers": 6, "width": 256, "heads": 8, "vocabulary": 1000, "positions": 256}
+
+
+def seconds_since_start():
+    ticks = int(open("/proc/self/stat").read().rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+
+
+def median(call, count=30):
+    times = []
+    for _ in range(count):
+        began = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - began)
+    return 1000 * statistics.median(times)
+
+
+def main():
+    module, args = made()
+    model = compiled(module)
+    if kind == "training":  # a head on a frozen body, which is in eval mode
+        head = torch.nn.Linear(1000, 2)
+        optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+    with torch.no_grad():
+        out = model(*args)
+        out = getattr(out, "last_hidden_state", out)
+        first = seconds_since_start()
+        if kind == "training":
+            for _ in range(20):
+                with torch.enable_grad():
+                    with torch.no_grad():
+                        features = model(*args)
+                    head(features).square().mean().backward()
+                    optimizer.step()
+        latency = median(lambda: model(*args))
+        eager = median(lambda: module(*args)) if way != "torch" else 0.0
+        latency = min(latency, median(lambda: model(*args)))
+    compilers = [name for name in ("torch._dynamo", "torch._inductor", "triton", "sympy") if name in sys.modules]
+    print(json.dumps({"first": first, "latency": latency, "eager": eager, "compilers": compilers}))
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kinds", nargs="*", default=["encoder", "gpt", "training"])
+    kinds = parser.parse_args().kinds
+    print("| script | way | run | first output, s | CPU, s | a call, ms | eager's call, ms | compilers imported |")
+    print("|---|---|---:|---:|---:|---:|---:|---|")
+    for kind in kinds:
+        for way in ("eager", "torch", "aotc"):
+            with tempfile.TemporaryDirectory(prefix="aotc-remembered-") as folder:
+                for run in (1, 2, 3)[: 1 if way == "eager" else 3]:
+                    _show(kind, way, str(run), *_run(Path(folder), kind, way))
+                    if way == "aotc" and run == 1:
+                        print(f"| {kind} | its build | | {_wait_for_builds(Path(folder)):.1f} | | | | |", flush=True)
+
+
+def _run(folder: Path, kind: str, way: str) -> tuple[dict[str, Any], float]:
+    """What the script told, and its seconds of CPU."""
+    script = folder / "script.py"
+    script.write_text(SCRIPT)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    ran = subprocess.run(
+        [sys.executable, str(script), kind, way], env=environment(folder), stdout=subprocess.PIPE, text=True, check=True
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return json.loads(ran.stdout.splitlines()[-1]), cpu
+
+
+def _wait_for_builds(folder: Path) -> float:
+    """Seconds until no process builds into a store of this folder."""
+    began = time.monotonic()
+    while _is_building(f"AOTC_CACHE_DIR={folder}/".encode()):
+        time.sleep(0.2)
+    return time.monotonic() - began
+
+
+def _is_building(variable: bytes) -> bool:
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command, variables = (process / "cmdline").read_bytes(), (process / "environ").read_bytes()
+        except OSError:
+            continue
+        if b"remembering.build_process" in command and variable in variables and process.name != str(os.getpid()):
+            return True
+    return False
+
+
+def _show(kind: str, way: str, run: str, told: dict[str, Any], cpu: float) -> None:
+    names = {"torch": "`torch.compile`", "aotc": "`aotc.compile`", "eager": "eager"}
+    eager = f"{told['eager']:.2f}" if told["eager"] else ""
+    compilers = ", ".join(told["compilers"]) or "none"
+    cells = [kind, names[way], run, f"{told['first']:.2f}", f"{cpu:.1f}", f"{told['latency']:.2f}", eager, compilers]
+    print(f"| {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""Modules that the tests compile, in a file of their own, so that a build can import them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class Net(nn.Module):
+    def __init__(self, width: int = 8, words: int = 50) -> None:
+        super().__init__()
+        self.width, self.words = width, words
+        self.embed = nn.Embedding(words, width)
+        self.register_buffer("scale", torch.randn(width))
+        self.head = nn.Linear(width, 3)
+
+    def forward(self, ids: Tensor, double: bool = False) -> Tensor:
+        y: Tensor = self.head(self.embed(ids).sum(1) * self.scale)
+        return y * 2 if double else y
+
+
+class Secret(nn.Module):
+    """How it is made cannot be read from its attributes."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(size, size) for size in sizes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return sum(layer(x[:, : layer.in_features]).sum() for layer in self.layers)  # type: ignore[return-value]
+
+
+def secret() -> Secret:
+    return Secret([2, 3])
+
+
+def broken() -> Secret:
+    raise RuntimeError("no weights here")
+
+
+def another() -> Net:
+    return Net(width=16)

@@ -1,0 +1,95 @@
+"""What `aotc.compile` returns: a module in the place of the module. Nothing is built here."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from remembered_nets import Net
+from torch import nn
+
+import aotc
+from aotc.tools.remembering.identity import differences, facts_of, name_of
+
+
+def remembered(module: nn.Module, store: Path, **options: Any) -> Any:
+    return aotc.compile(module, store=store, build="never", **options)
+
+
+def test_it_has_the_attributes_of_the_module(tmp_path: Path) -> None:
+    net = Net().eval()
+    model = remembered(net, tmp_path)
+    assert isinstance(model, Net)
+    assert type(model).__name__ == "Net"
+    assert model.state_dict().keys() == net.state_dict().keys()
+    parent = nn.ModuleDict({"net": model})
+    assert list(parent.state_dict()) == [f"net.{name}" for name in net.state_dict()]
+    model.width = 9
+    assert net.width == 9
+    assert model.train().training is net.training is True
+
+
+def test_a_copy_is_the_module_s(tmp_path: Path) -> None:
+    model = remembered(Net().eval(), tmp_path)
+    copied = copy.deepcopy(model)
+    assert type(copied) is Net
+    assert torch.equal(copied.head.weight, model.head.weight)
+    assert copied.head.weight is not model.head.weight
+
+
+def test_calls_in_training_mode_and_calls_that_record_gradients_are_eager_s(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = remembered(Net(), tmp_path)
+    ids = torch.zeros(1, 4, dtype=torch.int64)
+    assert model(ids).requires_grad
+    model.eval()
+    model(ids).sum().backward()
+    assert model.head.weight.grad is not None
+    with torch.no_grad():
+        assert torch.equal(model(ids), model.module(ids))
+    told = [record.getMessage() for record in caplog.records]
+    assert sum("training mode" in text for text in told) == 1
+    assert sum("torch.no_grad()" in text for text in told) == 1
+
+
+def test_off_gives_the_module_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AOTC_COMPILE", "off")
+    net = Net()
+    assert aotc.compile(net, store=tmp_path) is net
+
+
+def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(aotc.BindError, match="module is a function"):
+        aotc.compile(lambda x: x)  # type: ignore[arg-type]
+    with pytest.raises(aotc.BindError, match=r"build is 'later'\n.*background, exit, now, never"):
+        aotc.compile(Net(), build="later")  # type: ignore[arg-type]
+    with pytest.raises(aotc.BindError, match="remote store"):
+        aotc.compile(Net(), store="s3://bucket/models")
+
+
+def test_the_name_is_the_same_for_other_values_of_weights_and_another_one_for_other_forms() -> None:
+    asked: dict[str, Any] = {"mode": "default"}
+    facts = facts_of(Net().eval(), asked)
+    name = name_of(facts)
+    assert name.startswith("net-")
+    assert name_of(facts_of(Net().train(), asked)) == name
+    others = {
+        "dtype": facts_of(Net().eval().half(), asked),
+        "attribute": facts_of(Net(words=60).eval(), asked),
+        "option": facts_of(Net().eval(), {"mode": "max-autotune"}),
+        "strides": facts_of(_with_strides(Net().eval()), asked),
+    }
+    assert len({name, *map(name_of, others.values())}) == 5
+    assert [*differences(facts, others["option"])] == ['option mode was "default" and is "max-autotune"']
+    assert "tensor head.weight was float32 [3, 8] and is float32 [3, 8] strides [1, 3]" in [
+        *differences(facts, others["strides"])
+    ]
+
+
+def _with_strides(net: Net) -> Net:
+    net.head.weight.data = net.head.weight.data.t().contiguous().t()
+    return net

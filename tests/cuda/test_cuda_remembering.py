@@ -1,0 +1,43 @@
+"""`aotc.compile` on a GPU: the first process builds in another one, later ones load; none imports a compiler."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpu_runs import run_python
+
+pytestmark = pytest.mark.cuda
+
+PROGRAM = """
+import json, sys, torch
+
+BANNED = ("triton", "sympy", "torch._dynamo", "torch._inductor")
+before = {name for name in BANNED if name in sys.modules}
+
+import aotc
+from gpu_models import Mlp
+
+torch.manual_seed(0)
+module = Mlp().eval().cuda()
+model = aotc.compile(module, factory="gpu_models:Mlp", store=sys.argv[1], build=sys.argv[2])
+with torch.no_grad():
+    x = torch.randn(3, 64, device="cuda")
+    same = all(torch.allclose(model(x * i), module(x * i), atol=1e-4) for i in range(4))
+    for parameter in module.parameters():
+        parameter.mul_(2)
+    same = same and torch.allclose(model(x), module(x), rtol=1e-3, atol=1e-2)
+state = model.explain()
+compilers = [name for name in BANNED if name in sys.modules and name not in before]
+print(json.dumps([same, state.forms, state.built, len(state.models), compilers, state.notes]))
+"""
+
+
+def test_the_second_process_runs_compiled_code(tmp_path: Path) -> None:
+    def told(build: str) -> Any:
+        return json.loads(run_python(PROGRAM, tmp_path / "store", build).splitlines()[-1])
+
+    assert told("now") == [True, 1, 1, 1, [], []]
+    assert told("never") == [True, 1, 1, 1, [], []]

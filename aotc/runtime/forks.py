@@ -56,7 +56,7 @@ _pauses: dict[int | None, Callable[[int], int]] = {}
 
 def end_threads_before_forks(library: ctypes.CDLL) -> None:
     """From now on: those that torch runs, and those of a compiled library, whose OpenMP may be another file."""
-    for user in (library, _torch()):
+    for user in (library, torch_library()):
         try:
             pause = user.omp_pause_resource_all  # sought in what it is linked to, too
         except AttributeError:
@@ -65,7 +65,7 @@ def end_threads_before_forks(library: ctypes.CDLL) -> None:
 
 
 @functools.cache
-def _torch() -> ctypes.CDLL:
+def torch_library() -> ctypes.CDLL:
     return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
 
 

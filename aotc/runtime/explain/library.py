@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from pathlib import Path
 from typing import cast
 
-import torch
+from aotc.runtime.forks import torch_library
 
 _IN_TORCH = " API call failed at "
 """Stands in what a library raises where an operator of torch's has failed, whose own words torch keeps."""
@@ -25,8 +24,6 @@ def last_error(library: ctypes.CDLL) -> str:
 
 def _raised_in_torch() -> str:
     """The last error of an operator in this thread (torch/csrc/stable/c/shim.h)."""
-    words = ctypes.CDLL(
-        str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")
-    ).torch_exception_get_what_without_backtrace
+    words = torch_library().torch_exception_get_what_without_backtrace
     words.restype = ctypes.c_char_p
     return cast(bytes, words()).decode(errors="replace")

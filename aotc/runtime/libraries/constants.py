@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import msgspec
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from aotc.errors import CorruptError, LibraryError
 from aotc.records import Constant
+from aotc.runtime.forks import torch_library
 
 _tensors_of = cast(Any, torch._C)._aoti.alloc_tensors_by_stealing_from_void_ptrs
 _new_capsule = ctypes.pythonapi.PyCapsule_New
@@ -71,7 +71,7 @@ class LibraryConstants:
 
 def _tensor_at(address: int | None, constant: Constant, device: torch.device) -> Tensor:
     """By AOTInductor's C interface (torch/csrc/inductor/aoti_torch/c/shim.h)."""
-    torch_c = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+    torch_c = torch_library()
     layout = torch_c.aoti_torch_layout__mkldnn if constant.packing else torch_c.aoti_torch_layout_strided
     handle = ctypes.c_void_p()
     failed = torch_c.aoti_torch_create_tensor_from_blob_v2(

@@ -218,7 +218,7 @@ class _Bench:
             session = self._open(name, self._job(name, range(len(self.options.buckets))))
         except ContenderFailed as error:
             measured.failure = str(error)
-            self.say(f"{measured.label} failed: {_first_line(error)}", "figure")
+            self.say(f"{measured.label} failed: {error.first_line}", "figure")
             return
         measured.starts.append(session.started)
         if turn in (1, turns):
@@ -403,10 +403,6 @@ class _Bench:
                     session.kill()
             except ContenderFailed as error:
                 found.failures.append(f"{contender.name}: {error}")
-
-
-def _first_line(error: ContenderFailed) -> str:
-    return str(error).partition("\n")[0]
 
 
 def _along(session: Session, order: Sequence[int]) -> Replayed:

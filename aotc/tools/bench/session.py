@@ -22,6 +22,10 @@ A = TypeVar("A", bound=msgspec.Struct)
 class ContenderFailed(Exception):
     """A contender raised an error, or its process ended; the text is for the report."""
 
+    @property
+    def first_line(self) -> str:
+        return (str(self).splitlines() or ["it ended"])[0][:300]
+
 
 class Session:
     """A contender in a fresh process. It waits for requests until `close`, using no CPU meanwhile."""

@@ -98,7 +98,7 @@ class Measuring:
                         for number, sizes in enumerate(self.buckets)
                     }
             except ContenderFailed as error:
-                failure = failure or (str(error).splitlines() or ["it ended"])[0][:300]
+                failure = failure or error.first_line
         return {sizes.bucket: failure for sizes in self.buckets}
 
 
@@ -117,7 +117,7 @@ def _compared(number: int, own: Session, control: Session, other: Session) -> Co
             for name in order.sample(list(sessions), len(sessions)):
                 rounds[name].append(statistics.median(sessions[name].ask(Calls(number, count), Timed).ms))
     except ContenderFailed as error:
-        return (str(error).splitlines() or ["it ended"])[0][:300]
+        return error.first_line
     return compare("the baseline", rounds["own"], rounds["other"], noise_floor(rounds["own"], rounds["control"]))
 
 

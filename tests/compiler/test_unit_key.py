@@ -24,10 +24,10 @@ from aotc.compiler.key import explain
 from aotc.compiler.messages import Factors, Job
 from aotc.compiler.patches.machinery.registry import PATCHES
 from aotc.compiler.plan import plan_units
-from aotc.compiler.sources import imported_files, source_closure
 from aotc.compiler.unit import compile_unit
 from aotc.errors import BuildError
 from aotc.manifest import read_manifest
+from aotc.reads.imported_files import imported_files, source_closure
 from aotc.reads.sources import file_identity
 from aotc.syntax import syntax_digest
 
@@ -429,7 +429,7 @@ import sys
 from pathlib import Path
 from aotc.compiler.patches.machinery.registry import PATCHES
 from aotc.compiler.plan import plan_units
-from aotc.compiler.sources import imported_files, source_closure
+from aotc.reads.imported_files import imported_files, source_closure
 from aotc.manifest import read_manifest
 (unit,) = plan_units(read_manifest(Path(sys.argv[1])))
 print(unit.key)

@@ -101,6 +101,25 @@ def test_what_changed_is_told_with_both_values(program: Any) -> None:
     assert (changed["forms"], changed["built"]) == (1, 0)
 
 
+def test_the_code_of_a_script_s_helper_is_a_fact(program: Any) -> None:
+    helper, script = program.folder / "helper.py", program.folder / "own.py"
+    script.write_text(
+        "import os, torch, aotc, helper\n"
+        "class Own(torch.nn.Module):\n    def forward(self, x): return helper.act(x)\n"
+        "if __name__ == '__main__':\n"
+        "    model = aotc.compile(Own().eval()); model(torch.ones(2)); print(model.explain().name, flush=True)\n"
+        f"    {LEFT}\n"
+    )
+    names, logs = [], []
+    for act in ("relu", "tanh"):
+        helper.write_text(f"def act(x): return x.{act}()\n")
+        ran = finish(start(script, cwd=program.folder, AOTC_STORE=str(program.store)))
+        names.append(ran.stdout.strip())
+        logs.append(ran.stderr)
+    assert names[0] != names[1]
+    assert f"{names[1]} is new: code of helper was sha256:" in logs[1]
+
+
 @pytest.mark.compile
 def test_a_failed_build_is_not_tried_again_until_it_is_asked_for(program: Any) -> None:
     used = "model = aotc.compile(secret().eval(), factory='remembered_nets:broken', build='{}'{})\n"

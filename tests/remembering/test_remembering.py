@@ -36,6 +36,11 @@ def test_a_second_run_is_compiled_and_imports_no_compiler(program: Any) -> None:
     assert (fourth["same"], fourth["forms"], fourth["built"], fourth["compilers"]) == (True, 2, 2, [])
     assert program.memory(fourth["name"])["builds"] == 2
 
+    # what was removed from the store is not there, whatever the memory says
+    assert run_aotc("rm", f"{fourth['name']}:latest", "--store", program.store).returncode == 0
+    fifth = program.run(f"{USED}same = called(model, (2, 24))\ntell(model, same=same)\n{LEFT}")
+    assert (fifth["same"], fifth["models"], fifth["forms"], fifth["built"]) == (True, [], 2, 0)
+
 
 @pytest.mark.compile
 def test_calls_switch_to_compiled_code_while_the_program_runs(program: Any) -> None:

@@ -115,7 +115,7 @@ def _import(name: str) -> ModuleType:
 
 def _import_file(relative: str, folder: Path) -> ModuleType:
     file = _find_file(relative, folder)
-    name = re.sub(r"\W+", "_", relative[:-3]) if ".." in relative else relative[:-3].replace("/", ".").strip(".")
+    name = file.stem if ".." in relative else relative[:-3].replace("/", ".").strip(".")
     if _origin_of(name) == file:
         return _import(name)
     if name in sys.modules or _origin_of(name) is not None:

@@ -4,7 +4,7 @@ Compiled code has taken in more than shapes: the module tree, Python attributes 
 functions, names outside the module, tied weights, and modes of the process. Each is plain data here.
 
 - `attributes`, `outside`, `sources`, `state_specs`, `modes`: one kind each, as this module and this process have it;
-  `module_specs`, `tensors`: files of Python modules and values of tensors.
+  `module_specs`, `imported_files`, `tensors`: files of Python modules, what they import, and values of tensors.
 - `read_issues`: how the record of a capture differs from them. The next build asks it of units under their key.
 - `module_check`: the same and the module's class, code and hooks, at a load; `module_issues`: why, with both values.
 - `watch`: what can change in a process, in each call; `watch_issues`: why.

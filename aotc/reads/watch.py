@@ -161,7 +161,7 @@ class ModuleWatch:
             [step for step in steps if not isinstance(step.owner, dict) and not _is_kept(step)],
             dicts,
             others,
-            [copy(each) for each in (*dicts, *others)],
+            [*map(dict.copy, dicts), *map(copy, others)],
             items,
             tensors,
             _marks(tensors),

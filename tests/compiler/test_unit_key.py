@@ -25,11 +25,11 @@ from aotc.compiler.patches.machinery.registry import PATCHES
 from aotc.compiler.planning import key as key_module
 from aotc.compiler.planning.key import code_key, explain
 from aotc.compiler.planning.plan import plan_units
-from aotc.compiler.planning.sources import imported_files, source_closure
 from aotc.compiler.unit import compile_unit
 from aotc.errors import BuildError
 from aotc.machine.targets import parse_target
 from aotc.manifest import read_manifest
+from aotc.reads.imported_files import imported_files, source_closure
 from aotc.reads.sources import file_identity
 from aotc.records import decode
 from aotc.syntax import syntax_digest
@@ -440,7 +440,7 @@ import sys
 from pathlib import Path
 from aotc.compiler.patches.machinery.registry import PATCHES
 from aotc.compiler.planning.plan import plan_units
-from aotc.compiler.planning.sources import imported_files, source_closure
+from aotc.reads.imported_files import imported_files, source_closure
 from aotc.manifest import read_manifest
 (unit,) = plan_units(read_manifest(Path(sys.argv[1])))
 print(unit.key)

@@ -17,6 +17,7 @@ from aotc.compiler.mistakes import read_checked
 from aotc.errors import Issue, ManifestError
 from aotc.manifest import Manifest, ModelSpec, read_manifest
 from aotc.models.factory import build_module, build_modules, import_object, visit_modules
+from aotc.reads.sources import public_name
 
 LINEAR = """\
 import torch
@@ -123,6 +124,15 @@ def test_a_file_and_its_dotted_name_are_one_module(folder: Path) -> None:
     """Else a class would be another one at build than in the service."""
     assert import_object("nets/linear.py:Net", folder) is import_object("nets.linear:Net", folder)
     assert import_object("nets/linear.py:Net", folder).__module__ == "nets.linear"
+
+
+def test_a_file_outside_of_the_manifest_s_folder_has_the_name_that_its_script_has(folder: Path) -> None:
+    """So that what forward reads of the script's global variables is compared with those of `__main__`."""
+    (folder / "program_of_a_user.py").write_text(LINEAR)
+    inner = folder / "manifests" / "deep"
+    inner.mkdir(parents=True)
+    net = import_object("../../program_of_a_user.py:Net", inner)
+    assert public_name(net.__module__) == "program_of_a_user"
 
 
 def test_a_file_with_the_name_of_another_module_replaces_nothing(folder: Path) -> None:

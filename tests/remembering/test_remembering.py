@@ -36,6 +36,11 @@ def test_a_second_run_is_compiled_and_imports_no_compiler(program: Any) -> None:
     assert (fourth["same"], fourth["forms"], fourth["built"], fourth["compilers"]) == (True, 2, 2, [])
     assert program.memory(fourth["name"])["builds"] == 2
 
+    # what was removed from the store is not there, whatever the memory says
+    assert run_aotc("rm", f"{fourth['name']}:latest", "--store", program.store).returncode == 0
+    fifth = program.run(f"{USED}same = called(model, (2, 24))\ntell(model, same=same)\n{LEFT}")
+    assert (fifth["same"], fifth["models"], fifth["forms"], fifth["built"]) == (True, [], 2, 0)
+
 
 @pytest.mark.compile
 def test_calls_switch_to_compiled_code_while_the_program_runs(program: Any) -> None:
@@ -99,6 +104,25 @@ def test_what_changed_is_told_with_both_values(program: Any) -> None:
     assert "code of Net was sha256:" in changed["log"]
     assert "attribute" not in changed["log"].partition("is new: ")[2].partition("\n")[0]
     assert (changed["forms"], changed["built"]) == (1, 0)
+
+
+def test_the_code_of_a_script_s_helper_is_a_fact(program: Any) -> None:
+    helper, script = program.folder / "helper.py", program.folder / "own.py"
+    script.write_text(
+        "import os, torch, aotc, helper\n"
+        "class Own(torch.nn.Module):\n    def forward(self, x): return helper.act(x)\n"
+        "if __name__ == '__main__':\n"
+        "    model = aotc.compile(Own().eval()); model(torch.ones(2)); print(model.explain().name, flush=True)\n"
+        f"    {LEFT}\n"
+    )
+    names, logs = [], []
+    for act in ("relu", "tanh"):
+        helper.write_text(f"def act(x): return x.{act}()\n")
+        ran = finish(start(script, cwd=program.folder, AOTC_STORE=str(program.store)))
+        names.append(ran.stdout.strip())
+        logs.append(ran.stderr)
+    assert names[0] != names[1]
+    assert f"{names[1]} is new: code of helper was sha256:" in logs[1]
 
 
 @pytest.mark.compile

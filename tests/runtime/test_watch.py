@@ -366,6 +366,27 @@ def test_a_method_of_a_dict_is_no_entry_of_it(monkeypatch: pytest.MonkeyPatch) -
         watch.check()
 
 
+class ByText(dict[str, Any]):
+    """Its `copy.copy` has other keys, as that of transformers' registry of what can be recorded."""
+
+    def __setitem__(self, key: object, value: Any) -> None:
+        super().__setitem__(f"text of {key}", value)
+
+
+KEYED = ByText()
+KEYED["a"] = 1.0
+
+
+def test_a_dict_that_is_not_equal_to_its_copy_is_not_looked_at_anew_in_each_call() -> None:
+    watch = ModuleWatch(Holder(), (), [f"{__name__}:KEYED"], "model")
+    seen = watch._seen
+    watch.check()
+    assert watch._seen is seen
+    KEYED["b"] = 2.0
+    with pytest.raises(BindError, match="no longer as it was at the load"):
+        watch.check()
+
+
 def wrapped(part: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return type(part).forward(part, x)
 

@@ -19,7 +19,6 @@ from aotc.compiler.capture.lifting.lift import Capture
 from aotc.compiler.capture.unit_graph import Exported, Subject
 from aotc.compiler.codegen.aot_inductor import LIBRARY, CompiledFiles
 from aotc.compiler.messages import Job, Unit
-from aotc.compiler.planning.sources import imported_files
 from aotc.constants import encode_constants
 from aotc.digest import canonical_json, sha256_file, sha256_json
 from aotc.machine.elf import needed_versions, newest
@@ -29,6 +28,7 @@ from aotc.manifest import ModelSpec
 from aotc.picks import PickFile
 from aotc.provenance import FORMS, BuiltArtifact, BuiltVariant, Report
 from aotc.reads.attributes import module_attributes, read_attributes, training_differs
+from aotc.reads.imported_files import imported_files
 from aotc.reads.outside import Outside
 from aotc.reads.sources import Trees, source_digests
 from aotc.reads.state_specs import named_constants, state_specs, submodules

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from torch import nn
@@ -118,6 +119,7 @@ def compile(
     if is_remote(where) and build != "never":
         message = f"{where} is a remote store, into which aotc.compile does not build"
         raise BindError(message, hint='build into a folder and `aotc push` that; give build="never" to load only')
+    where = where if is_remote(where) else str(Path(where).absolute())
     asked = os.environ.get("AOTC_COMPILE", "")
     if asked == "off":
         return module

@@ -13,6 +13,7 @@ from aotc.digest import canonical_json, sha256_json
 from aotc.machine.environment import cpu_features
 from aotc.machine.targets import best_cpu_target, cuda_target
 from aotc.reads.attributes import module_attributes, origin_of, training_differs
+from aotc.reads.imported_files import imported_files
 from aotc.reads.sources import source_digests
 from aotc.reads.tensors import dtype_name, named_state
 
@@ -37,7 +38,8 @@ def facts_of(module: nn.Module, asked: Mapping[str, object]) -> Facts:
     if parts := training_differs(module):
         facts["parts in another training mode"] = _shown(parts)
     facts |= {f"option {name}": _shown(value) for name, value in asked.items()}
-    facts |= {f"code of {name}": digest for name, digest in source_digests(module).items()}
+    code = {**source_digests(module), **imported_files(module)}
+    facts |= {f"code of {name}": digest for name, digest in code.items()}
     for path, attributes in module_attributes(module).items():
         for name, value in attributes.items():
             if not origin_of(name):

@@ -107,6 +107,7 @@ class Remembering:
         self._notes: dict[str, None] = {}
         self._lock = threading.RLock()
         self._began = self._is_stale = False
+        self._retry = options.retry
         self._changes = 0
         self._own_builds: set[str] = set()
         """The names that this process has begun to build."""
@@ -152,10 +153,8 @@ class Remembering:
     def _first(self, form: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
         """What runs calls of a form that came for the first time, since code was loaded."""
         with self._lock:
-            if not self._began:
+            if not self._began or self._is_stale:
                 self._begin()
-            elif self._is_stale:
-                self._load()
             if len(self._runs) >= MOST_FORMS:
                 self._runs.clear()
             run: Callable[..., Any] = self.module
@@ -192,7 +191,8 @@ class Remembering:
         with self._lock:
             if seen is not None and self.options.build != "now" and self._remember(seen):
                 self._build_soon()
-            self._runs[form] = self.module
+            if not self._is_stale:
+                self._runs[form] = self.module
         return result
 
     def _missed(self, error: AotcError, *args: Any, **kwargs: Any) -> Any:
@@ -234,8 +234,9 @@ class Remembering:
         try:
             if not is_remote(self.options.store):
                 self._place = Place(remembered_in(self.options.store), self._name)
-                if self.options.retry:
+                if self._retry:
                     self._place.forget_failures()
+                    self._retry = False
             self._load()
         except (AotcError, OSError) as error:
             self._place = None
@@ -259,10 +260,11 @@ class Remembering:
             ref = f"{store}/{model}" if is_registry(store) else model
             try:
                 compiled = load(ref, self.module, store=None if is_registry(store) else store, on_miss=self._missed)
-            except NotFoundError:
-                if memory:
-                    continue
-                break
+            except NotFoundError as error:
+                if memory is None:
+                    break
+                if memory.kinds[kind].built:
+                    self._build_anew(kind, error)
             except BindError as error:
                 self._refused(kind, model, memory, error)
             except AotcError as error:
@@ -281,7 +283,11 @@ class Remembering:
             self._place.fail(kind, f"what the factory makes is another module: {error}")
             self._note(f"{model} was built from another module: {error}")
         else:
-            _log.warning("aotc.compile: %s is built anew: %s", model, error)
+            self._build_anew(kind, error)
+
+    def _build_anew(self, kind: int, error: AotcError) -> None:
+        if self._place is not None and self.options.build != "never":
+            _log.warning("aotc.compile: %s is built anew: %s", self._place.model(kind), error)
             self._place.change(None, lambda memory: setattr(memory.kinds[kind], "built", 0))
 
     def _forget_code(self) -> None:
@@ -295,7 +301,6 @@ class Remembering:
         from aotc.tools.recording.seen_calls import kind_of_call, sizes_of_call
         from aotc.tools.remembering.manifest import dtype_to_cast, from_json, made_from
 
-        assert self._place is not None
         ambient, call = ambient_here(self._device), from_json(seen)
         is_new = False
 
@@ -319,6 +324,8 @@ class Remembering:
         with self._lock:
             try:
                 new = None
+                if self._place is None:
+                    return False
                 if self._place.read() is None:
                     Store.create(self.options.store)
                     made = made_from(self.module, self.options.factory, self.options.kwargs)
@@ -347,43 +354,48 @@ class Remembering:
     def start_build(self) -> subprocess.Popen[bytes] | None:
         """Start a process that builds what has no code yet; None where there is nothing to build, or it may not be."""
         with self._lock:
-            if self._builder is not None and self._builder.poll() is None:
-                return self._builder
-            place, options = self._place, self.options
-            memory = place.read() if place is not None else None
-            if place is None or memory is None or options.build == "never" or not place.unbuilt(memory):
+            try:
+                return self._started()
+            except (AotcError, OSError) as error:
+                self._note(f"no build can be started: {error}")
                 return None
-            if memory.builds >= options.builds:
-                self._note(f"the limit of {counted(options.builds, 'build')} is reached: raise builds=, or retry=True")
-                return None
-            from aotc.tools.remembering.build_process import BuildJob
 
-            job = BuildJob(
-                *(str(place.folder), place.name, options.store, options.seconds, options.cores, options.builds)
-            )
-            with tempfile.NamedTemporaryFile(prefix="aotc-build-", suffix=".job", delete=False) as file:
-                file.write(msgspec.json.encode(job))
-            paths = [path or str(Path.cwd()) for path in sys.path]
-            environment = {**child_environment(), "AOTC_COMPILE": "off"}
-            environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([environment["PYTHONPATH"], *paths]))
-            with place.log.open("ab") as log:
-                self._builder = subprocess.Popen(
-                    child_command("aotc.tools.remembering.build_process", file.name),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env=environment,
-                    start_new_session=True,
-                )
-            self._own_builds.add(place.name)
-            _log.info("aotc.compile: %s is built by process %d; its log: %s", place.name, self._builder.pid, place.log)
-            threading.Thread(target=self._await, args=(self._builder, place), daemon=True).start()
+    def _started(self) -> subprocess.Popen[bytes] | None:
+        if self._builder is not None and self._builder.poll() is None:
             return self._builder
+        place, options = self._place, self.options
+        memory = place.read() if place is not None else None
+        if place is None or memory is None or options.build == "never" or not place.unbuilt(memory):
+            return None
+        if memory.builds >= options.builds:
+            self._note(f"the limit of {counted(options.builds, 'build')} is reached: raise builds=, or retry=True")
+            return None
+        from aotc.tools.remembering.build_process import BuildJob
+
+        job = BuildJob(*(str(place.folder), place.name, options.store, options.seconds, options.cores, options.builds))
+        with tempfile.NamedTemporaryFile(prefix="aotc-build-", suffix=".job", delete=False) as file:
+            file.write(msgspec.json.encode(job))
+        paths = [path or str(Path.cwd()) for path in sys.path]
+        environment = {**child_environment(), "AOTC_COMPILE": "off"}
+        environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([environment["PYTHONPATH"], *paths]))
+        with place.log.open("ab") as log:
+            self._builder = subprocess.Popen(
+                child_command("aotc.tools.remembering.build_process", file.name),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
+            )
+        self._own_builds.add(place.name)
+        _log.info("aotc.compile: %s is built by process %d; its log: %s", place.name, self._builder.pid, place.log)
+        threading.Thread(target=self._await, args=(self._builder, place), daemon=True).start()
+        return self._builder
 
     def _await(self, builder: subprocess.Popen[bytes], place: Place) -> None:
         status = builder.wait()
         with self._lock:
-            if place is not self._place:  # the module has changed meanwhile
+            if place.name != self._name:  # the module has changed meanwhile
                 return self._build_soon()
             for model, reason in self.state().failed.items():
                 self._note(f"{model} cannot be built: {reason}; to try again, remove {place.folder}/{model}.failed")
@@ -409,7 +421,7 @@ class Remembering:
             except subprocess.TimeoutExpired:
                 return False
             with self._lock:
-                self._load()
+                self._begin()
         state = self.state()
         return 0 < state.forms == state.built
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import object_servers
+import pytest
+from hub_server import Hub, running_hub
 from object_servers import ObjectServer
 from registry_server import RegistryServer, needs, running_registry
 
@@ -153,6 +156,8 @@ class Registry(Remote):
 
 
 class ObjectStorage(Remote):
+    server: ObjectServer | Hub
+
     def __init__(self, server: ObjectServer) -> None:
         self.server, self.environment = server, server.environment
 
@@ -173,6 +178,15 @@ class ObjectStorage(Remote):
             objects.remove(name)
         else:
             objects.put(name, io.BytesIO(data), len(data))
+
+
+class HuggingFace(ObjectStorage):
+    def __init__(self, server: Hub) -> None:
+        self.server, self.environment = server, server.environment
+
+    def change(self, where: str, digest: str, change: Callable[[bytes], bytes | None]) -> None:
+        assert isinstance(self.server, Hub)
+        self.server.change(where.removeprefix("hf://"), f"blobs/sha256/{digest.removeprefix('sha256:')}", change)
 
 
 # -- all of them ------------------------------------------------------------------------------------------------------
@@ -201,6 +215,15 @@ def _object_storage(
 
 
 @contextlib.contextmanager
+def hub(work: Path) -> Iterator[Backend]:
+    with running_hub() as server:
+        yield HuggingFace(server)
+
+
+needs_hub = pytest.mark.skipif(not importlib.util.find_spec("huggingface_hub"), reason="needs huggingface_hub")
+
+
+@contextlib.contextmanager
 def web(work: Path) -> Iterator[Backend]:
     with object_servers.https(work) as server:
         yield Web(server)
@@ -213,6 +236,7 @@ STARTS = {
     "s3-rclone": (_object_storage(object_servers.rclone_s3), (object_servers.needs_rclone,)),
     "azure": (_object_storage(object_servers.azurite), (object_servers.needs_azurite,)),
     "https": (web, (object_servers.needs_rclone,)),
+    "hub": (hub, (needs_hub,)),
     "file": (_object_storage(object_servers.local_folder), ()),
 }
 """How each is started in a folder of its own, and the marks of what it needs."""

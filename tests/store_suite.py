@@ -312,7 +312,7 @@ def test_a_record_of_a_later_schema_is_refused(
     assert caught.value.found == 99
 
 
-@backends("folder", "s3-ceph", "s3-rclone", "azure", "https", "file")  # registries take no such bundle
+@backends("folder", "s3-ceph", "s3-rclone", "azure", "hub", "https", "file")  # registries take no such bundle
 def test_a_bundle_larger_than_its_limit_is_not_read(
     backend: Backend, where: str, local: Store, work: Path, tmp_path: Path
 ) -> None:
@@ -380,7 +380,7 @@ def destination(backend: Backend, where: str, tag: str) -> str:
     return str(backend.ref(where, f"tiny:{tag}"))
 
 
-@backends("registry", "s3-ceph", "azure")
+@backends("registry", "s3-ceph", "azure", "hub")
 def test_writers_of_different_tags_lose_none(
     backend: Backend, where: str, local: Store, work: Path, tmp_path: Path
 ) -> None:
@@ -396,7 +396,7 @@ def test_writers_of_different_tags_lose_none(
         assert read_bundle(store, backend.ref(where, f"tiny:{tag}")).digest in digests
 
 
-@backends("registry", "s3-ceph", "azure")
+@backends("registry", "s3-ceph", "azure", "hub")
 def test_writers_of_one_tag_leave_one_of_their_bundles_whole(
     backend: Backend, where: str, tmp_path: Path, work: Path
 ) -> None:
@@ -475,7 +475,7 @@ def test_a_web_server_is_not_written_to(backend: Backend, where: str, local: Sto
         push(local, LOCAL, backend.ref(where, "tiny:v1"), limits=QUICK)
 
 
-@backends("folder", "s3-ceph", "s3-rclone", "azure", "https", "file")
+@backends("folder", "s3-ceph", "s3-rclone", "azure", "hub", "https", "file")
 def test_its_tags_are_listed(backend: Backend, where: str, published: str, local: Store, tmp_path: Path) -> None:
     backend.put(where, local, LOCAL, "v0")
     listed = open_readable(where).tags()
@@ -497,7 +497,7 @@ def test_a_bundle_gets_a_further_name_and_a_tag_goes_back(
         assert (named("stable"), named("v1"), named("v2")) == (digest, published, newer)
 
 
-@backends("s3-ceph", "s3-rclone", "azure", "file")
+@backends("s3-ceph", "s3-rclone", "azure", "hub", "file")
 def test_a_removal_whose_answer_is_lost_is_no_missing_tag(
     backend: Backend, where: str, published: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -517,7 +517,7 @@ def test_a_removal_whose_answer_is_lost_is_no_missing_tag(
         remove_tag(where, backend.ref(where, "tiny:v1"))
 
 
-@backends("folder", "s3-ceph", "s3-rclone", "azure", "file")
+@backends("folder", "s3-ceph", "s3-rclone", "azure", "hub", "file")
 def test_a_tag_is_removed_and_the_bundle_stays(backend: Backend, where: str, published: str, local: Store) -> None:
     backend.put(where, local, LOCAL, "v2")
     assert remove_tag(where, backend.ref(where, "tiny:v1")).others == ("tiny:v2",)

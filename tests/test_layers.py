@@ -51,6 +51,8 @@ STORE = {
     "cryptography",
     "nacl",
     "obstore",
+    "huggingface_hub",
+    "httpx2",
 }
 RUNTIME = {*MACHINE, *STORE, "aotc.early", "aotc.runtime"}
 COMPILING = {"sympy", "torchgen", "triton"}
@@ -105,6 +107,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     MESSAGES: {*RECORDS, *TARGETS, "aotc.manifest", "aotc.picks", "aotc.store"},
     "aotc.compiler.smoke": {*MODELS, *RUNTIME, "aotc.picks", "aotc.compiler.smoke", MESSAGES},
     "aotc.pt2": RUNTIME,
+    "aotc.testing": {*STORE, "pytest"},
     "aotc.telemetry": {*RUNTIME, "aotc", "aotc.telemetry", "prometheus_client", "opentelemetry"},
     "aotc.verify": {*MODELS, *RUNTIME, "aotc", "aotc.optim", "aotc.picks", "aotc.verify", VERDICTS},
     VERDICTS: RECORDS,

@@ -24,9 +24,10 @@ _cache_option = click.option(
     "--cache",
     "given",
     multiple=True,
-    metavar="inductor|triton|vllm[=FOLDER]",
-    show_default="all three, where this process would look for them",
-    help="Whose cache, and its folder (repeatable).",
+    metavar="KIND[=FOLDER]",
+    show_default="inductor, triton and vllm, where this process would look for them",
+    help="Whose cache, and its folder (repeatable): inductor, triton, vllm, flashinfer, deepgemm, tilelang, cutedsl, "
+    "helion, computecache.",
 )
 _code_option = click.option(
     "--code",
@@ -38,7 +39,7 @@ _code_option = click.option(
 
 @click.group()
 def cache() -> None:
-    """Keep the caches of torch.compile, Triton and vLLM in a store.
+    """Keep the caches of torch.compile, Triton, vLLM and others that compile at run time in a store.
 
     For models that cannot be exported. A start with a restored cache compiles less, and may still compile.
     """

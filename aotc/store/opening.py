@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -16,6 +18,9 @@ from aotc.store.remote.objects.object_store import ObjectStore
 from aotc.store.remote.registry.repository import Registry
 from aotc.store.remote.remote_store import RemoteStore
 from aotc.store.remote.transfer import OnEvent, Transfer
+
+BACKENDS = "aotc.objects"
+"""Entry points by which a package adds a scheme: `objects(url, limits, traffic)` gives an `Objects`."""
 
 
 def open_readable(where: str) -> Listable:
@@ -63,22 +68,28 @@ def open_objects(url: str, limits: Limits, traffic: Traffic) -> Objects:
                 f"the URL of a store has no query; this one has {parts.query[:20]!r}…",
                 hint="leave out the `?` and what follows; settings come from the environment",
             )
-        return _open_obstore(url, limits, traffic)
+        return _made("objects", "ObstoreObjects", url, limits, traffic)
+    if parts.scheme == "hf":
+        return _made("hub", "HubObjects", url, limits, traffic)
+    for found in entry_points(group=BACKENDS, name=parts.scheme):
+        made: Objects = found.load()(url, limits, traffic)
+        return made
     if parts.scheme != "file":
         raise StoreError(
             f"{url[:200]} is not a store that aotc knows",
-            hint="known are oci://, s3://, gs://, az://, https://, file:///",
+            hint=f"known are oci://, s3://, gs://, az://, hf://, https://, file:///, and entry points of {BACKENDS}",
         )
     return FolderObjects(url, traffic)
 
 
-def _open_obstore(url: str, limits: Limits, traffic: Traffic) -> Objects:
+def _made(extra: str, kind: str, url: str, limits: Limits, traffic: Traffic) -> Objects:
+    module = "hub" if extra == "hub" else "obstore"
     try:
-        from aotc.store.remote.objects.obstore import ObstoreObjects
+        made: Objects = getattr(import_module(f"aotc.store.remote.objects.{module}"), kind)(url, limits, traffic)
     except ImportError as error:
         if (error.name or "").partition(".")[0] == "aotc":
             raise
         raise StoreError(
-            f"{url} needs a library that is not installed: {error.name or error}", hint="pip install 'aotc[objects]'"
+            f"{url} needs a library that is not installed: {error.name or error}", hint=f"pip install 'aotc[{extra}]'"
         ) from error
-    return ObstoreObjects(url, limits, traffic)
+    return made

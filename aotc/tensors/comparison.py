@@ -27,9 +27,12 @@ numbers: where that changes the result by a quarter as much, nothing is said of 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from math import inf
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -106,7 +109,7 @@ def is_repeated(result: Result, again: Result) -> bool:
 def rounded_otherwise(run: Callable[[int], Result], seed: int) -> Result:
     """What `run` gives with this seed, where all results of its operators are rounded otherwise."""
     try:
-        with _RoundedOtherwise():  # type: ignore[no-untyped-call]
+        with _attention_uncompiled(), _RoundedOtherwise():  # type: ignore[no-untyped-call]
             return run(seed)
     except Exception:  # of operators that take no such mode
         return run(seed)
@@ -179,12 +182,20 @@ class _RoundedOtherwise(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Each new floating-point result of an operator is off by a machine epsilon of its dtype, but for whole numbers:
     positions, masks, counts."""
 
+    supports_higher_order_operators = True  # FlexAttention is one
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         schema = getattr(func, "_schema", None)
         if schema is None or any(item.alias_info is not None for item in schema.returns):
             return result
         return pytree.tree_map_only(Tensor, _off_by_an_epsilon, result)
+
+
+def _attention_uncompiled() -> AbstractContextManager[Any]:
+    """While active, FlexAttention in eager does without Dynamo, which takes no such mode, nor a call after it."""
+    module, debugging = sys.modules.get("torch.nn.attention.flex_attention"), "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
+    return mock.patch.object(module, debugging, True) if hasattr(module, debugging) else nullcontext()
 
 
 def _off_by_an_epsilon(tensor: Tensor) -> Tensor:

@@ -173,6 +173,70 @@ def test_the_folders_are_those_where_the_compilers_look(monkeypatch: pytest.Monk
         cache_folders(["cuda"])
 
 
+OTHERS = {
+    "flashinfer": ("FLASHINFER_WORKSPACE_BASE", "/people/ann"),
+    "deepgemm": ("DG_JIT_CACHE_DIR", "/people/ann/.deep_gemm"),
+    "tilelang": ("TILELANG_CACHE_DIR", "/people/ann/.tilelang/cache"),
+    "cutedsl": ("CUTE_DSL_CACHE_DIR", "/scratch/ann/cutlass_python_cache"),
+    "helion": ("HELION_CACHE_DIR", "/inductor/helion"),
+    "computecache": ("CUDA_CACHE_PATH", "/people/ann/.nv/ComputeCache"),
+}
+"""The variable of each, and its folder where that is not set."""
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_the_folders_of_libraries_are_those_of_their_sources(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    variable, folder = OTHERS[kind]
+    monkeypatch.delenv(variable, raising=False)
+    for name, value in (("HOME", "/people/ann"), ("USER", "ann"), ("TORCHINDUCTOR_CACHE_DIR", "/inductor")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("tempfile.gettempdir", lambda: "/scratch")
+    assert str(cache_folders([kind])[kind]) == folder
+    assert kind not in cache_folders()  # only where it is asked for
+    monkeypatch.setenv(variable, "/elsewhere")
+    assert str(cache_folders([kind])[kind]) == "/elsewhere"
+
+
+LEFT = {
+    "flashinfer": ((".cache/flashinfer/90a/cached_ops/norm/norm.so",), (".cache/flashinfer/cubins/a.cubin", ".bashrc")),
+    "deepgemm": (("cache/kernel.gemm.0af3/kernel.cubin",), ("tmp/0b1c/kernel.cu",)),
+    "tilelang": (("0af3/kernel_lib.so", "autotuner/0b/best_config.json"), ("tmp/half.cu",)),
+    "cutedsl": (("0af3.mlir",), ("tmp.pid_7_ab/0af3.mlir",)),
+    "helion": (("0af3.best_config", "triton/0/KEY/k.cubin"), ("tmp.0b1c2d3e-0000-4000-8000-000000000000",)),
+    "computecache": (("0/a/0af3", "index"), ()),
+}
+"""Files of the form that their sources write: compiled code, and what is left out."""
+
+
+@pytest.mark.parametrize("kind", LEFT)
+def test_compiled_code_of_libraries_is_kept_for_their_version(kind: str, store: Store, tmp_path: Path) -> None:
+    kept, others = LEFT[kind]
+    fill(tmp_path / "left", dict.fromkeys((*kept, *others), "code"))
+    here = with_package(**{kind: "1.0"})
+    save(store, REF, {kind: tmp_path / "left"}, here)
+    restore(store, read_bundle(store, REF), {kind: tmp_path / "fresh"}, here)
+    found = [path for path in (tmp_path / "fresh").rglob("*") if path.is_file()]
+    assert {path.relative_to(tmp_path / "fresh").as_posix() for path in found} == {*kept}
+    with pytest.raises(EnvironmentMismatchError) as error:
+        restore(store, read_bundle(store, REF), {kind: tmp_path / "other"}, with_package(**{kind: "1.1"}))
+    (issue,) = error.value.issues
+    assert (issue.expected, issue.actual) == ("1.0", "1.1")
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Fri Jan 24 2025\n",
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build  (builder)\n",
+    ],
+)
+def test_the_gpu_driver_is_the_version_of_its_cache(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "version").write_text(text)
+    monkeypatch.setattr("aotc.tools.caches.origin._DRIVER", tmp_path / "version")
+    assert this_origin().packages["computecache"] == "570.86.15"
+
+
 def test_folders_without_files_are_not_saved(store: Store, tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="nothing to save"):
         save(store, REF, fresh(tmp_path), ORIGIN)

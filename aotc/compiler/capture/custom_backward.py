@@ -109,6 +109,8 @@ def backwards_kept() -> Iterator[None]:
 
 
 def _apply(function: Any, *args: Any, **kwargs: Any) -> Any:
+    if function.__module__.startswith("torch.") and "ModIndex" in function.__name__:  # of FlexAttention: `aten.index`
+        return super(_SingleLevelFunction, function).apply(*args, **kwargs)
     within_operator = get_proxy_mode() is None
     leaves, structure = pytree.tree_flatten([tuple(each) if isinstance(each, torch.Size) else each for each in args])
     wrapped = any(isinstance(each, Tensor) and is_traceable_wrapper_subclass(each) for each in leaves)

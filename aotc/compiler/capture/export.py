@@ -181,6 +181,9 @@ def _own_failure(module: nn.Module, signature: Signature, leaves: Sequence[Any],
     return None
 
 
+_NO_BACKWARD_OF_FLEX = "FlexAttention does not support backward on CPU"
+
+
 def model_fails(signature: Signature, error: Exception) -> BuildError:
     """The error for a model that raised `error` in eager."""
     given = ", ".join(parameter.name for parameter in passed(signature))
@@ -190,6 +193,11 @@ def model_fails(signature: Signature, error: Exception) -> BuildError:
         hint = BEYOND
     elif re.search(OUT_OF_MEMORY, f"{type(error).__name__} {first}"):
         hint = FREE_MEMORY
+    elif _NO_BACKWARD_OF_FLEX in str(error):
+        hint = (
+            "torch has it on a GPU only: build this model there (`targets: [cuda]`), or train on a CPU with "
+            "F.scaled_dot_product_attention and `attn_mask` (transformers: `attn_implementation: sdpa`)"
+        )
     elif NO_GROUP in str(error):
         hint = PARALLEL
     return BuildError(

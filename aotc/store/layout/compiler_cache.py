@@ -19,8 +19,11 @@ from aotc.store.reference import Reference
 CACHE_CONFIG = "application/vnd.aotc.cache.config.v1+json"
 PACK = "files"
 
-KINDS = ("inductor", "triton", "vllm")
-"""Whose cache it is: torch.compile's (Inductor, FX graph and AOTAutograd caches), Triton's own, vLLM's."""
+USUAL = ("inductor", "triton", "vllm")
+"""The caches of an engine: torch.compile's (Inductor, FX graph and AOTAutograd caches), Triton's own, vLLM's."""
+
+KINDS = (*USUAL, "flashinfer", "deepgemm", "tilelang", "cutedsl", "helion", "computecache")
+"""Whose cache it is: also that of libraries whose kernels are compiled at run time, and of the CUDA driver."""
 
 
 MOST_FOLDERS = 64

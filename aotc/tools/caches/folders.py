@@ -13,16 +13,41 @@ from typing import NamedTuple
 
 from aotc.errors import StoreError
 from aotc.store.files.disk import typed_errors
-from aotc.store.layout.compiler_cache import KINDS, MOST_FOLDERS
+from aotc.store.layout.compiler_cache import KINDS, MOST_FOLDERS, USUAL
 from aotc.store.layout.name_flaws import file_name_flaw
 
-VARIABLES = {"inductor": "TORCHINDUCTOR_CACHE_DIR", "triton": "TRITON_CACHE_DIR", "vllm": "VLLM_CACHE_ROOT"}
+VARIABLES = {
+    "inductor": "TORCHINDUCTOR_CACHE_DIR",
+    "triton": "TRITON_CACHE_DIR",
+    "vllm": "VLLM_CACHE_ROOT",
+    "flashinfer": "FLASHINFER_WORKSPACE_BASE",
+    "deepgemm": "DG_JIT_CACHE_DIR",
+    "tilelang": "TILELANG_CACHE_DIR",
+    "cutedsl": "CUTE_DSL_CACHE_DIR",
+    "helion": "HELION_CACHE_DIR",
+    "computecache": "CUDA_CACHE_PATH",
+}
 """The variable that names the folder of each cache."""
 
-_OF_VLLM = ("torch_compile_cache", "torch_aot_compile")
-"""vLLM's other files in its cache folder are not compiled code: it keeps downloads and statistics there, too."""
+_HOMES = {
+    "flashinfer": "~",  # flashinfer/jit/env.py
+    "deepgemm": "~/.deep_gemm",  # csrc/jit/compiler.hpp
+    "tilelang": "~/.tilelang/cache",  # tilelang/env.py
+    "computecache": "~/.nv/ComputeCache",  # CUDA programming guide, environment variables
+}
 
-_PASSING = re.compile(r"locks?|.*\.lock|tmp\.pid_.*|\..*\.tmp|\.tmp-.*|__pycache__|precompiled_headers")
+_TOPS = {
+    "vllm": ("torch_compile_cache", "torch_aot_compile"),
+    "flashinfer": (".cache/flashinfer",),
+    "deepgemm": ("cache",),
+}
+"""The folders that hold compiled code, where others beside them do not: vLLM keeps downloads and statistics there, too,
+DeepGEMM what it is about to rename, and FlashInfer's variable names a home."""
+
+_PASSING = re.compile(
+    r"locks?|.*\.lock|tmp|tmp\.pid_.*|\..*\.tmp|\.tmp-.*|__pycache__|precompiled_headers|cubins|"
+    r"tmp\.[0-9a-f]{8}-[0-9a-f-]{27}"
+)
 """Names of files and folders that only serve the processes that are running, or the next compile. Digests are names,
 too, and may begin with `tmp`."""
 
@@ -34,12 +59,12 @@ _LAST = (GROUP, ".cache_ready")
 
 
 def cache_folders(given: Sequence[str] = ()) -> dict[str, Path]:
-    """The folder of each cache in `given`, texts like `triton` and `inductor=FOLDER`; by default, of all.
+    """The folder of each cache in `given`, texts like `triton` and `inductor=FOLDER`; by default, of those in `USUAL`.
 
     Without a folder, it is where the compiler would look for its cache in this process. Raises StoreError.
     """
     folders: dict[str, Path] = {}
-    for text in given or KINDS:
+    for text in given or USUAL:
         kind, _, folder = text.partition("=")
         if kind not in KINDS:
             raise StoreError(f"{kind!r} is not a cache", hint=f"there are {', '.join(KINDS)}")
@@ -59,8 +84,14 @@ def _default(kind: str) -> str:
         )
     if kind == "triton":  # triton/knobs.py, and triton/runtime/cache.py before 3.4
         return set_here(VARIABLES[kind], "").strip() or str(Path(set_here("TRITON_HOME", "~")) / ".triton" / "cache")
-    # vllm/envs.py
-    return set_here(VARIABLES[kind]) or str(Path(set_here("XDG_CACHE_HOME") or "~/.cache") / "vllm")
+    if kind == "vllm":  # vllm/envs.py
+        return set_here(VARIABLES[kind]) or str(Path(set_here("XDG_CACHE_HOME") or "~/.cache") / "vllm")
+    if kind == "cutedsl":  # cutlass/base_dsl/cache_helpers.py
+        user = set_here("USER") or set_here("USERNAME") or _user()
+        return set_here(VARIABLES[kind]) or str(Path(tempfile.gettempdir()) / user / "cutlass_python_cache")
+    if kind == "helion":  # helion/autotuner/local_cache.py
+        return set_here(VARIABLES[kind]) or str(Path(_default("inductor")) / "helion")
+    return set_here(VARIABLES[kind]) or _HOMES[kind]
 
 
 def _user() -> str:
@@ -82,7 +113,7 @@ def files_worth_keeping(kind: str, folder: Path) -> Kept:
     """In the order in which they are to be written. Links are not followed. Raises StoreError."""
     files: list[str] = []
     odd = 0
-    tops = [folder / name for name in _OF_VLLM] if kind == "vllm" else [folder]
+    tops = [folder / name for name in _TOPS.get(kind, ("",))]
     for entry in (entry for top in tops if top.is_dir() for entry in _walk(top)):
         path = Path(entry.path).relative_to(folder)
         keeps = len(path.parts) <= MOST_FOLDERS and not any(map(file_name_flaw, path.parts))

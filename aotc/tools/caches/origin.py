@@ -6,10 +6,12 @@ it compiles C++ with `-march=native`; of vLLM's compiled functions, the folder's
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import re
 import sysconfig
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -32,7 +34,19 @@ _VARIABLES = re.compile(r"(TORCHINDUCTOR|TRITON)_(?!.*(DIR|HOME|PATH)).+")
 HEADERS = "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"
 """Unless it is 0, torch runs a C++ compiler for a header before it looks at a library that is there."""
 
-_TRITON = ("triton", "pytorch-triton", "pytorch-triton-rocm", "triton-rocm", "pytorch-triton-xpu")
+_PACKAGES = {
+    "triton": ("triton", "pytorch-triton", "pytorch-triton-rocm", "triton-rocm", "pytorch-triton-xpu"),
+    "vllm": ("vllm",),
+    "flashinfer": ("flashinfer-python",),
+    "deepgemm": ("deep_gemm",),
+    "tilelang": ("tilelang",),
+    "cutedsl": ("nvidia-cutlass-dsl",),
+    "helion": ("helion",),
+}
+"""The distributions that a cache's formats and keys belong to, whichever is installed."""
+
+_DRIVER = Path("/proc/driver/nvidia/version")
+"""Names the release of the GPU's driver: with another one, the driver takes nothing of its cache."""
 
 
 class Origin(NamedTuple):
@@ -55,7 +69,8 @@ def this_origin(code: str = "") -> Origin:
     """This process; `code` is the version of the code that is compiled."""
     here = this_environment("cuda" if torch.cuda.is_available() else "cpu")
     features = tuple(flag for flag in here.cpu_features if _INSTRUCTIONS.fullmatch(flag))
-    found = {"python": sysconfig.get_config_var("SOABI") or "", "triton": _version(*_TRITON), "vllm": _version("vllm")}
+    found = {"python": sysconfig.get_config_var("SOABI") or "", "computecache": _driver()}
+    found |= {name: _version(*distributions) for name, distributions in _PACKAGES.items()}
     packages = {name: version for name, version in found.items() if version}
     variables = {name: value for name, value in sorted(os.environ.items()) if _VARIABLES.fullmatch(name)}
     return Origin(msgspec.structs.replace(here, cpu_features=features), packages, code, variables)
@@ -70,14 +85,20 @@ def _version(*distributions: str) -> str:
     return ""
 
 
+def _driver() -> str:
+    with contextlib.suppress(OSError):
+        found = re.search(r"Kernel Module(?: for \S+)?\s+([0-9.]+)", _DRIVER.read_text())
+        return found[1] if found else ""
+    return ""
+
+
 def rules(cache: CompilerCache, here: Origin) -> list[Rule]:
     """Each comparison of a cache with a machine, with both values; `issue` where it does not fit."""
     needed, has = cache.environment, here.environment
     missing = sorted({*needed.cpu_features} - {*has.cpu_features})
     enough = not needed.libc or numbers(has.libc or "0", 2) >= numbers(needed.libc, 2)
-    packages = {name: cache.packages.get(name, "") for name in ("python", "triton")}
-    if any(file.kind == "vllm" for file in cache.files):
-        packages["vllm"] = cache.packages.get("vllm", "")
+    kinds = sorted({file.kind for file in cache.files} - {"inductor", "triton"})
+    packages = {name: cache.packages.get(name, "") for name in ("python", "triton", *kinds)}
     return [
         *(
             _rule(label, getattr(needed, field), getattr(has, field))
@@ -86,7 +107,10 @@ def rules(cache: CompilerCache, here: Origin) -> list[Rule]:
                 *(("CUDA of torch", "cuda"), ("GPU", "gpu"), ("compute capability", "cuda_capability")),
             )
         ),
-        *(_rule(name, version, here.packages.get(name, "")) for name, version in packages.items()),
+        *(
+            _rule("GPU driver" if name == "computecache" else name, version, here.packages.get(name, ""))
+            for name, version in packages.items()
+        ),
         *([_rule("code", cache.code, here.code)] if here.code else []),
         _rule("glibc", f"{needed.libc} or newer", has.libc, fits=enough),
         _rule(

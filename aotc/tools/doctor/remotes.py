@@ -17,17 +17,34 @@ from aotc.store.remote.transfer import Transfer
 from aotc.tools.doctor.checks import Check, failing
 
 PART = "remotes"
-_VARIABLES = {"s3": ("AWS_",), "gs": ("GOOGLE_",), "az": ("AZURE_",), "https": ("NETRC",), "http": ("NETRC",)}
+_VARIABLES = {
+    "s3": ("AWS_",),
+    "gs": ("GOOGLE_",),
+    "az": ("AZURE_",),
+    "https": ("NETRC",),
+    "http": ("NETRC",),
+    "hf": ("HF_TOKEN", "HF_ENDPOINT"),
+}
 _PATIENCE = 60.0  # seconds for all that is asked of a remote
 
 
 def check_credentials() -> list[Check]:
     """The extras for remotes that are installed, and each file of credentials for registries. Asks no helper."""
-    found = [name for name, module in (("oci", "requests"), ("objects", "obstore")) if importlib.util.find_spec(module)]
+    found = [
+        name
+        for name, module in (("oci", "requests"), ("objects", "obstore"), ("hub", "huggingface_hub"))
+        if importlib.util.find_spec(module)
+    ]
     about = (
-        f"installed: {', '.join(f'aotc[{name}]' for name in found)}" if found else "neither aotc[oci] nor aotc[objects]"
+        f"installed: {', '.join(f'aotc[{name}]' for name in found)}"
+        if found
+        else "none of aotc[oci], aotc[objects], aotc[hub]"
     )
-    checks = [Check(PART, "packages", "ok", f"{about}; needed for registries and for object storage")]
+    checks = [
+        Check(
+            PART, "packages", "ok", f"{about}; needed for registries, for object storage, and for the Hugging Face Hub"
+        )
+    ]
     for file in credentials_named():
         name = "credentials"
         if file.flaw:

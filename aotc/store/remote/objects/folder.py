@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 from aotc.digest import sha256_bytes
 from aotc.errors import ReferenceFormatError
@@ -24,7 +24,8 @@ LOCK_TIMEOUT = 60.0  # seconds; the lock is held for a few milliseconds
 class FolderObjects:
     """As `Objects`, but that it raises StoreError: nothing passes by itself on a disk."""
 
-    writable = conditional = True
+    writable = True
+    conditions: Literal["kept"] = "kept"
 
     def __init__(self, url: str, traffic: Traffic) -> None:
         self.url = url

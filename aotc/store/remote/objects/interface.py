@@ -1,4 +1,4 @@
-"""Objects under a prefix: a bucket of S3, GCS or Azure, a web server, a folder.
+"""Objects under a prefix: a bucket of S3, GCS or Azure, a web server, a folder, a repository of the Hugging Face Hub.
 
 The few operations that an OCI image layout needs. obstore does it for `s3://`, `gs://`, `az://` and `https://`: it
 writes under a condition in one way on all three clouds (with s3fs, gcsfs and adlfs that takes private calls of each),
@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Literal, Protocol
 
 import msgspec
 
@@ -38,8 +38,10 @@ class Objects(Protocol):
 
     url: str
     writable: bool
-    conditional: bool
-    """Whether `replace` may be asked to look at the version; whether the server then does is for a probe to find."""
+
+    @property
+    def conditions(self) -> Literal["kept", "to probe", "none"]:
+        """Whether `replace` looks at the version: always; as the server does, which a probe finds; or never."""
 
     def read(self, name: str, limit: int) -> Found | None:
         """A small object, None where there is none. Raises CorruptError above `limit` bytes."""
@@ -84,8 +86,8 @@ def find_condition(objects: Objects) -> Condition | None:
     It is tried on an object of its own, since some servers ignore the headers without a word (`rclone serve s3`).
     Raises RemoteError.
     """
-    if not objects.conditional:
-        return None
+    if objects.conditions != "to probe":
+        return _as_it_is if objects.conditions == "kept" else None
     name = f".aotc/probe-{secrets.token_hex(8)}"
     try:
         if not objects.replace(name, b"1", None):

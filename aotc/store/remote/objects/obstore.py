@@ -14,7 +14,7 @@ from base64 import b64encode
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 import obstore
@@ -39,7 +39,8 @@ class ObstoreObjects:
     def __init__(self, url: str, limits: Limits, traffic: Traffic) -> None:
         _refuse_after_fork(url)
         self.url = url
-        self.writable = self.conditional = urlsplit(url).scheme in BUCKET_SCHEMES
+        self.writable = urlsplit(url).scheme in BUCKET_SCHEMES
+        self.conditions: Literal["to probe", "none"] = "to probe" if self.writable else "none"
         self._limits = limits
         self._traffic = traffic
         with self._typed("use"):

@@ -42,6 +42,7 @@ TUTORIALS = [
     ("llm", "transformers"),
     ("diffusion", "diffusers transformers peft"),
     ("training", ""),
+    ("flex_attention", ""),
 ]
 SETTING_UP = "pip install"
 """Commands that a test of these pages does not repeat: it runs in what they install."""

@@ -1,7 +1,9 @@
-"""A store in a bucket, end to end: built into by a fresh machine that compiles nothing, listed, loaded, computing."""
+"""A store in a bucket or on the Hub, end to end: built into by a fresh machine that compiles nothing, listed, loaded,
+computing."""
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import shutil
@@ -13,15 +15,22 @@ import pytest
 from object_servers import needs_radosgw
 from processes import ROOT, run_aotc, run_python
 from serving import LOAD
+from store_backends import needs_hub
 
 from aotc.store.remote.staging import Staging
 
-pytestmark = needs_radosgw
+LIBRARIES: dict[str, tuple[str, tuple[str, ...]]] = {"s3": ("obstore", ()), "hf": ("huggingface_hub", ("yaml",))}
+"""By which each is talked to, and what that imports itself of what a load does without."""
 
 
-@pytest.fixture
-def bucket(backends_started: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
-    server = backends_started["s3-ceph"].server
+@pytest.fixture(params=[pytest.param("s3-ceph", marks=needs_radosgw), pytest.param("hub", marks=needs_hub)])
+def bucket(
+    request: pytest.FixtureRequest,
+    backends_started: Mapping[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> str:
+    server = backends_started[request.param].server
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     for name, value in server.environment.items():
@@ -48,7 +57,10 @@ def test_a_fresh_machine_builds_without_compiling_and_a_service_loads_it(
     assert [(row["model"], row["digest"]) for row in listed] == [*report["bundles"].items()]
 
     monkeypatch.setenv("AOTC_CACHE_DIR", str(tmp_path / "a replica"))
-    assert run_python(LOAD, f"{bucket}#quickstart", "obstore").strip() == "[] True"
+    library, of_library = LIBRARIES[bucket.partition("://")[0]]
+    imported, used = run_python(LOAD, f"{bucket}#quickstart", library).strip().rsplit(maxsplit=1)
+    assert [name for name in ast.literal_eval(imported) if not name.startswith(of_library)] == []
+    assert used == "True"
 
 
 def test_push_without_a_name_keeps_the_reference_s_own(bucket: str, quickstart_store: Path, tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ pytestmark = pytest.mark.cuda
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("flex-attention")
     output = folder / "build.json"
-    command = ("build", FOLDER / "flex_attention.yaml", "--store", folder / "store", "--jobs", "3", "--json")
-    start_aotc(*command, "--partial", output=output).wait()
+    command = ("build", FOLDER / "flex_attention.yaml", "--store", folder / "store", "--jobs", "2", "--json")
+    assert start_aotc(*command, output=output).wait() == 0, output.with_name("build.json.log").read_text()
     return folder / "store"
 
 
@@ -34,10 +34,9 @@ def loaded(store: Path, name: str, train: bool = False) -> tuple[Any, Any]:
     return aotc.load(f"{store}#{name}", copy.deepcopy(module).to("cuda:0")), module
 
 
-@pytest.mark.parametrize("batch", [2, 5, 8])
-def test_a_score_and_a_mask_hold_over_a_range(store: Path, batch: int) -> None:
+def test_a_score_and_a_mask_are_those_of_eager(store: Path) -> None:
     compiled, module = loaded(store, "documents")
-    x, documents = torch.randn(batch, 512, 64), torch.randint(0, 3, (batch, 512))
+    x, documents = torch.randn(4, 512, 64), torch.randint(0, 3, (4, 512))
     with torch.no_grad():
         result = compiled(x.cuda(), documents.cuda()).cpu()
         torch.testing.assert_close(result, module(x, documents), rtol=1e-3, atol=1e-3)
@@ -57,13 +56,3 @@ def test_gradients_are_those_of_the_same_attention_without_it(store: Path) -> No
     trained = dict(compiled.named_parameters())
     for name, parameter in module.named_parameters():
         torch.testing.assert_close(trained[name].grad.cpu(), parameter.grad, rtol=1e-2, atol=1e-5)
-
-
-def test_a_cache_in_pages_is_read_and_written(store: Path) -> None:
-    compiled, module = loaded(store, "paged")
-    table, lengths = torch.randperm(module.pages)[:12].view(3, 4), torch.tensor([0, 126, 300])
-    for step in range(4):
-        x = torch.randn(3, 1, 64)
-        with torch.no_grad():
-            result = compiled(x.cuda(), (lengths + step).cuda(), table.cuda()).cpu()
-            torch.testing.assert_close(result, module(x, lengths + step, table), rtol=1e-3, atol=1e-3)

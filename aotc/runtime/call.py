@@ -103,6 +103,8 @@ class CompiledCall:
         """`eager` runs the model where that is not simply to call the module. `watch` looks at the module's attributes
         in every call; `check_again` compares all of it with the build. The regions of a model share `streams`, and the
         `pool` of their graphs."""
+        if on_miss not in ("error", "eager") and not callable(on_miss):
+            raise BindError(f"on_miss is {on_miss!r}", hint='it may be "error", "eager" or a callable')
         if on_miss == "eager" and module is None:
             raise BindError(
                 'on_miss="eager" needs the module, and none was given',

@@ -449,12 +449,10 @@ class Timer:
 def check_options(asked: Request, module: Any) -> None:
     """Raises BindError for options of a wrong type, which would otherwise be ignored on some machines."""
     one_text = isinstance(asked.ignore, str)
-    handled = asked.on_miss in ("error", "eager") or callable(asked.on_miss)
     checks: list[Check] = [
         ("ref", asked.ref, isinstance(asked.ref, str), "a text: [STORE#]model[:tag]"),
         ("module", module, module is None or isinstance(module, nn.Module), "a torch.nn.Module"),
         ("device", asked.device, _is_device(asked.device), "a torch.device, or a text like 'cpu', 'cuda' or 'cuda:0'"),
-        ("on_miss", asked.on_miss, handled, "'error', 'eager' or a callable"),
         ("cache", asked.cache, "\0" not in str(asked.cache), "a folder"),
         ("concurrency", asked.concurrency, isinstance(asked.concurrency, int) and asked.concurrency > 0, "1 or more"),
         _choice("compat", asked.compat, get_args(Compat)),

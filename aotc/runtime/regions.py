@@ -340,6 +340,8 @@ def attach_regions(
             f"of `{artifact.model}` only regions are compiled, and no module was given to run the rest",
             hint="pass the module: aotc.load(ref, module)",
         )
+    if on_miss not in ("error", "eager") and not callable(on_miss):
+        raise BindError(f"on_miss is {on_miss!r}", hint='it may be "error", "eager" or a callable')
     if graphs is not None and graphs.outputs == "view" and graphs.use != "never":
         raise BindError(
             f"the outputs of the regions of `{artifact.model}` cannot be views: another region of the same call may "

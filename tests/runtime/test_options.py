@@ -51,7 +51,6 @@ def test_an_option_that_never_was_is_refused_with_the_nearest_name(function: Cal
     ("options", "said"),
     [
         ({"graphs": aotc.Graphs(use="allways")}, "graphs.use is 'allways', and may be 'picked' or 'always' or 'never'"),  # type: ignore[arg-type]
-        ({"on_miss": "never"}, "on_miss is 'never', and may be 'error', 'eager' or a callable"),
         ({"trust": "a.pub"}, "trust is 'a.pub', and may be an aotc.Trust"),
         ({"ranks": torch.nn.Identity()}, "ranks is a Identity, and may be an aotc.Ranks"),
     ],

@@ -71,6 +71,13 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
         aotc.compile(Net(), store="s3://bucket/models")
 
 
+def test_without_pyyaml_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(aotc.ManifestError, match=r"PyYAML is missing\n.*aotc\[build\]"):
+        aotc.compile(Net(), store=tmp_path)
+    assert isinstance(remembered(Net(), tmp_path), Net)
+
+
 def test_the_name_is_the_same_for_other_values_of_weights_and_another_one_for_other_forms() -> None:
     asked: dict[str, Any] = {"mode": "default"}
     facts = facts_of(Net().eval(), asked)

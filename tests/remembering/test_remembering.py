@@ -46,7 +46,16 @@ def test_a_second_run_is_compiled_and_imports_no_compiler(program: Any) -> None:
 def test_calls_switch_to_compiled_code_while_the_program_runs(program: Any) -> None:
     told = program.run(
         f"{USED}same = called(model, (2, 16)) and called(model, (2, 16), double=True)\n"
+        "import threading, time\n"
+        "ended, right = threading.Event(), []\n"
+        "def calls():\n"
+        "    while not ended.is_set():\n"
+        "        right.append(called(model, (2, 16)) and called(model, (2, 16), double=True)); time.sleep(0.005)\n"
+        "threads = [threading.Thread(target=calls) for _ in range(4)]\n"
+        "[each.start() for each in threads]\n"
         "ready = model.wait()\n"
+        "time.sleep(0.5); ended.set(); [each.join() for each in threads]\n"
+        "same = same and all(right) and len(right) > 8\n"
         "same = same and called(model, (2, 16)) and called(model, (2, 16), double=True)\n"
         "misses = [each.stats().misses for each in model._remembering._compiled]\n"
         "tell(model, same=same, ready=ready, misses=misses)"

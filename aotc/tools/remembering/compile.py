@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import Any, Literal, cast, get_args
 
 from torch import nn
 
-from aotc.errors import BindError
+from aotc.errors import BindError, ManifestError
 from aotc.runtime.compiled import Compiled, class_for
 from aotc.store.cache_folder import cache_folder
 from aotc.store.reference import is_remote
@@ -102,6 +103,7 @@ def compile(
         `pipe.transformer = aotc.compile(pipe.transformer)`. `explain()` says what it does; `wait()` builds, and waits.
 
     Raises:
+        ManifestError: PyYAML is not installed, and `build` is not "never".
         BindError: an argument has a value that it cannot have. What goes wrong later is a warning in the log, and calls
         run in eager.
 
@@ -119,6 +121,9 @@ def compile(
     if is_remote(where) and build != "never":
         message = f"{where} is a remote store, into which aotc.compile does not build"
         raise BindError(message, hint='build into a folder and `aotc push` that; give build="never" to load only')
+    if build != "never" and importlib.util.find_spec("yaml") is None:
+        message = "aotc.compile writes a manifest to build from, for which PyYAML is missing"
+        raise ManifestError(message, hint="pip install 'aotc[build]'; or give build=\"never\" to load only")
     where = where if is_remote(where) else str(Path(where).absolute())
     asked = os.environ.get("AOTC_COMPILE", "")
     if asked == "off":

@@ -1,0 +1,76 @@
+"""The manifest that a build is made from, of calls that were remembered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from aotc.errors import CorruptError
+from aotc.manifest import ModelSpec, read_manifest
+from aotc.records import SizeRange
+from aotc.tools.remembering.forms import ambient_here, form_of
+from aotc.tools.remembering.manifest import as_json, from_json, manifest_of, seen_call
+from aotc.tools.remembering.memory import Kind, Memory, Place
+
+
+def memory_of(*sizes: tuple[int, int], **fields: Any) -> Memory:
+    calls = [{"ids": {"shape": list(size), "dtype": "int64", "low": 0, "high": 49}} for size in sizes]
+    asked = fields.pop("asked", {})
+    kinds = [Kind(fields.pop("ambient", {}), calls)]
+    facts = {"class": "Net", "target": "cpu:x86-64-v3"}
+    return Memory(facts, asked, "remembered_nets:Net", {"width": 8}, "float32", kinds, **fields)
+
+
+def spec_of(memory: Memory, folder: Path, *, wide: bool = True) -> ModelSpec:
+    text, _ = manifest_of(memory, {"net": memory.kinds[0]}, folder, wide=wide)
+    (folder / "manifest.yaml").write_text(text)
+    return read_manifest(folder / "manifest.yaml").models["net"]
+
+
+def test_a_length_that_varies_is_a_range_wider_than_what_was_seen(tmp_path: Path) -> None:
+    seen = memory_of((2, 16), (2, 24))
+    assert spec_of(seen, tmp_path).buckets == ({"batch": 2, "seq": SizeRange(2, 32, tune_at=32)},)
+    assert spec_of(seen, tmp_path, wide=False).buckets == ({"batch": 2, "seq": SizeRange(16, 24, tune_at=24)},)
+    assert spec_of(memory_of((2, 16)), tmp_path).buckets == ({"batch": 2, "seq": 16},)
+
+
+def test_a_range_that_was_asked_for_is_taken(tmp_path: Path) -> None:
+    asked = memory_of((2, 16), asked={"ranges": {"seq": [1, 512]}, "mode": "max-autotune"})
+    spec = spec_of(asked, tmp_path)
+    assert spec.buckets == ({"batch": 2, "seq": SizeRange(1, 512, tune_at=512)},)
+    assert (spec.mode, spec.kwargs, spec.targets) == ("max-autotune", {"width": 8}, ("cpu:x86-64-v3",))
+
+
+def test_the_modes_of_a_call_are_the_model_s_and_part_of_its_form(tmp_path: Path) -> None:
+    x = torch.ones(2)
+    plain = form_of((x,), {}, "cpu")
+    assert ambient_here("cpu") == {}
+    with torch.autocast("cpu", torch.bfloat16):
+        ambient = ambient_here("cpu")
+        assert form_of((x,), {}, "cpu") != plain
+    assert form_of((torch.zeros(2),), {}, "cpu") == plain
+    assert form_of((torch.zeros(3),), {}, "cpu") != plain
+    assert form_of((x, 1), {}, "cpu") != form_of((x, True), {}, "cpu")
+    assert spec_of(memory_of((2, 16), ambient=ambient), tmp_path).autocast == "bfloat16"
+
+
+def test_what_was_seen_survives_the_file() -> None:
+    class Nested(torch.nn.Module):
+        def forward(self, x: torch.Tensor, more: Any, scale: float = 1.0) -> torch.Tensor:
+            return x
+
+    more = {"images": [torch.ones(1, 3, 4, 4).to(memory_format=torch.channels_last)], "name": "a"}
+    seen = seen_call(Nested(), (torch.arange(6),), {"more": more, "scale": 2.0})
+    assert from_json(as_json(seen)) == seen
+    assert as_json(seen)["x"] == {"shape": (6,), "dtype": "int64", "low": 0, "high": 5}
+
+
+def test_a_damaged_memory_is_told_with_its_file(tmp_path: Path) -> None:
+    place = Place(tmp_path, "net")
+    assert place.change(memory_of((2, 16)), lambda memory: None) == place.read() == memory_of((2, 16))
+    (tmp_path / "net.json").write_text("{")
+    with pytest.raises(CorruptError, match=r"net\.json cannot be read"):
+        place.read()

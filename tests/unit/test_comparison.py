@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from aotc.tensors.comparison import REPEATED, difference, first_difference, is_repeated, said_of
+from aotc.tensors.comparison import REPEATED, difference, first_difference, is_repeated, rounded_otherwise, said_of
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -115,6 +115,21 @@ def test_a_model_that_cannot_be_rounded_otherwise_is_run_as_it_is() -> None:
 
     assert first_difference([X], [-X], run) == 0
     assert first_difference([X], [X.half().float()], run) is None
+
+
+def test_flex_attention_is_rounded_otherwise_and_can_be_called_after_it() -> None:
+    """In eager it goes through Dynamo, which takes no dispatch mode, and nothing of that kind after one."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    query = drawn(1, 2, 16, 16)
+
+    def run(seed: int) -> list[Tensor]:
+        return [flex_attention(query * 2, query, query)]
+
+    (first,), (again,) = run(0), rounded_otherwise(run, 1)
+    assert not torch.equal(first, again)
+    torch.testing.assert_close(again, first)
+    torch.testing.assert_close(run(0)[0], first)
 
 
 class Cache:

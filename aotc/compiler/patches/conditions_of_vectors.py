@@ -17,7 +17,12 @@ import torch
 from aotc.compiler.patches.machinery.patch import Patch
 from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
 
-PATCH = Patch(__name__, device="cpu", targets=("torch._inductor.codegen.cpp:CppVecOverrides.masked(mask,body,other)",))
+PATCH = Patch(
+    __name__,
+    torch=">=2.11,<2.15",
+    device="cpu",
+    targets=("torch._inductor.codegen.cpp:CppVecOverrides.masked(mask,body,other)",),
+)
 
 
 def apply() -> AbstractContextManager[Any]:

@@ -21,6 +21,7 @@ from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
 
 PATCH = Patch(
     __name__,
+    torch=">=2.13,<2.16",
     device="cpu",
     targets=(
         "torch._inductor.codegen.cpp_flex_attention_template:"

@@ -137,7 +137,8 @@ def _check_destination(destination: Reference, bundle: Bundle) -> None:
     if not is_remote(destination.store) or destination.tag is None:
         raise ReferenceFormatError(
             f"{destination} is not a tag of a remote, and cannot be pushed to",
-            hint="write oci://HOST/REPOSITORY:tag, s3://BUCKET/PREFIX#model:tag, hf://ORG/REPO#model:tag, …",
+            hint="write oci://HOST/REPOSITORY:tag, s3://BUCKET/PREFIX#model:tag, hf://ORG/REPO#model:tag or "
+            "file:///FOLDER#model:tag",
         )
     if not destination.in_registry and destination.model != bundle.model:
         raise ReferenceFormatError(

@@ -21,6 +21,7 @@ from processes import ZOO, finish, processes_that_name, start, wait_until_none_n
 
 from aotc.cli.build import Options, Shown
 from aotc.compiler.executors.executor import side_by_side
+from aotc.compiler.messages import DEFAULTS
 from aotc.manifest import read_manifest
 from aotc.store.layout.store import Store
 
@@ -172,11 +173,11 @@ def test_ctrl_c_that_python_drops_while_a_build_plans_is_raised_when_it_has_plan
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with pytest.raises(KeyboardInterrupt), Shown(Options(Path("manifest.yaml"), "store")).planning():
+        with pytest.raises(KeyboardInterrupt), Shown(Options(Path("manifest.yaml"), "store", DEFAULTS)).planning():
             sys.unraisablehook, hook = (lambda _: None), sys.unraisablehook
             Drops()
             sys.unraisablehook = hook
-        with Shown(Options(Path("manifest.yaml"), "store")).planning():
+        with Shown(Options(Path("manifest.yaml"), "store", DEFAULTS)).planning():
             pass
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:

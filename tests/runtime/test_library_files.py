@@ -82,9 +82,9 @@ def test_a_library_is_never_taken_for_one_that_had_its_descriptor_before(store: 
         with files.opened() as path:
             numbers.add(path.rpartition("/")[2])
             answers.append(ctypes.CDLL(path).answer())
-        del files  # closes it: the next one gets its number
+        del files  # closes it: the next one gets its number, unless another file does
     assert answers == [0, 1, 2]
-    assert len(numbers) == 1
+    assert len(numbers) < len(answers), "no descriptor was given twice"
 
 
 @pytest.mark.parametrize("beside", [{}, {"model_json": b"{}"}])

@@ -56,6 +56,13 @@ def test_calls_in_training_mode_and_calls_that_record_gradients_are_eager_s(
     assert sum("torch.no_grad()" in text for text in told) == 1
 
 
+def test_a_call_that_fails_in_eager_is_not_built(tmp_path: Path) -> None:
+    model = aotc.compile(Net().eval(), store=tmp_path, build="now")
+    with torch.no_grad(), pytest.raises(RuntimeError, match="scalar type"):
+        model(torch.zeros(1, 4))
+    assert model.explain().forms == 0  # type: ignore[operator]
+
+
 def test_off_gives_the_module_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AOTC_COMPILE", "off")
     net = Net()

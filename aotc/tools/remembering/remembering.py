@@ -184,15 +184,15 @@ class Remembering:
         except ManifestError as error:  # looked at before the module may write to it
             self._note(f"calls with what no manifest holds run in eager: {error}")
             seen = None
-        now = self.options.build == "now" and seen is not None and self._remember(seen)
-        if now and self.wait() and (compiled := self._taking(args, kwargs)) is not None:
-            return self._checked(compiled, *args, **kwargs)
         result = self.module(*args, **kwargs)
         with self._lock:
-            if seen is not None and self.options.build != "now" and self._remember(seen):
+            is_new = seen is not None and self._remember(seen)
+            if is_new:
                 self._build_soon()
             if not self._is_stale:
                 self._runs[form] = self.module
+        if is_new and self.options.build == "now":
+            self.wait()
         return result
 
     def _missed(self, error: AotcError, *args: Any, **kwargs: Any) -> Any:

@@ -44,7 +44,7 @@ class ObjectsSuite:
 
     @pytest.fixture
     def make_objects(self) -> Make:
-        raise NotImplementedError("give a function that makes an Objects of one new, empty place")
+        pytest.fail("override this fixture: it gives a function that makes an Objects of one new, empty place")
 
     # -- objects ------------------------------------------------------------------------------------------------------
 

@@ -159,6 +159,48 @@ def test_threads_that_wait_for_the_library_let_go_of_the_gil(operators: Built) -
     assert shown.split() == ["640"]
 
 
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_as_many_calls_run_at_once_as_concurrency_says(operators: Built, concurrency: int) -> None:
+    """Each waits in an operator until so many are there, and then for one more, which must not come."""
+    shown = in_process(
+        f"""
+        import threading
+        compiled = load(allow_imports=True, concurrency={concurrency})
+        x, inside, most = torch.randn(4, 8), 0, 0
+        lock, enough, too_many = threading.Lock(), threading.Event(), threading.Event()
+
+        class Counting:
+            def sleep(self, seconds):
+                global inside, most
+                with lock:
+                    inside += 1
+                    most = max(most, inside)
+                    if inside == {concurrency}:
+                        enough.set()
+                    elif inside > {concurrency}:
+                        too_many.set()
+                enough.wait(60)
+                too_many.wait(0.5)
+                with lock:
+                    inside -= 1
+
+        def call():
+            with torch.no_grad():
+                compiled(x)
+
+        sys.modules["acme_python"].time = Counting()
+        threads = [threading.Thread(target=call) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        print(most, compiled.stats().calls)
+        """,
+        operators,
+    )
+    assert shown.split() == [str(concurrency), "3"]
+
+
 @pytest.mark.parametrize(("concurrency", "within"), [(1, "LibraryError"), (2, "True")])
 def test_a_call_within_a_call_takes_another_model_and_does_not_wait_for_its_own(
     operators: Built, concurrency: int, within: str

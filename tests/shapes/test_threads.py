@@ -100,23 +100,3 @@ def test_the_gil_is_free_while_the_kernel_runs(zoo: Any, zoo_store: Path, one_th
         if best > 0.5:
             return
     pytest.fail(f"at best {best:.2f} of its pace")
-
-
-@pytest.mark.skipif(CORES < 2, reason="needs two cores")
-def test_two_calls_run_at_once_with_concurrency_2(zoo: Any, zoo_store: Path, one_thread: None) -> None:
-    """With one model in the library the second call waits for the first; with two they run side by side."""
-    x = torch.randn(128, 256)
-    one, two = (
-        aotc.load(f"{zoo_store}#repeated", zoo.Repeated().eval(), concurrency=concurrency) for concurrency in (1, 2)
-    )
-    ratios = []
-    for _ in range(6):
-        ratios.append(_calls_of_two_threads(two, x) / _calls_of_two_threads(one, x))
-        if max(ratios) > 1.25:
-            return
-    pytest.fail(f"at best {max(ratios):.2f} times the calls")
-
-
-def _calls_of_two_threads(compiled: Any, x: torch.Tensor) -> int:
-    with ThreadPoolExecutor(2) as pool:
-        return sum(pool.map(lambda _: _repeat(lambda: compiled(x), 0.25), range(2)))

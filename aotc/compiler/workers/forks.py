@@ -17,6 +17,7 @@ import tempfile
 import threading
 import traceback
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -106,7 +107,7 @@ class ForkServer:
         self._connection.close()
 
 
-class Source:
+class Source(ABC):
     """A process that becomes a server for each of `modules`. It is `spent` once one of them was found dead."""
 
     def __init__(self, modules: Iterable[str]) -> None:
@@ -132,8 +133,9 @@ class Source:
         self._kill()
         self._errors.close()
 
+    @abstractmethod
     def _kill(self) -> None:
-        raise NotImplementedError
+        """End the process that starts the others."""
 
     def said(self) -> str:
         """The output of the processes before one of them died."""

@@ -10,7 +10,6 @@ import contextlib
 import importlib.metadata
 import os
 import re
-import sysconfig
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +21,7 @@ from aotc.digest import sha256_json
 from aotc.errors import Issue
 from aotc.machine.environment import numbers, this_environment
 from aotc.machine.explain_mismatch import Rule
+from aotc.machine.native import python_abi
 from aotc.records import Environment
 from aotc.store.layout.compiler_cache import CompilerCache
 
@@ -69,7 +69,7 @@ def this_origin(code: str = "") -> Origin:
     """This process; `code` is the version of the code that is compiled."""
     here = this_environment("cuda" if torch.cuda.is_available() else "cpu")
     features = tuple(flag for flag in here.cpu_features if _INSTRUCTIONS.fullmatch(flag))
-    found = {"python": sysconfig.get_config_var("SOABI") or "", "computecache": _driver()}
+    found = {"python": python_abi(), "computecache": _driver()}
     found |= {name: _version(*distributions) for name, distributions in _PACKAGES.items()}
     packages = {name: version for name, version in found.items() if version}
     variables = {name: value for name, value in sorted(os.environ.items()) if _VARIABLES.fullmatch(name)}

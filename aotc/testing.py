@@ -1,6 +1,7 @@
 """What any backend of a store promises, as tests that a backend of your own inherits.
 
-    # conftest.py or test_backend.py
+    import aotc.testing, pytest
+
     class TestMine(aotc.testing.ObjectsSuite):
         @pytest.fixture
         def make_objects(self):

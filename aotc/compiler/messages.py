@@ -183,7 +183,8 @@ class ForkRequest(Record, frozen=True):
 
 class Job(Record, frozen=True):
     """One unit of a manifest in `folder`, for its processes: the first compiles it, the second runs the result once.
-    Where that is `miscompiled`, a third looks for the part of the model that is.
+    Where that is `miscompiled`, a third looks for the part of the model that is. Of `settings` they read `locked` and
+    `dummy_weights`.
 
     `shared` is the folder in which the units of a build share picks and compiled files; "" for none. `precompile`:
     precompile headers in that folder. `ranks` of a parallel model: those without code yet, of which the first one's is

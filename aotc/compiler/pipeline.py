@@ -1,7 +1,7 @@
 """`aotc build`, from top to bottom: `build` is the whole of it.
 
-plan       the units of a manifest, each with its key             `plan`, `key`
-look up    their finished records in the store                    `cache_lookup`
+plan       the units of a manifest, each with its key             `planning.plan`, `planning.key`
+look up    their finished records in the store                    `planning.cache_lookup`
 compile    each in a process of its own, on the executor's host   `executors`, `workers.unit_process`, `unit`
 smoke run  the result once, in a fresh process                    `workers.unit_process`, `smoke`
 store      its files as blobs, its record under its key           `publish.unit_files`

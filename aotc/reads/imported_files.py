@@ -1,4 +1,5 @@
-"""The files of the user's that a module's classes come from or import, and these in turn."""
+"""The Python modules that a module's classes come from or import, and these in turn: the user's as files, installed
+ones as packages."""
 
 from __future__ import annotations
 

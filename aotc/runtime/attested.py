@@ -9,7 +9,6 @@ import msgspec
 
 from aotc.errors import UnverifiedError
 from aotc.records import Artifact, LaunchPick
-from aotc.runtime.options import Trust
 from aotc.store.signing.attestations import Attestation
 from aotc.store.signing.verified import check_verified_there
 
@@ -19,13 +18,10 @@ if TYPE_CHECKING:
 
 
 def attested_once(asked: Request, found: Found, entry: BundleEntry) -> Artifact:
-    """The artifact, attested where the request, or code that has never run, needs that; looked for once in what was
-    found."""
-    artifact, trust = found.read_artifact(entry), asked.trust or Trust()
-    if not trust.require_verified and (trust.allow_untested or not artifact.untested):
-        return artifact
+    """The artifact, whose attestation is checked, once for each bundle that was found."""
+    artifact, keys = found.read_artifact(entry), asked.trust.keys if asked.trust else None
     if entry.digest not in found.attested:
-        which = (asked.place()[1], found.store, found.bundle.digest, entry, asked.ref, trust.keys, asked.cache)
+        which = (asked.place()[1], found.store, found.bundle.digest, entry, asked.ref, keys, asked.cache)
         found.attested[entry.digest] = attested(artifact, lambda: check_verified_there(*which))
     return found.attested[entry.digest]
 

@@ -80,7 +80,7 @@ def fetch(
     if not isinstance(cast("Any", trust), Trust | None):
         from aotc.runtime.explain.arguments import options_error
 
-        raise options_error([("trust", trust, "an aotc.Trust")])
+        raise options_error([("trust", trust, "an aotc.Trust")], "fetch")
     reference = parse_reference(ref)
     path = local_store(store)
     choose = of_targets(target) if target else functools.partial(runnable, compat=compat)
@@ -133,8 +133,8 @@ def load_fetched(asked: Request, choose: Choose, load: Callable[[StoreReader, Bu
     there is fetched again."""
     reference, where = asked.place()
     source = Reference(where, reference.model, tag=reference.tag, digest=reference.digest)
-    trust = read_trust(*asked.signers)
-    fetched = _fetched_for_load(source, choose, asked.cache, trust)
+    trusted = read_trust(*asked.signers)
+    fetched = _fetched_for_load(source, choose, asked.cache, trusted)
     try:
         return load(*fetched)
     except CorruptError as error:
@@ -143,11 +143,11 @@ def load_fetched(asked: Request, choose: Choose, load: Callable[[StoreReader, Bu
             raise
         _log.warning("%s; it is fetched again", error.message)
         fetched[0].blobs.remove_damaged(damaged)
-    return load(*_fetched_for_load(source, choose, asked.cache, trust))
+    return load(*_fetched_for_load(source, choose, asked.cache, trusted))
 
 
 def _fetched_for_load(
-    source: Reference, choose: Choose, cache: str | os.PathLike[str] | None, trust: TrustedKeys | None
+    source: Reference, choose: Choose, cache: str | os.PathLike[str] | None, trusted: TrustedKeys | None
 ) -> tuple[Store, Bundle]:
     """The local store into which the bundle was fetched, and the bundle.
 
@@ -159,7 +159,7 @@ def _fetched_for_load(
         """Fetch into `folder`; None if the folder cannot be written."""
         path = folder / "store"
         try:
-            copied = fetch_into(source, path, choose, trust=trust)
+            copied = fetch_into(source, path, choose, trust=trusted)
         except StoreError as error:
             if not _is_about(error, path):
                 raise

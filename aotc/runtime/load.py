@@ -245,7 +245,7 @@ class Request(NamedTuple):
     def accepted(self, found: Found, entry: BundleEntry) -> Artifact:
         """The artifact, which has run where it was built, or is attested."""
         artifact = found.read_artifact(entry)
-        if self.trust is None and not artifact.untested:
+        if not (self.trust.needs_attestation(artifact) if self.trust else artifact.untested):
             return artifact
         from aotc.runtime.attested import attested_once
 
@@ -286,7 +286,7 @@ class Request(NamedTuple):
             from aotc.runtime.libraries.torch_abi import check_symbols
 
             check_symbols(artifact, files_of)
-        graphs = self.graphs
+        graphs = self.graphs if on.type == "cuda" or (self.graphs and self.graphs.use == "always") else None
         if on.type == "cuda":
             from aotc.runtime.options import Graphs
 

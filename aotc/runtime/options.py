@@ -1,4 +1,4 @@
-"""Options of `aotc.load` that belong together, as one argument each. Imported where one is given."""
+"""Options of `aotc.load` that belong together, as one argument each."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
 
 if TYPE_CHECKING:
+    from aotc.records import Artifact
     from aotc.runtime.load import Check, Request
 
 Key = str | os.PathLike[str]
+Use = Literal["picked", "always", "never"]
+Capture = Literal["eager", "lazy"]
 OutputMode = Literal["copy", "view"]
 
 
@@ -36,6 +39,10 @@ class Trust(msgspec.Struct, frozen=True, kw_only=True):
     require_verified: bool = False
     allow_untested: bool = False
 
+    def needs_attestation(self, artifact: Artifact) -> bool:
+        """Whether the artifact is to be refused unless `aotc verify --attest` has passed it."""
+        return self.require_verified or (artifact.untested and not self.allow_untested)
+
 
 class Graphs(msgspec.Struct, frozen=True, kw_only=True):
     """How a GPU launches compiled code.
@@ -47,8 +54,8 @@ class Graphs(msgspec.Struct, frozen=True, kw_only=True):
             torch.compile's CUDA graphs give (then only one thread may call; in another one it is a LibraryError).
     """
 
-    use: Literal["picked", "always", "never"] = "picked"
-    capture: Literal["eager", "lazy"] = "eager"
+    use: Use = "picked"
+    capture: Capture = "eager"
     outputs: OutputMode = "copy"
 
 
@@ -74,12 +81,8 @@ def checks_of_groups(asked: Request) -> Iterator[Check]:
     ):
         yield name, value, value is None or isinstance(value, group), f"an aotc.{group.__name__}"
     if isinstance(asked.graphs, Graphs):
-        for name, choices in (
-            ("use", ("picked", "always", "never")),
-            ("capture", ("eager", "lazy")),
-            ("outputs", ("copy", "view")),
-        ):
-            value = getattr(asked.graphs, name)
+        for name, of in (("use", Use), ("capture", Capture), ("outputs", OutputMode)):
+            value, choices = getattr(asked.graphs, name), get_args(of)
             yield f"graphs.{name}", value, value in choices, " or ".join(map(repr, choices))
     if isinstance(asked.ranks, Ranks):
         seconds = asked.ranks.timeout

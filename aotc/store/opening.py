@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -68,9 +69,9 @@ def open_objects(url: str, limits: Limits, traffic: Traffic) -> Objects:
                 f"the URL of a store has no query; this one has {parts.query[:20]!r}…",
                 hint="leave out the `?` and what follows; settings come from the environment",
             )
-        return _made("objects", "ObstoreObjects", url, limits, traffic)
+        return _installed("obstore:ObstoreObjects", "objects", url)(url, limits, traffic)
     if parts.scheme == "hf":
-        return _made("hub", "HubObjects", url, limits, traffic)
+        return _installed("hub:HubObjects", "hub", url)(url, limits, traffic)
     for found in entry_points(group=BACKENDS, name=parts.scheme):
         made: Objects = found.load()(url, limits, traffic)
         return made
@@ -82,14 +83,15 @@ def open_objects(url: str, limits: Limits, traffic: Traffic) -> Objects:
     return FolderObjects(url, traffic)
 
 
-def _made(extra: str, kind: str, url: str, limits: Limits, traffic: Traffic) -> Objects:
-    module = "hub" if extra == "hub" else "obstore"
+def _installed(backend: str, extra: str, url: str) -> Callable[..., Objects]:
+    """The class of this `module:name`. Raises StoreError where the library of its extra is missing."""
+    module, _, kind = backend.partition(":")
     try:
-        made: Objects = getattr(import_module(f"aotc.store.remote.objects.{module}"), kind)(url, limits, traffic)
+        found: Callable[..., Objects] = getattr(import_module(f"aotc.store.remote.objects.{module}"), kind)
     except ImportError as error:
         if (error.name or "").partition(".")[0] == "aotc":
             raise
         raise StoreError(
             f"{url} needs a library that is not installed: {error.name or error}", hint=f"pip install 'aotc[{extra}]'"
         ) from error
-    return made
+    return found

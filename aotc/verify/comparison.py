@@ -26,7 +26,7 @@ from aotc.records import Dims, Signature, TensorLeaf
 from aotc.runtime.call import CompiledCall
 from aotc.runtime.compiled import Compiled
 from aotc.runtime.load import load
-from aotc.runtime.options import Graphs, Trust
+from aotc.runtime.options import Graphs, Ranks, Trust
 from aotc.tensors.contents import Contents, contents, same_values
 from aotc.tensors.subclasses import is_wrapper
 from aotc.verify.eight_bits import RoundingTo8Bits
@@ -34,7 +34,7 @@ from aotc.verify.kept_results import Findings, Kept, keep, shared
 from aotc.verify.other_weights import change_weights, copy_state, is_plain
 
 if TYPE_CHECKING:
-    from aotc.verify.rank_processes import Ranks
+    from aotc.verify.rank_processes import RankProcesses
 
 
 class VerifyJob(msgspec.Struct, frozen=True):
@@ -94,11 +94,11 @@ class Comparison:
         self.forms = input_forms(job.spec)
         """What the inputs are filled with: the one of each seed in turn."""
         self.device = torch.device(parse_target(job.target).device)
-        self.ranks: Ranks | None = None
+        self.ranks: RankProcesses | None = None
         if job.spec.parallel:
-            from aotc.verify.rank_processes import Ranks
+            from aotc.verify.rank_processes import RankProcesses
 
-            self.ranks = Ranks(self.device.type)
+            self.ranks = RankProcesses(self.device.type)
         self.module = build_module(job.spec, self.folder).to(self.device)
         self.loaded = self._load_whole(self.module)
         """What a user has of `compiled`, and gives to a TrainingStep."""
@@ -332,10 +332,9 @@ class Comparison:
     def _load_whole(self, module: nn.Module, **options: Any) -> Compiled:
         given = {"store": self.job.store, "target": self.job.target, "compat": self.job.compat, **options}
         if self.ranks is not None:
-            from aotc.runtime.options import Ranks as RanksOption
             from aotc.verify.rank_processes import TIMEOUT
 
-            given["ranks"] = RanksOption(self.ranks.group, timeout=TIMEOUT)
+            given["ranks"] = Ranks(self.ranks.group, timeout=TIMEOUT)
         return load(self.job.ref, module, allow_imports=True, trust=Trust(allow_untested=True), **given)
 
     def launched(self, how: Literal["always", "never"]) -> CompiledCall:

@@ -51,7 +51,7 @@ def variables_of_ranks(size: int) -> Iterator[list[dict[str, str]]]:
     del store  # which listened on a port that was free, all the time
 
 
-class Ranks:
+class RankProcesses:
     """This process as one of the ranks."""
 
     def __init__(self, device: str) -> None:

@@ -66,6 +66,35 @@ def test_calls_switch_to_compiled_code_while_the_program_runs(program: Any) -> N
 
 
 @pytest.mark.compile
+def test_programs_that_only_call_get_the_code_that_one_of_them_builds_in_the_background(program: Any) -> None:
+    """The default mode, in two programs that start together, and see the same form."""
+    code = (
+        "import time\n"
+        f"{USED}ends = time.monotonic() + {TIMEOUT}\n"
+        "same = called(model, (2, 16))\n"
+        "while same and not model.explain().models and time.monotonic() < ends:\n"
+        "    same = called(model, (2, 16))\n"
+        "    time.sleep(0.1)\n"
+        "tell(model, same=same)"
+    )
+    both = [program.start(code) for _ in range(2)]
+    told = [program.result(each) for each in both]
+    assert [each["same"] for each in told] == [True, True]
+    assert [each["models"] for each in told] == [[told[0]["name"]]] * 2
+    assert [each["compilers"] for each in told] == [[], []]
+    assert program.memory(told[0]["name"])["builds"] == 1
+
+
+@pytest.mark.compile
+def test_a_build_in_the_background_outlives_its_program(program: Any) -> None:
+    name = program.run(f"{USED}called(model, (2, 16))\ntell(model)")["name"]
+    deadline = time.monotonic() + TIMEOUT
+    while not program.memory(name)["builds"] and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert program.memory(name)["kinds"][0]["built"] == 1
+
+
+@pytest.mark.compile
 def test_two_processes_build_once_and_a_killed_build_loses_nothing(program: Any) -> None:
     recorded = program.run(f"{USED}called(model, (2, 16))\ntell(model)\n{LEFT}")
     name = recorded["name"]
@@ -157,10 +186,16 @@ def test_a_failed_build_is_not_tried_again_until_it_is_asked_for(program: Any) -
 def test_code_of_another_module_than_the_factory_s_is_not_run(program: Any) -> None:
     told = program.run(
         "model = aotc.compile(Net().eval(), factory='remembered_nets:another', build='now')\n"
-        "same = called(model, (2, 16), (2, 16))\ntell(model, same=same)"
+        "same = called(model, (2, 16), (2, 16))\ntell(model, same=same, ready=model.wait())"
     )
-    assert (told["same"], told["models"]) == (True, [])
+    assert (told["same"], told["models"], told["built"], told["ready"]) == (True, [], 0, False)
     assert "width" in told["failed"][told["name"]]
+
+    later = program.run(
+        "model = aotc.compile(Net().eval(), factory='remembered_nets:another')\ncalled(model, (2, 16))\ntell(model)"
+    )
+    assert "is built anew" not in later["log"]
+    assert "what the factory makes is another module" in later["log"]
 
 
 def test_a_class_that_cannot_be_made_again_is_told(program: Any) -> None:

@@ -128,7 +128,7 @@ def test_a_private_repository_without_a_token(hub: Hub, monkeypatch: pytest.Monk
 def test_a_gated_repository(hub: Hub) -> None:
     hub.new("org/gated", gated=True)
     error = refused("hf://org/gated")
-    assert error.fields["status"] == 403 and "ask for access at https://huggingface.co/org/gated" in error.hint
+    assert error.fields["status"] == 403 and f"ask for access at {os.environ['HF_ENDPOINT']}/org/gated" in error.hint
 
 
 def test_a_revision_that_is_not_there(hub: Hub) -> None:

@@ -168,9 +168,9 @@ def plan_units(
     """Every unit of the manifest, in the manifest's order, each with its pins of `picks`.
 
     `targets` limits the units to these targets, if it is not empty. With `elsewhere`, units are compiled on other
-    machines, and a target that this machine cannot build is accepted. By `settings`, a unit for a GPU that
-    this machine lacks needs no picks. A model by regions is run: its module is taken out of `looked.slow`, or
-    made anew.
+    machines, and a target that this machine cannot build is accepted. With `settings.untuned`, a unit for a GPU that
+    this machine lacks needs no picks. A model by regions is run: its module is taken out of `looked.slow`, or made
+    anew, with `settings.dummy_weights` as in `build_module`.
 
     A model whose regions cannot be found, or whose target cannot be built here, is put into `failed` with its error.
     Without `failed`, or if no model has units, the first such error is raised with the model's name.

@@ -1,4 +1,4 @@
-"""The Python code of a model: the files of its classes, and the modules that these import."""
+"""The Python code of a model of a manifest: that of its classes, and of the functions that the manifest names."""
 
 from __future__ import annotations
 

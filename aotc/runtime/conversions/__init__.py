@@ -1,4 +1,4 @@
-"""What a call changes on its way in and out where the caller's form is not the compiled code's; imported only then.
+"""What a call changes on its way in and out where the caller's form is not the compiled code's.
 
 - `structured_arguments`: arguments that are containers. `left_out`: arguments with defaults. `forms`: tensors of other
   layouts, and whether a call has the compiled form.

@@ -19,15 +19,15 @@ COMPARED = 10
 """Unknown names for each of which the nearest known one is looked for."""
 
 
-def options_error(wrong: Sequence[tuple[str, Any, str]]) -> BindError:
-    """Of options of `aotc.load`: the name of each, its value and what it may be."""
+def options_error(wrong: Sequence[tuple[str, Any, str]], function: str = "load") -> BindError:
+    """Of options of a function: the name of each, its value and what it may be."""
     issues = [
         Issue(f"{name} is {_shown(value)}, and may be {expected}", expected=expected, actual=_shown(value))
         for name, value, expected in wrong
     ]
     swapped = any(name == "ref" and isinstance(value, nn.Module) for name, value, _ in wrong)
     hint = 'the reference comes first: aotc.load("STORE#model:tag", module)' if swapped else ""
-    return BindError("aotc.load was called with what it does not take", issues=tuple(issues), hint=hint)
+    return BindError(f"aotc.{function} was called with what it does not take", issues=tuple(issues), hint=hint)
 
 
 _MOVED = {
@@ -38,24 +38,30 @@ _MOVED = {
     "cuda_graphs": ("graphs", "Graphs", "use="),
     "capture": ("graphs", "Graphs", "capture="),
     "outputs": ("graphs", "Graphs", "outputs="),
-    "group": ("ranks", "Ranks", ""),
+    "group": ("ranks", "Ranks", "group="),
     "group_timeout": ("ranks", "Ranks", "timeout="),
 }
 """Of the options of 0.1 that are in a group now: which option that is, its class, and how they are written there."""
 
 
 def unknown_options(function: Callable[..., Any], given: Mapping[str, Any]) -> BindError:
-    """Of options that `function` does not have: in the hint, how those of 0.1 are written now."""
+    """Of options that `function` does not have: in the hint, how those of 0.1 are written now, and who takes them."""
+    declared, name_here = inspect.signature(function).parameters.values(), function.__qualname__
+    known = [each.name for each in declared if each.kind is not each.VAR_KEYWORD and each.name != "self"]
+    elsewhere = "prepare" if name_here == "Prepared.load" else "load"
     groups: dict[tuple[str, str], list[str]] = {}
     for name in sorted(_MOVED.keys() & given.keys(), key=[*_MOVED].index):
         option, group, prefix = _MOVED[name]
         groups.setdefault((option, group), []).append(f"{prefix}{_shown(given[name])}")
-    written = [f"{option}=aotc.{group}({', '.join(values)})" for (option, group), values in groups.items()]
-    hints = [f"write {', '.join(written)}"] if written else []
-    known = inspect.signature(function).parameters
+    if "group_timeout" in given and "group" not in given:
+        groups["ranks", "Ranks"].insert(0, "group=GROUP")
+    written = {option: f"{option}=aotc.{group}({', '.join(values)})" for (option, group), values in groups.items()}
+    here, there = ([text for option, text in written.items() if (option in known) is own] for own in (True, False))
+    hints = [f"write {', '.join(here)}"] if here else []
+    hints += [f"give {', '.join(there)} to aotc.{elsewhere}"] if there else []
     for name in sorted(given.keys() - _MOVED.keys()):
         hints += [f"did you mean {near}?" for near in difflib.get_close_matches(name, known, n=1)]
-    message = f"aotc.{function.__qualname__} has no option {listed(sorted(given), 10)}"
+    message = f"aotc.{name_here} has no option {listed(sorted(given), 10)}"
     return BindError(message, hint="; ".join(hints), expected=", ".join(known), actual=", ".join(sorted(given)))
 
 

@@ -113,7 +113,7 @@ def read_all(variants: Sequence[Variant], source: BlobReader) -> Mapping[tuple[F
 
 
 def _side_by_side(read: Callable[[T], R], each: Sequence[T], files: Sequence[File]) -> list[R]:
-    """`read` of each, which are these files: in threads, where there is a MiB for each."""
+    """`read` of each one, in order; by threads, of which there are no more than MiB in `files`."""
     workers = min(len(each), len(os.sched_getaffinity(0)), sum(file.size for file in files) >> 20)
     if workers < 2:
         return list(map(read, each))

@@ -1,4 +1,4 @@
-"""Code of one rank of several: `aotc.load(…, ranks=aotc.Ranks(GROUP))`. Imported only there.
+"""Code of one rank of several: `aotc.load(…, ranks=aotc.Ranks(GROUP))`. Imported only where `ranks` is given.
 
 - `ranks`: the process group of a load. Ranks tell each other what they load, and wait for one another for a limited
   time, through the group's store: no collective runs before all have the same code.

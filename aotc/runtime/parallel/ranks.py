@@ -114,7 +114,7 @@ class RanksOfLoad:
         if parallel is None:
             raise BindError(
                 f"`{artifact.model}` was not built for ranks, and a group was given",
-                hint="leave `group` out; or build it with `parallel: {tensor: N}` in the manifest",
+                hint="leave `ranks` out; or build it with `parallel: {tensor: N}` in the manifest",
             )
         if self.group is None:
             self._use(process_group(self._given, parallel.dim))

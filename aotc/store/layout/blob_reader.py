@@ -83,7 +83,9 @@ class BlobReader:
     def _open(self, file: File) -> BinaryIO:
         with _readable(path := self.path(file.blob)):
             source = open_regular(path)
-        expect("size", file.blob_size, os.fstat(source.fileno()).st_size, path)
+        if (size := os.fstat(source.fileno()).st_size) != file.blob_size:
+            source.close()
+        expect("size", file.blob_size, size, path)
         return source
 
 

@@ -54,7 +54,7 @@ class Bundle(Record, frozen=True):
 
 
 def read_bundle(store: Readable, reference: Reference, found: Descriptor | None = None) -> Bundle:
-    """The bundle that a reference names, its bytes checked against the digest; at `found`, where it was resolved.
+    """The bundle that a reference names, its bytes checked against the digest. `found`: its descriptor, if known.
 
     Raises NotFoundError, CorruptError (also where it is not a bundle, or one of another model), SchemaVersionError,
     StoreError.

@@ -12,7 +12,6 @@ import contextlib
 import os
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,7 +78,6 @@ def _build(job: BuildJob, place: Place, memory: Memory, kinds: list[int]) -> Non
         memory.attempts += 1
 
     place.change(None, begun)
-    began = time.monotonic()
     left = {place.model(n): memory.kinds[n] for n in kinds}
     failed: dict[str, str] = {}
     try:
@@ -106,7 +104,6 @@ def _build(job: BuildJob, place: Place, memory: Memory, kinds: list[int]) -> Non
         for n in kinds:
             if place.model(n) not in failed:
                 now.kinds[n].built = len(memory.kinds[n].calls)
-                now.kinds[n].seconds = round(time.monotonic() - began, 1)
 
     place.change(None, ended)
 

@@ -11,13 +11,17 @@ from typing import Any, Literal, cast, get_args
 
 from torch import nn
 
+from aotc.digest import canonical_json
 from aotc.errors import BindError, ManifestError
 from aotc.runtime.compiled import Compiled, class_for
+from aotc.runtime.explain.arguments import options_error
 from aotc.store.cache_folder import cache_folder
 from aotc.store.reference import is_remote
 from aotc.tools.remembering.remembering import Options, Remembering, State, When
 
 _log = logging.getLogger("aotc")
+
+Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
 
 class Remembered(nn.Module):
@@ -57,6 +61,21 @@ def default_store() -> str:
     return os.environ.get("AOTC_STORE") or str(cache_folder() / "remembered")
 
 
+def _is_json(value: Any) -> bool:
+    try:
+        return isinstance(value, Mapping) and bool(canonical_json(value))
+    except (TypeError, ValueError):
+        return False
+
+
+def _are_ranges(value: Any) -> bool:
+    """Whether these are two sizes for each dim."""
+    return isinstance(value, Mapping) and all(
+        isinstance(ends, list | tuple) and [type(end) for end in ends] == [int, int] and ends[0] <= ends[1]
+        for ends in value.values()
+    )
+
+
 def compile(
     module: nn.Module,
     *,
@@ -64,7 +83,7 @@ def compile(
     kwargs: Mapping[str, Any] | None = None,
     store: str | os.PathLike[str] | None = None,
     ranges: Mapping[str, Sequence[int]] | None = None,
-    mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = "default",
+    mode: Mode = "default",
     build: When = "background",
     seconds: float = 3600.0,
     cores: int = 0,
@@ -115,8 +134,17 @@ def compile(
     """
     if not isinstance(module, nn.Module):
         raise BindError(f"module is a {type(module).__name__}", hint="give a torch.nn.Module")
-    if build not in get_args(When):
-        raise BindError(f"build is {build!r}", hint=f"it may be {', '.join(get_args(When))}")
+    checks = (
+        ("build", build, build in get_args(When), f"one of {', '.join(get_args(When))}"),
+        ("mode", mode, mode in get_args(Mode), f"one of {', '.join(get_args(Mode))}"),
+        ("kwargs", kwargs, kwargs is None or _is_json(kwargs), "a mapping of what a manifest holds"),
+        ("ranges", ranges, ranges is None or _are_ranges(ranges), 'least and greatest sizes, as {"seq": (1, 2048)}'),
+        ("seconds", seconds, seconds > 0, "more than 0"),
+        ("cores", cores, cores >= 0, "0, for all, or more"),
+        ("builds", builds, builds > 0, "1 or more"),
+    )
+    if wrong := [(name, value, expected) for name, value, fits, expected in checks if not fits]:
+        raise options_error(wrong, "compile")
     where = os.fspath(store or default_store())
     if is_remote(where) and build != "never":
         message = f"{where} is a remote store, into which aotc.compile does not build"

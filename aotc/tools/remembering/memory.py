@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from aotc.store.files.locks import is_held, locked
 from aotc.store.files.writing import write_atomically
 from aotc.tools.remembering.identity import Facts
 
+VERSION = 1
 LOCK_TIMEOUT = 30.0
 MOST_CALLS = 256
 """Forms that are kept of calls of one kind."""
@@ -40,12 +42,11 @@ class Kind(msgspec.Struct):
     ambient: dict[str, str | None]
     calls: list[dict[str, Any]] = []
     built: int = 0
-    seconds: float = 0.0
 
 
 class Memory(msgspec.Struct):
     """All that is remembered of a module. `asked` is what the build was asked for; `attempts` are builds in a row that
-    have begun and not ended."""
+    have begun and not ended. What another `version` of this struct wrote is as nothing."""
 
     facts: Facts
     asked: dict[str, Any]
@@ -55,6 +56,11 @@ class Memory(msgspec.Struct):
     kinds: list[Kind] = []
     builds: int = 0
     attempts: int = 0
+    version: int = VERSION
+
+
+class _Versioned(msgspec.Struct):
+    version: int = 0
 
 
 class Place:
@@ -72,11 +78,11 @@ class Place:
         """None where nothing is remembered. Raises CorruptError."""
         return _read(self.folder / f"{self.name}.json")
 
-    def change(self, new: Memory | None, change: Callable[[Memory], None]) -> Memory | None:
-        """What is remembered, else `new`, after `change`, written. Raises StoreError, CorruptError."""
+    def change(self, new: Memory | None, change: Callable[[Memory], bool | None]) -> Memory | None:
+        """What is remembered, else `new`, after `change`, written unless that gives False. Raises StoreError,
+        CorruptError."""
         with locked(self.folder / "memory.lock", LOCK_TIMEOUT):
-            if (memory := self.read() or new) is not None:
-                change(memory)
+            if (memory := self.read() or new) is not None and change(memory) is not False:
                 write_atomically(self.folder / f"{self.name}.json", msgspec.json.encode(memory))
         return memory
 
@@ -106,13 +112,15 @@ class Place:
             path.unlink(missing_ok=True)
         self.change(None, _as_new)
 
-    def alike(self, facts: Facts) -> Memory | None:
-        """What is remembered of a module of the same class, as it was last."""
-        others = (path for path in self.folder.glob("*.json") if path.stem != self.name)
-        for path in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True):
-            if (memory := _read(path)) is not None and memory.facts["class"] == facts["class"]:
-                return memory
-        return None
+    def latest_of_class(self, facts: Facts) -> Memory | None:
+        """What is remembered of a module of the same class, as it was last; of what can be read."""
+        found: list[tuple[float, Memory]] = []
+        for path in self.folder.glob("*.json"):
+            with suppress(CorruptError, OSError):
+                memory = _read(path) if path.stem != self.name else None
+                if memory is not None and memory.facts["class"] == facts["class"]:
+                    found.append((path.stat().st_mtime, memory))
+        return max(found, key=lambda pair: pair[0])[1] if found else None
 
 
 def _as_new(memory: Memory) -> None:
@@ -121,7 +129,10 @@ def _as_new(memory: Memory) -> None:
 
 def _read(path: Path) -> Memory | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Memory)
+        data = path.read_bytes()
+        if msgspec.json.decode(data, type=_Versioned).version != VERSION:
+            return None
+        return msgspec.json.decode(data, type=Memory)
     except FileNotFoundError:
         return None
     except msgspec.MsgspecError as error:

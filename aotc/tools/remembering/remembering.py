@@ -15,6 +15,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -104,7 +105,9 @@ class Remembering:
         """What runs the calls of each form that came."""
         self._compiled: list[Compiled] = []
         self._misses: Counter[Hashable] = Counter()
-        self._notes: dict[str, None] = {}
+        self._built_then: list[int] = []
+        """How many forms of each kind had code when code was loaded."""
+        self._notes: dict[str, str] = {}
         self._lock = threading.RLock()
         self._began = self._is_stale = False
         self._retry = options.retry
@@ -147,7 +150,7 @@ class Remembering:
         try:
             return compiled(*args, **kwargs)
         except BindError as error:  # found before any of it ran
-            self._changed(error)
+            self._changed(compiled, error)
         return self.module(*args, **kwargs)
 
     def _first(self, form: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
@@ -157,60 +160,59 @@ class Remembering:
                 self._begin()
             if len(self._runs) >= MOST_FORMS:
                 self._runs.clear()
-            run: Callable[..., Any] = self.module
-            if (compiled := self._taking(args, kwargs)) is not None:
-                run = self._runs[form] = functools.partial(self._checked, compiled)
-            elif self._place is not None and self.options.build != "never":
-                return functools.partial(self._recorded, form)
-            else:
-                self._runs[form] = run
-            return run
+            for compiled in self._compiled:
+                with suppress(TypeError):  # the arguments are those of another kind of calls
+                    if compiled.explain(*args, **kwargs).kind != "miss":
+                        run = self._runs[form] = functools.partial(self._checked, compiled)
+                        return run
+            return functools.partial(self._uncovered, form)
 
-    def _taking(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Compiled | None:
-        for compiled in self._compiled:
-            try:
-                if compiled.explain(*args, **kwargs).kind != "miss":
-                    return compiled
-            except TypeError:  # the arguments are those of another kind of calls
-                continue
-        return None
+    def _missed(self, error: AotcError, *args: Any, **kwargs: Any) -> Any:
+        """A call that the code which was asked does not take: of another form, or one that a guard refuses."""
+        self._only = None
+        return self._uncovered(form_of(args, kwargs, self._device), *args, **kwargs)
 
-    def _recorded(self, form: Hashable, *args: Any, **kwargs: Any) -> Any:
-        """Run the module, and remember the call if it succeeds."""
+    def _uncovered(self, form: Hashable, *args: Any, **kwargs: Any) -> Any:
+        """Run the module for a call that no code takes; remember the call if it succeeds, and see that code comes."""
+        if self._place is None or self.options.build == "never":
+            self._refused_again(form)
+            return self.module(*args, **kwargs)
         from aotc.tools.remembering.manifest import as_json, seen_call
 
         try:
             seen = as_json(seen_call(self.module, args, kwargs))
         except ManifestError as error:  # looked at before the module may write to it
             self._note(f"calls with what no manifest holds run in eager: {error}")
-            seen = None
+            self._runs[form] = self.module
+            return self.module(*args, **kwargs)
         result = self.module(*args, **kwargs)
         with self._lock:
-            is_new = seen is not None and self._remember(seen)
-            if is_new:
+            lacking = self._remember(seen)
+            if lacking == "load":
+                self._stale()
+            elif lacking == "build":
+                if not self._is_stale:
+                    self._runs[form] = self.module
                 self._build_soon()
-            if not self._is_stale:
-                self._runs[form] = self.module
-        if is_new and self.options.build == "now":
+            else:
+                self._refused_again(form)
+        if lacking == "build" and self.options.build == "now":
             self.wait()
         return result
 
-    def _missed(self, error: AotcError, *args: Any, **kwargs: Any) -> Any:
-        """A call that the code which was asked does not take: of another form, or one that a guard refuses."""
-        self._only = None
-        form = form_of(args, kwargs, self._device)
+    def _refused_again(self, form: Hashable) -> None:
+        """Of a form that gets no code: to ask all code, and to explain a miss, takes milliseconds."""
         self._misses[form] += 1
         if self._misses[form] >= MOST_MISSES:
-            self._note(f"calls that compiled code refused run in eager: {error.issues[0] if error.issues else error}")
             self._runs[form] = self.module
-            return self.module(*args, **kwargs)
-        if self._place is None or self.options.build == "never":
-            return self.module(*args, **kwargs)
-        return self._recorded(form, *args, **kwargs)
+            told = "; `compiled.explain` of the model in the store says why" if self._compiled else ""
+            self._note(f"calls that no code takes run in eager, as one of {_short(form)}{told}", "no code takes")
 
-    def _changed(self, error: BindError) -> None:
+    def _changed(self, compiled: Compiled, error: BindError) -> None:
         """The module is no longer what was loaded for: begin anew, at the next call."""
         with self._lock:
+            if not any(compiled is each for each in self._compiled):
+                return  # another thread has seen it before
             self._changes += 1
             _log.info("aotc.compile: %s has changed: %s", self._name, error)
             self._forget_code()
@@ -228,8 +230,8 @@ class Remembering:
         """Find out what the module is, and load the code that there is for it."""
         self._began, self._place = True, None
         self._tables = self._parameters()
-        self._device = next((tensor.device.type for tensor in self.module.parameters()), "cpu")
         self._facts = facts_of(self.module, self.options.asked)
+        self._device = "cuda" if self._facts["target"].startswith("cuda:") else "cpu"
         self._name = name_of(self._facts)
         try:
             if not is_remote(self.options.store):
@@ -238,14 +240,14 @@ class Remembering:
                     self._place.forget_failures()
                     self._retry = False
             self._load()
+            place, state = self._place, self.state()
+            if place is not None and not state.forms and (before := place.latest_of_class(self._facts)) is not None:
+                changed = list(differences(before.facts, self._facts))
+                _log.warning("aotc.compile: %s is new: %s", self._name, listed(changed, 5))
         except (AotcError, OSError) as error:
             self._place = None
             self._note(f"{self.options.store} cannot be used: {error}")
             return
-        place, state = self._place, self.state()
-        if place is not None and not state.forms and (before := place.alike(self._facts)) is not None:
-            changed = list(differences(before.facts, self._facts))
-            _log.warning("aotc.compile: %s is new: %s", self._name, listed(changed, 5))
         _log.info("aotc.compile: %s", state.line())
         if place is not None and self.options.build != "never" and state.built < state.forms:
             self._build_soon()
@@ -255,6 +257,7 @@ class Remembering:
         self._forget_code()
         store = self.options.store
         memory = self._place.read() if self._place is not None else None
+        self._built_then = [kind.built for kind in memory.kinds] if memory else []
         for kind in range(len(memory.kinds)) if memory else itertools.count():
             model = f"{self._name}-{kind + 1}" if kind else self._name
             ref = f"{store}/{model}" if is_registry(store) else model
@@ -275,66 +278,96 @@ class Remembering:
         self._only = self._compiled[0] if len(self._compiled) == 1 else None
 
     def _refused(self, kind: int, model: str, memory: Memory | None, error: BindError) -> None:
-        """Code that is there was built from another module, though by the same name: its helpers' source was another,
+        """Code that is there was built from another module, though by the same name: the factory makes another one now,
         say. It is built anew, but not if it was built just now."""
         if memory is None or self._place is None or self.options.build == "never":
             self._note(f"{model} is not for this module: {error}")
         elif self._name in self._own_builds:
             self._place.fail(kind, f"what the factory makes is another module: {error}")
+            self._unbuilt(kind)
             self._note(f"{model} was built from another module: {error}")
         else:
             self._build_anew(kind, error)
 
     def _build_anew(self, kind: int, error: AotcError) -> None:
-        if self._place is not None and self.options.build != "never":
-            _log.warning("aotc.compile: %s is built anew: %s", self._place.model(kind), error)
-            self._place.change(None, lambda memory: setattr(memory.kinds[kind], "built", 0))
+        if self._place is None or self.options.build == "never":
+            return
+        if reason := self._place.failed(kind):
+            self._note(f"{self._place.model(kind)} cannot be built: {reason}")
+            return
+        _log.warning("aotc.compile: %s is built anew: %s", self._place.model(kind), error)
+        self._unbuilt(kind)
+
+    def _unbuilt(self, kind: int) -> None:
+        assert self._place is not None
+        self._place.change(None, lambda memory: setattr(memory.kinds[kind], "built", 0))
+        self._built_then[kind] = 0
 
     def _forget_code(self) -> None:
         self._only, self._compiled, self._is_stale = None, [], False
         self._runs.clear()
         self._misses.clear()
 
-    def _remember(self, seen: dict[str, Any]) -> bool:
-        """Keep a call. Whether it is of a new form."""
+    def _stale(self) -> None:
+        """Let the next call load what there is."""
+        self._only, self._is_stale = None, True
+        self._runs.clear()
+
+    def _remember(self, seen: dict[str, Any]) -> Literal["", "build", "load"]:
+        """Keep a call that the loaded code does not take. What its form lacks: code, code that is loaded, or nothing,
+        where code cannot be built, or refuses the call."""
         from aotc.store.layout.store import Store
         from aotc.tools.recording.seen_calls import kind_of_call, sizes_of_call
         from aotc.tools.remembering.manifest import dtype_to_cast, from_json, made_from
 
         ambient, call = ambient_here(self._device), from_json(seen)
-        is_new = False
+        number = -1
 
-        def keep(memory: Memory) -> None:
-            nonlocal is_new
+        def keep(memory: Memory) -> bool:
+            nonlocal number
             same = (
-                kind
-                for kind in memory.kinds
+                n
+                for n, kind in enumerate(memory.kinds)
                 if kind.ambient == ambient and kind_of_call(from_json(kind.calls[0])) == kind_of_call(call)
             )
-            if (kind := next(same, None)) is None:
+            if (found := next(same, None)) is None:
                 if len(memory.kinds) == MOST_KINDS:
                     self._note(f"calls of more than {MOST_KINDS} kinds: pass a number that varies as a tensor")
-                    return
-                memory.kinds.append(kind := Kind(ambient))
+                    return False
+                found = len(memory.kinds)
+                memory.kinds.append(Kind(ambient))
+            number, kind = found, memory.kinds[found]
             known = {sizes_of_call(from_json(each)) for each in kind.calls}
-            is_new = sizes_of_call(call) not in known and len(known) < MOST_CALLS
-            if is_new:
-                kind.calls.append(seen)
+            if sizes_of_call(call) in known:
+                return False
+            if len(known) == MOST_CALLS:
+                self._note(f"calls of more than {MOST_CALLS} sizes: name ranges=, or pad them", "sizes")
+                return False
+            kind.calls.append(seen)
+            return True
 
         with self._lock:
             try:
                 new = None
                 if self._place is None:
-                    return False
+                    return ""
                 if self._place.read() is None:
                     Store.create(self.options.store)
                     made = made_from(self.module, self.options.factory, self.options.kwargs)
                     new = Memory(self._facts, self.options.asked, made.factory, made.kwargs, dtype_to_cast(self.module))
-                self._place.change(new, keep)
+                memory = self._place.change(new, keep)
+                if memory is None or number < 0:
+                    return ""
+                if reason := self._place.failed(number):
+                    self._note(f"{self._place.model(number)} cannot be built: {reason}")
+                    return ""
+                kind = memory.kinds[number]
+                then = self._built_then[number] if number < len(self._built_then) else 0
+                return "build" if kind.built < len(kind.calls) else "load" if kind.built > then else ""
             except (AotcError, OSError) as error:
                 self._note(f"nothing is built: {error}")
                 self._place = None
-        return is_new
+                return ""
 
     # -- builds -------------------------------------------------------------------------------------------------------
 
@@ -397,40 +430,46 @@ class Remembering:
         with self._lock:
             if place.name != self._name:  # the module has changed meanwhile
                 return self._build_soon()
-            for model, reason in self.state().failed.items():
-                self._note(f"{model} cannot be built: {reason}; to try again, remove {place.folder}/{model}.failed")
             if status:
                 self._note(f"the build ended with status {status}: {' | '.join(last_lines(place.log, 2))}")
-            self._only, self._is_stale = None, True
-            self._runs.clear()
-            memory = place.read()
-            if not status and memory is not None and place.unbuilt(memory):
-                self._build_soon()
+            self._stale()
+            try:
+                for model, reason in self.state().failed.items():
+                    self._note(f"{model} cannot be built: {reason}; to try again, remove {place.folder}/{model}.failed")
+                memory = place.read()
+                if not status and memory is not None and place.unbuilt(memory):
+                    self._build_soon()
+            except (AotcError, OSError) as error:
+                self._note(f"{place.folder} cannot be read: {error}")
             return None
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Build what has no code yet, wait for that, and load it. Whether all that was seen has code now."""
+        """Build what has no code yet, wait for that, and load it. Whether all that was seen has code now, and it is
+        loaded."""
+        ends = None if timeout is None else time.monotonic() + timeout
         with self._lock:
             if not self._began:
                 self._begin()
             if self._timer is not None:
                 self._timer.cancel()
-        if (builder := self.start_build()) is not None:
+        while (builder := self.start_build()) is not None:
             try:
-                builder.wait(timeout)
+                status = builder.wait(None if ends is None else max(0.0, ends - time.monotonic()))
             except subprocess.TimeoutExpired:
                 return False
-            with self._lock:
-                self._begin()
+            if status:
+                break
+        with self._lock:
+            self._begin()
         state = self.state()
-        return 0 < state.forms == state.built
+        return 0 < state.forms == state.built and not state.failed and len(state.models) == len(self._built_then)
 
     # -- looking in ---------------------------------------------------------------------------------------------------
 
-    def _note(self, text: str) -> None:
-        """Tell a reason why calls run in eager, once."""
-        if text not in self._notes:
-            self._notes[text] = None
+    def _note(self, text: str, about: str = "") -> None:
+        """Tell a reason why calls run in eager, once; of several `about` the same, the first."""
+        if (about or text) not in self._notes:
+            self._notes[about or text] = text
             _log.warning("aotc.compile: %s: %s", self._name or type(self.module).__name__, text)
 
     def state(self) -> State:
@@ -447,7 +486,7 @@ class Remembering:
             building=place is not None and place.is_being_built(),
             models=tuple(compiled.artifact.model for compiled in self._compiled),
             failed=failed,
-            notes=tuple(self._notes),
+            notes=tuple(self._notes.values()),
         )
 
 
@@ -462,4 +501,10 @@ def _at_exit() -> None:
         if builder is not None and each.options.build == "exit":
             builder.wait()
         if os.environ.get("AOTC_COMPILE") == "report":
-            _log.info("aotc.compile: %s", each.state().line())
+            with suppress(AotcError, OSError):
+                _log.info("aotc.compile: %s", each.state().line())
+
+
+def _short(form: Hashable) -> str:
+    text = repr(form)
+    return text if len(text) <= 120 else f"{text[:119]}…"

@@ -32,7 +32,7 @@ from huggingface_hub.file_download import get_hf_file_metadata
 from huggingface_hub.utils._auth import get_token
 from huggingface_hub.utils._headers import build_hf_headers
 from huggingface_hub.utils._http import get_session, hf_raise_for_status
-from huggingface_hub.utils.tqdm import disable_progress_bars
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
 from aotc.errors import AotcError, ReferenceFormatError, RemoteError
 from aotc.store.remote.interface import CHUNK, Limits, Traffic
@@ -89,8 +89,7 @@ class HubObjects:
             yield None if answer is None else self._pieces(name, answer, 0 if answer.status_code == 206 else offset)
 
     def put(self, name: str, stream: BinaryIO, size: int) -> None:
-        disable_progress_bars()  # whoever pushes has aotc's own
-        with self._typed("write", name), tempfile.TemporaryDirectory(prefix="aotc-hub-") as folder:
+        with self._typed("write", name), _no_progress_bars(), tempfile.TemporaryDirectory(prefix="aotc-hub-") as folder:
             added = CommitOperationAdd(name, _contents(stream, size, Path(folder)))
             if name.startswith("blobs/"):
                 self._api.preupload_lfs_files(self._repository, [added], revision=self._revision)
@@ -108,6 +107,10 @@ class HubObjects:
                     return False
             else:
                 head = seen["commit"]
+                if not head:
+                    message = f"{self.url} names no commit with its files, so {name} cannot be replaced"
+                    hint = "write to the Hub itself: HF_ENDPOINT may be a mirror"
+                    raise RemoteError(message, hint=hint, url=self.url)
             try:
                 self._commit(f"Write {name}", [CommitOperationAdd(name, data)], head)
             except HfHubHTTPError as error:
@@ -201,7 +204,7 @@ class HubObjects:
             case OfflineModeIsEnabled():
                 return "unset HF_HUB_OFFLINE, or load from a folder that `aotc fetch` has filled"
             case GatedRepoError():
-                return f"ask for access at https://huggingface.co/{self._repository}, then {login}"
+                return f"ask for access at {self._api.endpoint}/{self._repository}, then {login}"
             case RepositoryNotFoundError():
                 return f"a new one: `hf repos create {self._repository}`; a private one: {login}"
             case RevisionNotFoundError():
@@ -223,6 +226,18 @@ def _parts(url: str) -> tuple[str, str]:
             f"{url!r} is not a repository of the Hub", hint="write hf://ORG/REPO or hf://ORG/REPO@REVISION"
         )
     return repository, revision or MAIN
+
+
+@contextlib.contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """Whoever pushes has aotc's own. The setting is the process's."""
+    before = are_progress_bars_disabled()
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        if not before:
+            enable_progress_bars()
 
 
 def _contents(stream: BinaryIO, size: int, folder: Path) -> bytes | Path:

@@ -94,3 +94,11 @@ def test_training_on_a_cpu_is_refused_by_name(models: Any, tmp_path: Path) -> No
     (unit,) = build_here(tmp_path / "train.yaml", tmp_path / "store", jobs=1).failed
     assert "does not support backward on CPU" in str(unit.error)
     assert "targets: [cuda]" in str(unit.error) and "scaled_dot_product_attention" in str(unit.error)
+
+
+@pytest.mark.every_torch
+def test_the_function_by_which_a_mask_reads_a_tensor_has_the_name_that_a_capture_knows() -> None:
+    """`aotc.compiler.capture.custom_backward` leaves it, and what vmap makes of it, to torch. Only training meets it,
+    which needs a GPU."""
+    module = importlib.import_module("torch._dynamo._trace_wrapped_higher_order_op")
+    assert issubclass(module.ModIndex, torch.autograd.Function)

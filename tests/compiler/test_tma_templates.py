@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import torch
 from sympy import Expr, symbols
-from torch._inductor import utils
+from torch._inductor import config, utils
 from torch._inductor.choices import InductorChoices
 from torch._inductor.ir import FixedLayout
 from torch._inductor.kernel import mm
@@ -18,14 +18,28 @@ from torch._inductor.sizevars import SizeVarAllocator
 from torch._inductor.virtualized import V
 
 from aotc.compiler.codegen.inductor_options import inductor_options
-from aotc.compiler.patches import invalid_tensor_maps, no_tma_templates_of_float32, tf32_tiles
+from aotc.compiler.patches import invalid_tensor_maps, no_tma_templates_of_float32, sizes_of_tensor_maps, tf32_tiles
 from aotc.compiler.patches.machinery.apply import patched
-from aotc.compiler.patches.shared.inductor import TMA_TEMPLATES
+from aotc.compiler.patches.shared.inductor import TF32_ON_HOPPER, TMA_TEMPLATES
 from aotc.compiler.patches.tf32_tiles import TF32_TILES
 from aotc.machine.targets import parse_target
 from aotc.manifest import ModelSpec
 
-TEMPLATES = ("use_triton_tma_template", "use_triton_blackwell_tma_template")
+Raced = Callable[..., list[object]]
+
+
+@pytest.fixture
+def raced(monkeypatch: pytest.MonkeyPatch) -> Raced:
+    """The templates of a product's race, of Inductor's two."""
+    monkeypatch.setattr(
+        InductorChoices, "get_template_configs", lambda self, kernel_inputs, templates, op_name: templates
+    )
+
+    def of(*matrices: SimpleNamespace) -> list[object]:
+        inputs = SimpleNamespace(dtype=matrices[0].get_dtype, mat1mat2=lambda: matrices)
+        return V.choices.get_template_configs(inputs, [mm.mm_template, mm.persistent_tma_mm_template], "mm")
+
+    return of
 
 
 def matrix_of(
@@ -46,39 +60,34 @@ def matrix_of(
     ],
 )
 def test_templates_that_load_by_tma_race_where_tensor_cores_multiply(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, precision: str, offered: bool
+    raced: Raced, dtype: torch.dtype, precision: str, offered: bool
 ) -> None:
-    for name in TEMPLATES:
-        monkeypatch.setattr(mm, name, lambda *_matrices, **_options: True)
     matrix = matrix_of(dtype, (256, 64), (64, 1))
     before = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision(precision)
         with no_tma_templates_of_float32.apply():
-            for name in TEMPLATES:
-                assert getattr(mm, name)(matrix, matrix, output_layout=None) is offered
+            assert (mm.persistent_tma_mm_template in raced(matrix, matrix)) is offered
     finally:
         torch.set_float32_matmul_precision(before)
 
 
 @pytest.mark.parametrize("asked", [True, False])
 def test_what_a_manifest_asks_for_is_not_overruled(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, asked: bool
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, raced: Raced, asked: bool
 ) -> None:
-    """Whether these templates race; but none races that is wrong."""
-    for name in TEMPLATES:
-        monkeypatch.setattr(mm, name, lambda *matrices, output_layout: True)
+    """Whether these templates race; but none races that is wrong, aotc's own included."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(tf32_tiles, "_template", lambda: SimpleNamespace(name=TF32_ON_HOPPER))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     options = {TMA_TEMPLATES: True} if asked else {}
-    plain = torch.float32
+    good, row = (matrix_of(torch.float32, (rows, 64), (64, 1)) for rows in (256, 1))
     with (
         patched("compile", "cuda", options, graph=torch.fx.Graph()),
         V.set_graph_handler(SimpleNamespace(sizevars=SizeVarAllocator())),
     ):
-        for name in TEMPLATES:
-            usable = getattr(mm, name)
-            assert usable(matrix_of(plain, (256, 64), (64, 1)), output_layout=None) is asked
-            assert usable(matrix_of(plain, (1, 64), (64, 1)), output_layout=None) is False
+        assert (mm.persistent_tma_mm_template in raced(good, good)) is asked
+        assert raced(good, row) == raced(row, good) == [mm.mm_template]
 
 
 @pytest.mark.parametrize(
@@ -91,18 +100,13 @@ def test_what_a_manifest_asks_for_is_not_overruled(
     ],
 )
 def test_float32_products_on_hopper_race_aotcs_tiles_in_the_place_of_inductors(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, capability: tuple[int, int], own: bool
+    monkeypatch: pytest.MonkeyPatch, raced: Raced, dtype: torch.dtype, capability: tuple[int, int], own: bool
 ) -> None:
-    raced: list[object] = []
-    monkeypatch.setattr(
-        InductorChoices, "get_template_configs", lambda _self, _in, templates, _op: raced.extend(templates)
-    )
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     monkeypatch.setattr(tf32_tiles, "_template", lambda: "aotc's")
-    inputs = SimpleNamespace(dtype=lambda: dtype)
+    matrix = matrix_of(dtype, (256, 64), (64, 1))
     with tf32_tiles.apply():
-        InductorChoices().get_template_configs(inputs, [mm.mm_template, mm.persistent_tma_mm_template], "mm")
-    assert raced == [mm.mm_template, "aotc's" if own else mm.persistent_tma_mm_template]
+        assert raced(matrix, matrix) == [mm.mm_template, "aotc's" if own else mm.persistent_tma_mm_template]
 
 
 def test_every_tile_is_a_configuration_of_the_template(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,19 +147,26 @@ SEQ = symbols("seq", integer=True, positive=True)
     ],
 )
 def test_templates_that_load_by_tma_race_where_their_tensor_maps_are_valid(
-    monkeypatch: pytest.MonkeyPatch,
-    size: Sequence[Expr | int],
-    stride: Sequence[Expr | int],
-    offset: int,
-    valid: bool,
+    raced: Raced, size: Sequence[Expr | int], stride: Sequence[Expr | int], offset: int, valid: bool
 ) -> None:
-    for name in TEMPLATES:
-        monkeypatch.setattr(mm, name, lambda *_matrices, **_options: True)
     good, asked = matrix_of(torch.bfloat16, (64, 64), (64, 1)), matrix_of(torch.bfloat16, size, stride, offset)
     with invalid_tensor_maps.apply(), V.set_graph_handler(SimpleNamespace(sizevars=SizeVarAllocator())):
-        for name in TEMPLATES:
-            assert getattr(mm, name)(good, asked, output_layout=None) is valid
-            assert getattr(mm, name)(asked, good, output_layout=None) is valid
+        assert (mm.persistent_tma_mm_template in raced(good, asked)) is valid
+        assert (mm.persistent_tma_mm_template in raced(asked, good)) is valid
+
+
+@pytest.mark.skipif(not sizes_of_tensor_maps.PATCH.is_for("cuda"), reason="needs torch 2.12")
+def test_whether_tensor_maps_can_be_made_is_asked_without_a_guard(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(
+        utils, "can_use_tma", lambda *_matrices, add_guards=False, **_layout: asked.append(add_guards) or True
+    )
+    matrix = SimpleNamespace(get_size=lambda: (256, 64))
+    with config.patch({TMA_TEMPLATES: True, "triton.enable_template_tma_store": False}):
+        assert utils.use_triton_tma_template(matrix, output_layout=None, add_guards=True)
+        with sizes_of_tensor_maps.apply():
+            assert utils.use_triton_tma_template(matrix, output_layout=None, add_guards=True)
+    assert asked == [True, False]
 
 
 @pytest.mark.parametrize(("precision", "templates"), [("highest", 4), ("high", 8), ("medium", 8)])

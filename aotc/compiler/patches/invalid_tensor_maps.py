@@ -11,8 +11,7 @@ slice of columns, and do not check where a slice begins (torch 2.11, 2.13). On H
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 from aotc.compiler.patches.machinery.patch import Patch
@@ -21,10 +20,7 @@ from aotc.compiler.patches.shared.inductor import tma_templates_require
 PATCH = Patch(
     __name__,
     device="cuda",
-    targets=(
-        "torch._inductor.kernel.mm:use_triton_tma_template(*matrices, output_layout)",
-        "torch._inductor.kernel.mm:use_triton_blackwell_tma_template(*matrices, output_layout)",
-    ),
+    targets=("torch._inductor.choices:InductorChoices.get_template_configs(kernel_inputs, templates, op_name)",),
 )
 
 MAP_ALIGNMENT = 16
@@ -32,14 +28,12 @@ MAP_ALIGNMENT = 16
 Management")."""
 
 
-@contextmanager
-def apply() -> Iterator[None]:
+def apply() -> AbstractContextManager[None]:
     """While active, these templates are left out of races for matrices for which they would create invalid tensor maps.
 
     Inductor checks whether a valid map exists, at the example's sizes.
     """
-    with tma_templates_require(lambda *matrices: all(map(_has_tensor_map, matrices))):
-        yield
+    return tma_templates_require(lambda *matrices: all(map(_has_tensor_map, matrices)))
 
 
 def _has_tensor_map(matrix: Any) -> bool:

@@ -7,8 +7,7 @@ seconds (torch 2.11, Hopper).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 import torch
 
@@ -20,18 +19,13 @@ PATCH = Patch(
     kind="performance",
     device="cuda",
     wanted=lambda options: TMA_TEMPLATES not in options,
-    targets=(
-        "torch._inductor.kernel.mm:use_triton_tma_template(*matrices, output_layout)",
-        "torch._inductor.kernel.mm:use_triton_blackwell_tma_template(*matrices, output_layout)",
-    ),
+    targets=("torch._inductor.choices:InductorChoices.get_template_configs(kernel_inputs, templates, op_name)",),
 )
 
 
-@contextmanager
-def apply() -> Iterator[None]:
+def apply() -> AbstractContextManager[None]:
     """While active, these templates are left out of races for a plain float32 product."""
-    with tma_templates_require(lambda *matrices: _on_tensor_cores(matrices[0].get_dtype())):
-        yield
+    return tma_templates_require(lambda *matrices: _on_tensor_cores(matrices[0].get_dtype()))
 
 
 def _on_tensor_cores(dtype: torch.dtype) -> bool:

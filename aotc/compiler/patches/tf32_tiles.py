@@ -14,12 +14,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest import mock
 
 import torch
 
 from aotc.compiler.patches.machinery.patch import Patch
-from aotc.compiler.patches.shared.inductor import TMA_TEMPLATES, inductor
+from aotc.compiler.patches.shared.inductor import TF32_ON_HOPPER, TMA_TEMPLATES, inductor, racing
 
 PATCH = Patch(
     __name__,
@@ -71,15 +70,14 @@ TF32_TILES = (
 @contextmanager
 def apply() -> Iterator[None]:
     """While active, `TF32_TILES` replace Inductor's own template of this kind in races for float32 matrices."""
-    choices, mm = inductor("choices").InductorChoices, inductor("kernel.mm")
-    configurations = choices.get_template_configs
+    mm = inductor("kernel.mm")
 
-    def with_tiles(self: Any, inputs: Any, templates: Any, op: str, *args: Any, **kwargs: Any) -> Any:
-        if _float32_on_hopper(inputs.dtype()):
-            templates = [_template() if one is mm.persistent_tma_mm_template else one for one in templates]
-        return configurations(self, inputs, templates, op, *args, **kwargs)
+    def tiles_in_place(inputs: Any, templates: list[Any]) -> list[Any]:
+        if not _float32_on_hopper(inputs.dtype()):
+            return templates
+        return [_template() if one is mm.persistent_tma_mm_template else one for one in templates]
 
-    with mock.patch.object(choices, "get_template_configs", with_tiles):
+    with racing(tiles_in_place):
         yield
 
 
@@ -91,7 +89,7 @@ def _float32_on_hopper(dtype: torch.dtype) -> bool:
 def _template() -> Any:
     """The template, registered in Inductor with its configurations."""
     algorithm, heuristics = inductor("select_algorithm"), inductor("template_heuristics.triton")
-    template = algorithm.TritonTemplate(name="tf32_on_hopper", grid=_grid(), source=SOURCE.read_text())
+    template = algorithm.TritonTemplate(name=TF32_ON_HOPPER, grid=_grid(), source=SOURCE.read_text())
     register = inductor("template_heuristics.registry").register_template_heuristic
     plain = heuristics.CUDAMMTemplateConfigHeuristic
     register(template.uid, "cuda", op_name="mm")(_with_tf32_tiles(plain))

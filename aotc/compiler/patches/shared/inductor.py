@@ -15,6 +15,13 @@ TMA_TEMPLATES = "triton.enable_persistent_tma_matmul"
 them."""
 
 
+TF32_ON_HOPPER = "tf32_on_hopper"
+"""The template of `tf32_tiles`."""
+
+_LOADS_BY_TMA = ("_tma", TF32_ON_HOPPER)
+"""What is in the names of such templates."""
+
+
 def inductor(module: str) -> Any:
     """A module of Inductor, imported on demand, so that only a process that compiles imports it."""
     return importlib.import_module(f"torch._inductor.{module}")
@@ -79,14 +86,25 @@ def serialised_within(changed: Callable[[Any], AbstractContextManager[Any]]) -> 
 
 
 @contextmanager
-def tma_templates_require(condition: Callable[..., bool]) -> Iterator[None]:
-    """While active, Inductor's check whether it can use these templates also requires `condition` of the matrices."""
-    mm = inductor("kernel.mm")
+def racing(templates_of: Callable[[Any, list[Any]], list[Any]]) -> Iterator[None]:
+    """While active, a matrix product's candidates are made by the templates that `templates_of(inputs, templates)`
+    returns: a handler of choices, which Inductor has for this purpose."""
+    from torch._inductor.virtualized import V
 
-    def with_condition(usable: Callable[..., bool]) -> Callable[..., bool]:
-        return lambda *matrices, **kwargs: condition(*matrices) and usable(*matrices, **kwargs)
+    class Choices(type(V.choices)):  # type: ignore[misc]
+        def get_template_configs(self, inputs: Any, templates: list[Any], *args: Any, **kwargs: Any) -> Any:
+            return super().get_template_configs(inputs, templates_of(inputs, templates), *args, **kwargs)
 
-    with ExitStack() as patches:
-        for name in ("use_triton_tma_template", "use_triton_blackwell_tma_template"):
-            patches.enter_context(mock.patch.object(mm, name, with_condition(getattr(mm, name))))
+    with V.set_choices_handler(Choices()):
         yield
+
+
+def tma_templates_require(condition: Callable[..., bool]) -> AbstractContextManager[None]:
+    """While active, templates with the tensor memory accelerator race only for two matrices that `condition`
+    accepts."""
+
+    def required(inputs: Any, templates: list[Any]) -> list[Any]:
+        others = [one for one in templates if not any(part in one.name for part in _LOADS_BY_TMA)]
+        return templates if len(others) == len(templates) or condition(*inputs.mat1mat2()) else others
+
+    return racing(required)

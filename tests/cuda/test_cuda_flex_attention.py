@@ -34,6 +34,29 @@ def loaded(store: Path, name: str, train: bool = False) -> tuple[Any, Any]:
     return aotc.load(f"{store}#{name}", copy.deepcopy(module).to("cuda:0")), module
 
 
+@pytest.mark.parametrize(("batch", "tokens"), [(4, 512), (1, 256), (3, 256), (8, 256)])
+def test_a_score_and_a_mask_that_forward_makes_are_those_of_eager(store: Path, batch: int, tokens: int) -> None:
+    compiled, module = loaded(store, "documents")
+    x, documents = torch.randn(batch, tokens, 64), torch.randint(0, 3, (batch, tokens))
+    with torch.no_grad():
+        result = compiled(x.cuda(), documents.cuda()).cpu()
+        torch.testing.assert_close(result, module(x, documents), rtol=1e-3, atol=1e-4)
+
+
+def test_a_cache_in_pages_is_written_and_read_as_in_eager(store: Path) -> None:
+    compiled, module = loaded(store, "pages")
+    for name in ("keys", "values"):
+        cache = getattr(module, name).normal_()
+        getattr(compiled, name).copy_(cache)
+    pages, lengths = torch.randperm(16).view(4, 4), torch.tensor([0, 127, 128, 400])
+    with torch.no_grad():
+        for step in range(3):
+            x = torch.randn(4, 1, 64)
+            result = compiled(x.cuda(), (lengths + step).cuda(), pages.cuda()).cpu()
+            torch.testing.assert_close(result, module(x, lengths + step, pages), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(compiled.keys.cpu(), module.keys, rtol=1e-3, atol=1e-4)
+
+
 def test_gradients_are_those_of_the_same_attention_without_it(store: Path) -> None:
     """Eager has no backward of FlexAttention on a CPU, so the reference is `scaled_dot_product_attention`."""
     compiled, module = loaded(store, "trained", train=True)

@@ -85,6 +85,10 @@ _HINTS: tuple[tuple[str, str], ...] = (
         "no fault of the model: torch asks the absent GPU for more than aotc stands in for; build on a machine with "
         "such a GPU, or with another version of torch",
     ),
+    (
+        r"CantSplit",
+        "Inductor cannot divide the loops of a kernel over a range of sizes: list fixed buckets instead of the range",
+    ),
     (OUT_OF_MEMORY + "|Killed signal terminated", FREE_MEMORY),
     (r"No space left on device", "free the disk, or set TMPDIR to a folder with room"),
     (r"failed to map segment", "TMPDIR is mounted noexec: let it be a folder from which code may be run"),

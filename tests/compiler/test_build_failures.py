@@ -671,6 +671,7 @@ def test_a_folder_where_a_log_should_be_is_an_error_that_names_it(tmp_path: Path
         ("a view of a leaf is used in an in-place operation", "write the change as a new tensor"),
         ("OSError: /tmp/cache/abc.main.so: failed to map segment from shared object", "TMPDIR is mounted noexec"),
         ("you marked rows as dynamic but your code specialized it to be a constant (4)", "narrow the range"),
+        ("InductorError: CantSplit: 4*(((s0 + 127)//128)) not divisible by 8", "list fixed buckets"),
     ],
 )
 def test_a_hint_is_of_the_words_in_a_message_not_of_letters_within_them(said: str, hint: str) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ from aotc.store.reference import Reference, parse_reference
 from aotc.store.signing.release import sign_release
 from aotc.tools.caches.folders import cache_folders
 from aotc.tools.caches.origin import HEADERS, Origin, this_origin
-from aotc.tools.caches.restore import restore
+from aotc.tools.caches.restore import BUILT_BY_NINJA, restore
 from aotc.tools.caches.save import save
 
 REF = Reference(None, "llm", tag="v1")
@@ -222,6 +224,27 @@ def test_compiled_code_of_libraries_is_kept_for_their_version(kind: str, store: 
     (issue,) = error.value.issues
     assert (issue.expected, issue.actual) == ("1.0", "1.1")
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("kind", BUILT_BY_NINJA)
+def test_ninja_has_nothing_to_do_in_a_restored_folder(kind: str, store: Store, tmp_path: Path) -> None:
+    """At the path that it was saved from, since ninja compares commands, in which the path stands."""
+    top = tmp_path / "base" / ".cache" / "flashinfer" / "90a"
+    build = f"""
+rule copy
+  command = cat $in > $out && printf '%s: %s\\n' $out {top / "header"} > $out.d
+  depfile = $out.d
+  deps = gcc
+build {top / "code.so"}: copy {top / "source.cu"}
+"""
+    fill(top, {"source.cu": "source", "header": "header", "build.ninja": build})
+    ninja = (sys.executable, "-m", "ninja", "-C", str(top))
+    assert "no work" not in subprocess.run(ninja, capture_output=True, text=True, check=True).stdout
+    here = with_package(**{kind: "1.0"})
+    save(store, REF, {kind: tmp_path / "base"}, here)
+    shutil.rmtree(tmp_path / "base")
+    restore(store, read_bundle(store, REF), {kind: tmp_path / "base"}, here)
+    assert "no work" in subprocess.run(ninja, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.parametrize(

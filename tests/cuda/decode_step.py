@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
 
 import torch
 import triton
@@ -32,7 +31,7 @@ PTX = b"""
 
 
 @triton.jit
-def doubled(x: Any, y: Any, BLOCK: tl.constexpr) -> None:
+def doubled(x, y, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(y + at, tl.load(x + at) * 2)
 

@@ -24,14 +24,14 @@ from aotc.digest import sha256_bytes
 from aotc.errors import AotcError, CorruptError, EnvironmentMismatchError, NotFoundError, StoreError
 from aotc.records import Environment
 from aotc.store.layout.bundle import read_bundle
-from aotc.store.layout.compiler_cache import CachedFile, CompilerCache, publish_cache, read_cache
+from aotc.store.layout.compiler_cache import BUILT_BY_NINJA, CachedFile, CompilerCache, publish_cache, read_cache
 from aotc.store.layout.store import Store
 from aotc.store.maintenance.fsck import fsck
 from aotc.store.reference import Reference, parse_reference
 from aotc.store.signing.release import sign_release
 from aotc.tools.caches.folders import cache_folders
 from aotc.tools.caches.origin import HEADERS, Origin, this_origin
-from aotc.tools.caches.restore import BUILT_BY_NINJA, restore
+from aotc.tools.caches.restore import restore
 from aotc.tools.caches.save import save
 
 REF = Reference(None, "llm", tag="v1")
@@ -230,9 +230,11 @@ def test_compiled_code_of_libraries_is_kept_for_their_version(kind: str, store: 
 def test_ninja_has_nothing_to_do_in_a_restored_folder(kind: str, store: Store, tmp_path: Path) -> None:
     """At the path that it was saved from, since ninja compares commands, in which the path stands."""
     top = tmp_path / "base" / ".cache" / "flashinfer" / "90a"
+    installed = tmp_path / "site-packages" / "kernels.cuh"
+    fill(installed.parent, {installed.name: "installed"})
     build = f"""
 rule copy
-  command = cat $in > $out && printf '%s: %s\\n' $out {top / "header"} > $out.d
+  command = cat $in > $out && printf '%s: %s %s\\n' $out {top / "header"} {installed} > $out.d
   depfile = $out.d
   deps = gcc
 build {top / "code.so"}: copy {top / "source.cu"}

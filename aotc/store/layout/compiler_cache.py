@@ -25,18 +25,22 @@ USUAL = ("inductor", "triton", "vllm")
 KINDS = (*USUAL, "flashinfer", "deepgemm", "tilelang", "cutedsl", "helion", "computecache")
 """Whose cache it is: also that of libraries whose kernels are compiled at run time, and of the CUDA driver."""
 
+BUILT_BY_NINJA = ("flashinfer",)
+"""Caches that ninja compiles anew where a file is newer than ninja's log says, or older than what it was made from."""
 
 MOST_FOLDERS = 64
 """Of a path: each is looked at."""
 
 
 class CachedFile(Record, frozen=True):
-    """One file: `path` is relative to the folder of the cache `kind`, with `/` between its parts."""
+    """One file: `path` is relative to the folder of the cache `kind`, with `/` between its parts. `modified` is when it
+    was written, in ns since 1970, for the kinds of `BUILT_BY_NINJA`, else 0."""
 
     kind: str
     path: str
     digest: str
     size: int
+    modified: int = 0
 
 
 class CompilerCache(Record, frozen=True):
@@ -137,6 +141,8 @@ def check_cache(cache: CompilerCache) -> None:
         for part in parts:
             check_file_name(part)
         hex_of(file.digest)
+        if not 0 <= file.modified < 2**63:
+            raise _unsafe("a time of", "ns since 1970", str(file.modified))
         if parts in seen or file.size < 0:
             raise _unsafe("one file of each path, and its size", file.path[:200], f"another of {file.size} bytes")
         seen.add(parts)

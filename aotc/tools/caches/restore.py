@@ -20,11 +20,6 @@ from aotc.store.readable import Readable
 from aotc.tools.caches.folders import with_paths
 from aotc.tools.caches.origin import Origin, rules
 
-BUILT_BY_NINJA = ("flashinfer",)
-_LONG_AGO = 315_532_800
-"""1980-01-01, in seconds. Ninja compiles anew what is newer than its log says, or older than a source, by the times of the
-machine that compiled; so no restored file may be newer than it was there."""
-
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
@@ -107,8 +102,8 @@ def _write(root: Path, file: CachedFile, data: bytes) -> str:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
                 with os.fdopen(os.open(temporary, flags, 0o666, dir_fd=folder), "wb") as stream:
                     stream.write(data)
-                if file.kind in BUILT_BY_NINJA:
-                    os.utime(temporary, (_LONG_AGO, _LONG_AGO), dir_fd=folder)
+                if file.modified:
+                    os.utime(temporary, ns=(file.modified, file.modified), dir_fd=folder)
                 os.replace(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
             except BaseException:
                 with contextlib.suppress(OSError):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from aotc.digest import sha256_bytes
 from aotc.errors import NotFoundError, StoreError
 from aotc.store.files.disk import open_regular, typed_errors
-from aotc.store.layout.compiler_cache import PACK, CachedFile, CompilerCache, publish_cache
+from aotc.store.layout.compiler_cache import BUILT_BY_NINJA, PACK, CachedFile, CompilerCache, publish_cache
 from aotc.store.layout.store import Store
 from aotc.store.reference import Reference
 from aotc.tools.caches.folders import files_worth_keeping, without_paths
@@ -67,9 +67,11 @@ def save(
                 for path in found.files:
                     if receipt is not None and os.path.realpath(folders[kind] / path) not in receipt.used:
                         continue
-                    if (data := _read(folders[kind] / path)) is not None:
+                    if (read := _read(folders[kind] / path)) is not None:
+                        data, modified = read
                         stream.write(data)
-                        files.append(CachedFile(kind, path, sha256_bytes(data), len(data)))
+                        modified = modified if kind in BUILT_BY_NINJA else 0
+                        files.append(CachedFile(kind, path, sha256_bytes(data), len(data), modified))
         packed = store.blobs.put_file_zstd(pack, _LEVEL)
         cache = CompilerCache(
             *(reference.model, origin.environment, origin.packages, tuple(files), packed),
@@ -82,11 +84,11 @@ def save(
     return Saved(f"{store.path}#{reference.name}", digest, counts, packed.size, packed.blob_size, odd)
 
 
-def _read(path: Path) -> bytes | None:
-    """None where another process has removed it meanwhile."""
+def _read(path: Path) -> tuple[bytes, int] | None:
+    """Its bytes, and when they were written, in ns; None where another process has removed it meanwhile."""
     try:
         with typed_errors("read", path), open_regular(path, follow=False) as stream:
-            return without_paths(path.name, stream.read())
+            return without_paths(path.name, stream.read()), os.fstat(stream.fileno()).st_mtime_ns
     except StoreError as error:
         if isinstance(error.__cause__, FileNotFoundError):
             return None

@@ -165,6 +165,18 @@ _PLAIN: tuple[tuple[str, str], ...] = (
         r"\(unhinted: .+\)",
         r"forward takes `\1` for a Python number, which is data-dependent",
     ),
+    (
+        r"^SpecViolationError: Node\.meta (\S+) is missing val field\.",
+        r"torch.export's graphs cannot hold the operator `\1`",
+    ),
+    (
+        r"^SpecViolationError: Operator '<function (?:\S+\.)?(\w+) at .+?>' is not an allowed operator type(?s:.*)",
+        r"torch.export's graphs cannot hold the function `\1`, which torch calls here",
+    ),
+    (
+        r"^RuntimeError: (\S+) does not support tracing with fx\.symbolic_trace\. .*",
+        r"`\1` cannot be captured",
+    ),
 )
 """Messages of torch's in words of the model."""
 
@@ -198,12 +210,11 @@ def explain_failure(error: BaseException, stage: str) -> BuildError:
     )
     if "expert" in source and "data-dependent" in text:
         hint += "; transformers: `experts_implementation: batched_mm` in the kwargs of the configuration"
-    return BuildError(
-        f"{stage}: {_plain(f'{type(error).__name__}: {_first_lines(text)}')}",
-        hint=hint,
-        stage=stage,
-        source=source,
-    )
+    said = f"{type(error).__name__}: {_first_lines(text)}"
+    message = _plain(said)
+    if hint == _ONLY_EXPORT and message == said:
+        message = f"torch.export fails where eager does not: {said}"
+    return BuildError(f"{stage}: {message}", hint=hint, stage=stage, source=source)
 
 
 def _plain(message: str) -> str:

@@ -32,7 +32,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from math import inf
 from typing import Any, NamedTuple
-from unittest import mock
 
 import torch
 from torch import Tensor
@@ -109,7 +108,7 @@ def is_repeated(result: Result, again: Result) -> bool:
 def rounded_otherwise(run: Callable[[int], Result], seed: int) -> Result:
     """What `run` gives with this seed, where all results of its operators are rounded otherwise."""
     try:
-        with _attention_uncompiled(), _RoundedOtherwise():  # type: ignore[no-untyped-call]
+        with uncompiled(), _RoundedOtherwise():  # type: ignore[no-untyped-call]
             return run(seed)
     except Exception:  # of operators that take no such mode
         return run(seed)
@@ -192,10 +191,10 @@ class _RoundedOtherwise(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return pytree.tree_map_only(Tensor, _off_by_an_epsilon, result)
 
 
-def _attention_uncompiled() -> AbstractContextManager[Any]:
-    """While active, FlexAttention in eager does without Dynamo, which takes no such mode, nor a call after it."""
-    module, debugging = sys.modules.get("torch.nn.attention.flex_attention"), "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
-    return mock.patch.object(module, debugging, True) if hasattr(module, debugging) else nullcontext()
+def uncompiled() -> AbstractContextManager[Any]:
+    """While active, what eager hands to Dynamo by itself (`torch.cond`, loops, FlexAttention) does without it: Dynamo
+    takes no dispatch mode, and up to torch 2.13 a call after one fails, too."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def _off_by_an_epsilon(tensor: Tensor) -> Tensor:

@@ -18,29 +18,25 @@ code against eager in float64, by the rule of `aotc verify`, with the build's sa
 
 from __future__ import annotations
 
-import argparse
-import collections
-import contextlib
+import functools
 import json
 import os
-import subprocess
 import sys
-import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-import yaml
-from torch import Tensor, nn
-
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path[0] = str(ROOT)  # and not this folder, whose cuda.py torch takes for a package
+
+import torch  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
 
 import aotc  # noqa: E402
 from aotc.models.tolerance import judge  # noqa: E402
 from tests.benchmarks.op_db_models import Operators, operators, sample_of  # noqa: E402
+from tests.benchmarks.outcomes import Said, build, in_processes, kind_of, parser, run, say  # noqa: E402
 
 FACTORY = "tests.benchmarks.op_db_models:some_operators"
 Chosen = tuple[str, int]
@@ -49,32 +45,17 @@ Chosen = tuple[str, int]
 # -- building ---------------------------------------------------------------------------------------------------------
 
 
-def build(batches: Mapping[str, Sequence[Chosen]], folder: Path, device: str, jobs: int) -> dict[str, str]:
-    """Builds a model of each batch. Returns the errors of those that were not built."""
-    models = {
-        name: {
-            "factory": FACTORY,
-            "kwargs": {"chosen": [list(each) for each in batch]},
-            "train": True,
-            "mode": "default",
-            "targets": ["cuda" if device == "cuda" else "native"],
-            "inputs": {},
-            "buckets": [{}],
-        }
-        for name, batch in batches.items()
+def model_of(batch: Sequence[Chosen], device: str) -> dict[str, Any]:
+    """A batch of operators as a model of a manifest."""
+    return {
+        "factory": FACTORY,
+        "kwargs": {"chosen": [list(each) for each in batch]},
+        "train": True,
+        "mode": "default",
+        "targets": ["cuda" if device == "cuda" else "native"],
+        "inputs": {},
+        "buckets": [{}],
     }
-    manifest = folder / "op_db.yaml"
-    manifest.write_text(yaml.safe_dump({"version": 1, "models": models}))
-    command = [sys.executable, "-m", "aotc", "build", str(manifest), "--store", str(folder / "store")]
-    ran = subprocess.run(
-        [*command, "--jobs", str(jobs), "--json"],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))},
-    )
-    units = json.loads(ran.stdout)["units"]
-    return {unit["model"]: unit["error"] for unit in units if unit["status"] == "failed"}
 
 
 # -- comparing --------------------------------------------------------------------------------------------------------
@@ -146,33 +127,15 @@ def _flaw(ours: Derived, eager: Derived, wide: Derived) -> str:
     return ""
 
 
-def compare_all(
-    batches: Mapping[str, Sequence[Chosen]], folder: Path, device: str, jobs: int
-) -> Iterator[tuple[str, str]]:
-    """Each model in a process of its own; a process that dies is what is wrong of all its operators."""
-    command = [sys.executable, __file__, "--device", device, "--compare"]
-    waiting, running = collections.deque(batches), []
-    while waiting or running:
-        while waiting and len(running) < jobs:
-            model = waiting.popleft()
-            given = json.dumps([str(folder / "store"), model, batches[model]])
-            process = subprocess.Popen([*command, given], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-            running.append((model, process))
-        model, process = running.pop(0)
-        out, err = process.communicate()
-        if process.returncode == 0:
-            yield from json.loads(out.splitlines()[-1]).items()
-        else:
-            last = (err.strip().splitlines() or [f"status {process.returncode}"])[-1]
-            yield from ((name, f"the process failed: {last}") for name, _ in batches[model])
+def run_compare(store: Path, device: str, models: Sequence[tuple[str, list[Chosen]]]) -> None:
+    for model, batch in models:
+        say(compare(store, model, batch, device))
 
 
 # -- the table --------------------------------------------------------------------------------------------------------
 
 
-def run(
-    part: str, device: str, jobs: int, size: int, folder: Path, known: Mapping[str, list[str]]
-) -> Iterator[dict[str, list[str]]]:
+def outcomes(part: str, device: str, jobs: int, size: int, folder: Path, known: Said) -> Iterator[Said]:
     """By operator, what came of it and why: as far as it is known, after each build."""
     index, count = map(int, part.split("/"))
     said = dict(known)
@@ -182,11 +145,11 @@ def run(
     tried = [(name, place) for name, place in places.items() if place is not None]
     batches = {f"batch{at // size}": tried[at : at + size] for at in range(0, len(tried), size)}
     while batches:
-        errors = build(batches, folder, device, jobs)
+        errors = build({name: model_of(batch, device) for name, batch in batches.items()}, folder, jobs)
         refused = {name: batches.pop(name) for name in errors}
         said |= {name: ["unknown", errors[model]] for model, batch in refused.items() for name, _ in batch}
         said |= {
-            batch[0][0]: [_kind_of(errors[model]), errors[model]] for model, batch in refused.items() if len(batch) == 1
+            batch[0][0]: [kind_of(errors[model]), errors[model]] for model, batch in refused.items() if len(batch) == 1
         }
         said |= _compared(batches, folder, device, jobs)
         yield said
@@ -195,63 +158,30 @@ def run(
         batches |= {f"{model}b": batch[middle:] for model, batch, middle in halves}
 
 
-def _kind_of(error: str) -> str:
-    return "refused" if "hint: " in error else "nameless"
-
-
-def _compared(batches: Mapping[str, Sequence[Chosen]], folder: Path, device: str, jobs: int) -> dict[str, list[str]]:
-    found = compare_all(batches, folder, device, jobs)
-    return {name: ["wrong", flaw] if flaw else ["right", ""] for name, flaw in found}
-
-
-def shown_table(said: Mapping[str, Sequence[str]]) -> str:
-    counts = collections.Counter(outcome for outcome, _ in said.values())
-    tried = len(said) - counts["not tried"]
-    columns = ("right", "refused", "nameless", "wrong", "unknown")
-    lines = [f"| tried | {' | '.join(columns)} | not tried |", f"|{'---:|' * (len(columns) + 2)}"]
-    lines.append(f"| {tried} | {' | '.join(str(counts[each]) for each in columns)} | {counts['not tried']} |")
-    reasons: dict[tuple[str, str], list[str]] = {}
-    for name, (outcome, why) in sorted(said.items()):
-        if outcome in columns[1:]:
-            first = why.strip().splitlines()[0][:200] if why else ""
-            reasons.setdefault((outcome, first), []).append(name)
-    return "\n".join(
-        [*lines, "", *(f"{outcome}: {', '.join(names)}: {why}" for (outcome, why), names in reasons.items())]
-    )
+def _compared(batches: Mapping[str, Sequence[Chosen]], folder: Path, device: str, jobs: int) -> Said:
+    """A process that dies is what is wrong of all operators of the model."""
+    said: Said = {}
+    models = list(batches.items())
+    for (_, batch), found in in_processes(__file__, "compare", models, jobs, str(folder / "store"), device):
+        flaws = dict.fromkeys((name for name, _ in batch), found) if isinstance(found, str) else found
+        said |= {name: ["wrong", flaw] if flaw else ["right", ""] for name, flaw in flaws.items()}
+    return said
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--part", default="1/1", help="I/N: every N-th operator, from the I-th on")
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--batch", type=int, default=16, help="operators a model")
-    parser.add_argument("--folder", type=Path, help="where the models are built; by default it is removed")
-    parser.add_argument("--out", type=Path, help="where the outcomes are written")
-    parser.add_argument("--resume", type=Path, help="outcomes of another run, to which those that it lacks are added")
-    parser.add_argument("--table", type=Path, nargs="*", help="show the outcomes of other runs")
-    parser.add_argument("--compare", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
     os.environ["PYTHONHASHSEED"] = "0"  # in the processes below: some samples come from sets of names
-    if asked.compare:
-        warnings.simplefilter("ignore")
-        store, model, batch = json.loads(asked.compare)
-        print(json.dumps(compare(Path(store), model, [tuple(each) for each in batch], asked.device)))
+    if sys.argv[1:3] == ["--child", "compare"]:
+        store, device, models = sys.argv[3:]
+        run_compare(Path(store), device, [(n, [tuple(each) for each in batch]) for n, batch in json.loads(models)])
         return 0
-    if asked.table:
-        said = {name: each for path in asked.table for name, each in json.loads(path.read_text()).items()}
-    else:
-        with contextlib.ExitStack() as during:
-            folder = asked.folder or Path(during.enter_context(tempfile.TemporaryDirectory()))
-            folder.mkdir(exist_ok=True)
-            known = json.loads(asked.resume.read_text()) if asked.resume else {}
-            known = {name: each for name, each in known.items() if each[0] not in ("unknown", "wrong")}
-            for said in run(asked.part, asked.device, asked.jobs, asked.batch, folder.absolute(), known):
-                if asked.out:
-                    asked.out.write_text(json.dumps(said, indent=1))
-    print(shown_table(said))
-    return int(any(outcome == "wrong" for outcome, _ in said.values()))
+    options = parser(__doc__)
+    options.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    options.add_argument("--part", default="1/1", help="I/N: every N-th operator, from the I-th on")
+    options.add_argument("--batch", type=int, default=16, help="operators a model")
+    asked = options.parse_args()
+    return run(asked, functools.partial(outcomes, asked.part, asked.device, asked.jobs, asked.batch))
 
 
 if __name__ == "__main__":
+    warnings.simplefilter("ignore")
     sys.exit(main())

@@ -25,15 +25,20 @@ SAMPLES = 8
 """So many samples of an operator are looked at, for one that eager can differentiate."""
 
 
-@functools.cache
-def operators() -> dict[str, Any]:
-    """Those that have a gradient in float32, by name."""
+def do_without_expecttest() -> None:
+    """torch's tests import it, and their samples do not need it."""
     try:
         import expecttest  # noqa: F401
-    except ImportError:  # torch's tests need it, and its samples do not
+    except ImportError:
         stub = types.ModuleType("expecttest")
         stub.TestCase = unittest.TestCase  # type: ignore[attr-defined]
         sys.modules["expecttest"] = stub
+
+
+@functools.cache
+def operators() -> dict[str, Any]:
+    """Those that have a gradient in float32, by name."""
+    do_without_expecttest()
     from torch.testing._internal.common_methods_invocations import op_db
 
     return {

@@ -64,6 +64,18 @@ def last_of(batch: dict[str, Tensor]) -> Tensor:
     return list(batch.values())[-1]
 
 
+def test_what_eager_compiles_by_itself_runs_after_its_forms_were_tried() -> None:
+    """Up to torch 2.13, Dynamo never again compiles what it met under a dispatch mode, and `torch.cond` then fails."""
+    import torch._dynamo
+
+    def chosen(pair: Any) -> Tensor:
+        return torch.cond(pair[0].sum() > 0, lambda x: x.cos(), lambda x: x.sin(), [pair[1]])
+
+    torch._dynamo.reset()
+    forms(chosen, PAIR)
+    torch.testing.assert_close(chosen([torch.ones(3), torch.ones(3)]), torch.ones(3).cos())
+
+
 def second_of(batch: dict[str, Tensor]) -> Tensor:
     return batch[list(batch)[1]]
 

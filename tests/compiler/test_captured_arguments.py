@@ -316,6 +316,7 @@ def test_an_error_that_only_export_meets_has_its_line_and_something_to_do() -> N
     with pytest.raises(TypeError) as raised:
         capture(Tracing(), signature, [torch.ones(4)], None, frozen=False)
     told = explain_failure(raised.value, "export")
+    assert told.message.startswith("export: torch.export fails where eager does not: TypeError: ")
     assert told.fields["source"].startswith("test_captured_arguments.py:")
     assert "return x + mask[:, None] if" in told.fields["source"]
     assert "aotc build MANIFEST --suggest-regions" in told.hint
@@ -344,6 +345,67 @@ def test_what_depends_on_values_is_told_in_words_of_the_model(compute: Callable[
     assert "dependent)" not in told.message
     assert "test_captured_arguments.py:" in told.fields["source"]
     assert "torch.where" in told.hint and "--suggest-regions" in told.hint
+
+
+class KeepsKeys(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("keys", torch.zeros(4, 4))
+
+    def forward(self, x: Tensor) -> None:
+        self.keys[torch.tensor([2])] = x[:1]
+
+
+class WritesToView(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        x.view(2, 8).add_(1)
+        return x
+
+
+@pytest.mark.parametrize("model", [KeepsKeys, WritesToView])
+def test_a_model_that_only_writes_has_a_graph_that_returns_one_tensor_which_is_no_result(
+    model: type[nn.Module],
+) -> None:
+    """AOTInductor compiles no graph without results."""
+    module, eager = model(), model()
+    captured = capture(module, ROWS, [torch.ones(4, 4)], None, frozen=False)
+    assert all(output.index is None for output in captured.outputs)
+    x, of_eager = torch.ones(4, 4), torch.ones(4, 4)
+    eager(of_eager)
+    state = dict(module.named_buffers())
+    given = [x if argument.leaf is not None else state[argument.state] for argument in captured.arguments]
+    assert len(captured.graph(*given)) == 1
+    torch.testing.assert_close((x, state), (of_eager, dict(eager.named_buffers())))
+
+
+def test_what_torch_cannot_trace_is_named_without_its_words_for_that() -> None:
+    class Jagged(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.nested.nested_tensor_from_jagged(x, torch.tensor([0, 1, 4])).values()
+
+    with pytest.raises(Exception) as raised:
+        capture(Jagged(), ROWS, [torch.randn(4, 4)], None, frozen=False)
+    told = explain_failure(raised.value, "export")
+    assert told.message == "export: `torch.nested.nested_tensor_from_jagged` cannot be captured"
+    assert "pad the sequences" in told.hint and "in forward" in told.fields["source"]
+
+
+@pytest.mark.parametrize(
+    ("said", "named"),
+    [
+        ("Node.meta invoke_quant is missing val field.", "cannot hold the operator `invoke_quant`"),
+        (
+            "Operator '<function proxy_mode_key.<locals>.call_local_map at 0x7fc9146f5f80>' is not an allowed operator "
+            "type: (<class 'torch._ops.OpOverload'>,)\nValid builtin ops: [<built-in function getitem>]",
+            "cannot hold the function `call_local_map`",
+        ),
+    ],
+)
+def test_operators_that_a_graph_cannot_hold_are_named(said: str, named: str) -> None:
+    """As torch 2.13 says it."""
+    error = type("SpecViolationError", (Exception,), {})(said)
+    message = explain_failure(error, "export").message
+    assert named in message and "Violation" not in message and "Valid builtin" not in message
 
 
 class Indirect(nn.Module):

@@ -233,6 +233,14 @@ def test_a_cache_object_has_a_hint_of_its_own(tmp_path: Path) -> None:
     assert "use_cache=False" in raised.value.issues[0].hint and not (tmp_path / "cache.yaml").exists()
 
 
+def test_a_dict_whose_keys_are_no_strings_cannot_be_recorded(tmp_path: Path) -> None:
+    """As strings, which a manifest has, they would be other keys than the program's."""
+    with pytest.raises(ManifestError, match="no call can be recorded") as raised, aotc.record(tmp_path / "keys.yaml"):
+        Image()(torch.ones(1), {1: torch.ones(1)}, None)
+    issue = raised.value.issues[0]
+    assert "with the key 1" in issue.message and "strings as keys" in issue.hint
+
+
 def test_models_of_transformers_are_made_from_their_configuration(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     sizes = {

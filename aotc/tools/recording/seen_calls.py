@@ -94,7 +94,12 @@ def look_at(value: Any, path: str) -> Seen:
     if isinstance(value, Tensor):
         return _look_at_tensor(value, path)
     if isinstance(value, Mapping):
-        seen = {str(key): look_at(item, f"{path}.{key}") for key, item in value.items()}
+        if other := [key for key in value if not isinstance(key, str)]:
+            raise ManifestError(
+                f"`{path}` is a dict with the key {other[0]!r}, and a manifest's keys are strings",
+                hint="let forward take a dict with strings as keys, or a list",
+            )
+        seen = {key: look_at(item, f"{path}.{key}") for key, item in value.items()}
         if is_tensor(seen):
             raise ManifestError(
                 f"`{path}` is a mapping with a key `shape`, `dtype` or `init`, which says a tensor",

@@ -24,6 +24,7 @@ from aotc.manifest.inputs import Tree
 from aotc.models.calls import arguments_of, state_put_back
 from aotc.reads.tensors import named_state, plain_state
 from aotc.records import ConstantLeaf, Parameter, Signature
+from aotc.tensors.comparison import uncompiled
 
 MOST_KEYS = 24
 """Mappings with more keys are accepted in the captured order only; no other order is tried."""
@@ -103,6 +104,7 @@ class _Runs:
         try:
             with (
                 state_put_back(self._module, self._written),
+                uncompiled(),
                 OperatorTrace(leaves, {**named_state(self._module), **plain_state(self._module)}) as trace,
             ):
                 torch.manual_seed(0)

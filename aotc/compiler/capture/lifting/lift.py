@@ -398,8 +398,11 @@ class _Lifting:
             outputs.append(self._output(spec, value, computed))
         if not computed:
             # All outputs are inputs or buffers. A library returns at least one tensor: return one that it wrote to.
-            given = cast("tuple[Any, ...]", node.args[0])
-            computed = [value for value in given if isinstance(value, fx.Node) and value.op == "call_function"][:1]
+            given = [value for value in cast("tuple[Any, ...]", node.args[0]) if isinstance(value, fx.Node)]
+            writes = [
+                each for each in self.graph.nodes if written_values(each) and isinstance(each.meta.get("val"), Tensor)
+            ]
+            computed = [value for value in (*given, *writes) if value.op == "call_function"][:1]
         node.args = (tuple(computed),)
         if not computed:
             raise BuildError(

@@ -42,6 +42,7 @@ from aotc.records import (
     has_range,
     tuned_dims,
 )
+from aotc.tensors.comparison import uncompiled
 from aotc.tensors.layouts import MEMORY_FORMATS
 from aotc.tensors.subclasses import descriptions, unwrapped
 
@@ -156,7 +157,7 @@ def _calls_at(
         described = tuple(map(_describe, call.leaves))
         instance = module.get_submodule(path)
         trace = OperatorTrace(call.leaves, {**named_state(instance), **plain_state(instance)})
-        with trace, trace.with_gradients() if spec.train else nullcontext():
+        with uncompiled(), trace, trace.with_gradients() if spec.train else nullcontext():
             result = forward()
         _refuse_other_results(path, result)
         found[path].append(_Seen(canonical_json(call.parameters), call.paths, described, trace.digest(result)))

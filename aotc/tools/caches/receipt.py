@@ -8,7 +8,9 @@ as they are then, which tells of any program what it has written.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -87,15 +89,16 @@ class Receipt(msgspec.Struct, frozen=True):
 _HOW = f"export AOTC_RECEIPT=FOLDER PYTHONPATH={WATCHER} where the program starts; or `aotc cache run REF -- COMMAND`"
 
 
-def begin(folder: Path, cache: CompilerCache, folders: Mapping[str, Path]) -> dict[str, str]:
-    """Note what a restore has left in `folders`. Returns the variables that a Python program needs to be watched.
+def begin(folder: Path, cache: CompilerCache | None, folders: Mapping[str, Path]) -> dict[str, str]:
+    """Note what the restore of `cache`, or of none, has left in `folders`. Returns the variables that a Python program
+    needs to be watched.
 
     Raises StoreError.
     """
     make_folder(folder)
     roots = {kind: Path(os.path.realpath(root)) for kind, root in folders.items()}
     mine: dict[str, str] = {}
-    for file in cache.files:
+    for file in cache.files if cache is not None else ():
         if file.kind in roots:
             path = roots[file.kind] / file.path
             data = _bytes(path)
@@ -113,6 +116,18 @@ def begin(folder: Path, cache: CompilerCache, folders: Mapping[str, Path]) -> di
     inherited = os.environ.get("PYTHONPATH", "")
     paths = os.pathsep.join(filter(None, (str(WATCHER), inherited)))
     return {"AOTC_RECEIPT": str(folder.absolute()), "PYTHONPATH": paths}
+
+
+def watch_this_process() -> None:
+    """Do in a process that runs what `WATCHER` does in one that starts, by its environment as it is now. A process that
+    is watched already stays so."""
+    name = "aotc_watching"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, WATCHER / f"{name}.py")
+        assert spec is not None and spec.loader is not None
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        module.start()
 
 
 def read(folder: Path) -> Receipt:

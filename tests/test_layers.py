@@ -117,7 +117,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     REMEMBERING: {*MODELS, *RUNTIME, "aotc", "aotc.log", RECORDING, REMEMBERING, BUILDING},
     BUILDING: {*RECORDS, MESSAGES, "aotc.store", "aotc.compiler", RECORDING, REMEMBERING},
     ADVISE: {*RECORDS, "numpy", "PIL", "aotc.manifest", ADVISE, PAGE},
-    CACHES: {*RUNTIME, CACHES},
+    CACHES: {*RUNTIME, CACHES, "aotc_watching"},  # which lies in the folder that is put on PYTHONPATH
     "aotc.integrations": {*RUNTIME, CACHES, "aotc.compiler", "aotc.integrations", "vllm"},
     BENCH: {*MODELS, *RUNTIME, "aotc", "aotc.verify", ADVISE, BENCH, PAGE},
     "aotc.tools.gate": {*MODELS, *RUNTIME, "aotc.verify", VERDICTS, ADVISE, BENCH, "aotc.tools.gate"},

@@ -237,6 +237,15 @@ def test_the_gpu_driver_is_the_version_of_its_cache(text: str, tmp_path: Path, m
     assert this_origin().packages["computecache"] == "570.86.15"
 
 
+@pytest.mark.parametrize(("there", "here"), [("", ""), ("", "570.1"), ("570.1", "")])
+def test_a_driver_that_is_not_known_fits_none(there: str, here: str, store: Store, tmp_path: Path) -> None:
+    fill(tmp_path / "left", {"index": "code"})
+    save(store, REF, {"computecache": tmp_path / "left"}, with_package(computecache=there))
+    with pytest.raises(EnvironmentMismatchError) as error:
+        restore(store, read_bundle(store, REF), fresh(tmp_path), with_package(computecache=here))
+    assert [issue.message.partition(":")[0] for issue in error.value.issues] == ["GPU driver"]
+
+
 def test_folders_without_files_are_not_saved(store: Store, tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="nothing to save"):
         save(store, REF, fresh(tmp_path), ORIGIN)

@@ -9,6 +9,7 @@ AOTC_NO_COMPILER    1: what is missing is an error, and never compiled
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
 MODES = ("restore", "save", "both")
 _RESTORED = "AOTC_VLLM_RESTORED"
-"""Set by the first process for those that it starts: the files are there, and the receipt is begun."""
+"""Set by the first process for those that it starts: the files are there, and the receipt is begun. As JSON the
+variables that compilers and vLLM read, as the user has set them: vLLM sets more of them on its way."""
 _HELPERS = ("vllm.model_executor.models.registry", "torch._inductor.compile_worker")
 """Processes that vLLM starts to look at a model's class, and torch to compile: they hold no engine."""
 
@@ -35,13 +37,13 @@ _log = logging.getLogger("vllm.aotc")  # as vLLM's own lines, with its handlers
 _registered: list[int] = []
 
 
-class _Settings(NamedTuple):
+class Settings(NamedTuple):
     mode: str
     cache: str
     refuses: bool
 
     @classmethod
-    def of(cls, environment: Mapping[str, str]) -> _Settings | None:
+    def of(cls, environment: Mapping[str, str]) -> Settings | None:
         """None where nothing is asked for. Raises StoreError."""
         mode = environment.get("AOTC_VLLM", "")
         if mode and mode not in MODES:
@@ -56,7 +58,7 @@ def register() -> None:
     Where nothing can be restored, the engine starts all the same and compiles, after a warning; with AOTC_NO_COMPILER
     the error is raised, and vLLM does not start.
     """
-    settings = _Settings.of(os.environ)
+    settings = Settings.of(os.environ)
     main = getattr(sys.modules["__main__"], "__spec__", None)
     if settings is None or _registered or (main is not None and main.name in _HELPERS):
         return
@@ -93,10 +95,10 @@ def _origin() -> Origin:
         return pool.submit(this_origin).result()
 
 
-def _restore(settings: _Settings) -> dict[str, str]:
+def _restore(settings: Settings) -> dict[str, str]:
     """Restore, and begin the receipt. Returns the variables for this process and those that it starts."""
     from aotc.runtime.load import store_of
-    from aotc.tools.caches.origin import variable_rules
+    from aotc.tools.caches.origin import compiler_variables, variable_rules
     from aotc.tools.caches.receipt import begin
     from aotc.tools.caches.restore import cache_of, restore
     from aotc.tools.caches.stores import opened, reference_of
@@ -119,10 +121,11 @@ def _restore(settings: _Settings) -> dict[str, str]:
                 raise
             _log.warning("aotc: nothing is restored, so the engine compiles: %s", error)
     receipt = Path(os.environ.get("AOTC_RECEIPT") or tempfile.mkdtemp(prefix="aotc-receipt-"))
-    return {**begin(receipt, cache, folders), _RESTORED: "1"}
+    read = compiler_variables(os.environ) | {name: os.environ[name] for name in os.environ if name.startswith("VLLM_")}
+    return {**begin(receipt, cache, folders), _RESTORED: json.dumps(read)}
 
 
-def _started(settings: _Settings) -> None:
+def _started(settings: Settings) -> None:
     """After the start of an engine: its receipt, in one line, and the save. Nothing here ends the engine."""
     from aotc.tools.caches.receipt import REQUIREMENTS, read
 
@@ -146,16 +149,18 @@ def receipt_line(found: Receipt) -> str:
     )
 
 
-def _save(settings: _Settings) -> None:
+def _save(settings: Settings) -> None:
     import vllm.envs
 
     from aotc.runtime.load import store_of
+    from aotc.tools.caches.receipt import unwatched
     from aotc.tools.caches.stores import reference_of, save_as
 
-    origin = _origin()
+    read: dict[str, str] = json.loads(os.environ.get(_RESTORED, "{}"))
     factors = vllm.envs.compile_factors()
-    read = {name: value for name, value in os.environ.items() if name.startswith("VLLM_") and name in factors}
-    origin = origin._replace(variables=origin.variables | read)
+    kept = {name: value for name, value in read.items() if not name.startswith("VLLM_") or name in factors}
+    origin = _origin()._replace(variables=kept)
     reference = reference_of(settings.cache, origin)
-    saved = save_as(reference, store_of(reference.store), _folders(), origin)
+    with unwatched():
+        saved = save_as(reference, store_of(reference.store), _folders(), origin)
     _log.info("aotc: saved %s  %s, %d files", saved.reference, saved.digest[:19], sum(saved.files.values()))

@@ -79,7 +79,7 @@ def libraries_by_source(root: Path, started: Callable[[], None]) -> None:
     cache = codecache.CppPythonBindingsCodeCache
     compiled: Callable[..., Callable[[], Any]] = cache.load_async.__func__  # type: ignore[attr-defined]
     parameters = inspect.signature(compiled)
-    found: dict[str, Path] = find_libraries(root)
+    libraries = functools.cache(lambda: find_libraries(root))  # not in a process that loads none
 
     def load_async(cls: Any, *args: Any, **kwargs: Any) -> Callable[[], Any]:
         if cls is not cache:  # a subclass, of code with another entry
@@ -88,8 +88,8 @@ def libraries_by_source(root: Path, started: Callable[[], None]) -> None:
         call.apply_defaults()
         asked = {name: value for name, value in call.arguments.items() if name not in ("cls", "submit_fn")}
         digest = source_digest(asked, config.save_config_portable())
-        if digest in found:
-            return _loaded(cls, found[digest])
+        if digest in libraries():
+            return _loaded(cls, libraries()[digest])
         made = compiled(cls, *args, **kwargs)
 
         def load() -> Any:

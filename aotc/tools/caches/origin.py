@@ -10,7 +10,7 @@ import contextlib
 import importlib.metadata
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -73,8 +73,12 @@ def this_origin(code: str = "") -> Origin:
     found = {"python": python_abi(), "computecache": _driver()}
     found |= {name: _version(*distributions) for name, distributions in _PACKAGES.items()}
     packages = {name: version for name, version in found.items() if version}
-    variables = {name: value for name, value in sorted(os.environ.items()) if _VARIABLES.fullmatch(name)}
+    variables = compiler_variables(os.environ)
     return Origin(msgspec.structs.replace(here, cpu_features=features), packages, code, variables)
+
+
+def compiler_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in sorted(environment.items()) if _VARIABLES.fullmatch(name)}
 
 
 def instructions(features: Iterable[str]) -> tuple[str, ...]:
@@ -105,6 +109,7 @@ def rules(cache: CompilerCache, here: Origin) -> list[Rule]:
     enough = not needed.libc or numbers(has.libc or "0", 2) >= numbers(needed.libc, 2)
     kinds = sorted({file.kind for file in cache.files} - {"inductor", "triton"})
     packages = {name: cache.packages.get(name, "") for name in ("python", "triton", *kinds)}
+    driver = packages.pop("computecache", None)
     return [
         *(
             _rule(label, getattr(needed, field), getattr(has, field))
@@ -113,10 +118,8 @@ def rules(cache: CompilerCache, here: Origin) -> list[Rule]:
                 *(("CUDA of torch", "cuda"), ("GPU", "gpu"), ("compute capability", "cuda_capability")),
             )
         ),
-        *(
-            _rule("GPU driver" if name == "computecache" else name, version, here.packages.get(name, ""))
-            for name, version in packages.items()
-        ),
+        *(_rule(name, version, here.packages.get(name, "")) for name, version in packages.items()),
+        *([_driver_rule(driver, here.packages.get("computecache", ""))] if driver is not None else []),
         *([_rule("code", cache.code, here.code)] if here.code else []),
         _rule("glibc", f"{needed.libc} or newer", has.libc, fits=enough),
         _rule(
@@ -126,6 +129,13 @@ def rules(cache: CompilerCache, here: Origin) -> list[Rule]:
             fits=not missing,
         ),
     ]
+
+
+def _driver_rule(needed: str, here: str) -> Rule:
+    """A release that is not known fits none: a driver takes nothing of another release, and does not say so."""
+    return _rule(
+        "GPU driver", needed or "an unknown release", here or "an unknown one", bool(needed) and needed == here
+    )
 
 
 def variable_rules(cache: CompilerCache, here: Origin) -> list[Rule]:

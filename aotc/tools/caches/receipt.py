@@ -12,6 +12,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import msgspec
@@ -130,8 +131,15 @@ def watch_this_process() -> None:
         module.start()
 
 
+def unwatched() -> AbstractContextManager[None]:
+    """Meanwhile, this thread may read the files without using them."""
+    watching = sys.modules.get("aotc_watching")
+    paused: AbstractContextManager[None] = watching.unwatched() if watching is not None else nullcontext()
+    return paused
+
+
 def read(folder: Path) -> Receipt:
-    """Raises NotFoundError where `folder` has none, CorruptError, StoreError."""
+    """In a process that is watched, too. Raises NotFoundError where `folder` has none, CorruptError, StoreError."""
     restored = folder / _RESTORED
     if not restored.exists():
         raise NotFoundError(
@@ -148,7 +156,8 @@ def read(folder: Path) -> Receipt:
         ) from error
     now = _now({kind: Path(root) for kind, root in noted.folders.items()})
     known = {file.path for file in noted.files}
-    bytes_now = {file: _bytes(Path(file.path)) for file in noted.files}
+    with unwatched():
+        bytes_now = {file: _bytes(Path(file.path)) for file in noted.files}
     changed = [file.path for file, data in bytes_now.items() if data is None or sha256_bytes(data) != file.digest]
     return Receipt(
         restored=len(noted.files),

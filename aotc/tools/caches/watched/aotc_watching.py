@@ -16,6 +16,8 @@ import os
 import re
 import shlex
 import sys
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 _COMPILER = re.compile(
@@ -24,6 +26,19 @@ _COMPILER = re.compile(
 _SOURCE = re.compile(r"[^-].*\.(c|cc|cpp|cxx|cu|h|hpp|hip|ptx|s|S|ll)")
 _STARTS = {"subprocess.Popen": 1, "os.posix_spawn": 1, "os.exec": 1, "os.system": 0}
 """Events of processes that start, and which of their arguments is the command."""
+
+
+_PAUSED = threading.local()
+
+
+@contextlib.contextmanager
+def unwatched() -> Iterator[None]:
+    """Meanwhile, nothing that this thread opens is written down: who looks at the files does not use them."""
+    before, _PAUSED.on = getattr(_PAUSED, "on", False), True
+    try:
+        yield
+    finally:
+        _PAUSED.on = before
 
 
 def _command(given: Any) -> list[str]:
@@ -56,7 +71,7 @@ class _Log:
             os.write(self._descriptor, f'{line[:-1]}, "pid": {os.getpid()}}}\n'.encode())
 
     def used(self, path: Any) -> None:
-        if not isinstance(path, bytes | str):
+        if not isinstance(path, bytes | str) or getattr(_PAUSED, "on", False):
             return
         name = os.path.realpath(os.fsdecode(path))
         if name in self._files:

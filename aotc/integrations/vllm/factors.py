@@ -97,7 +97,7 @@ def keep(root: Path, whole: Sequence[Any], factors: Factors) -> list[str]:
     for each factor; nothing where the key is there, or none is."""
     folder = root / FOLDER
     path = folder / f"{sha256_json([_text(each) for each in whole])[7:23]}.json"
-    if path.exists():
+    if _read(path) is not None:  # and so it is among what the start used
         return []
     others = [found for other in sorted(folder.glob("*.json")) if (found := _read(other)) is not None]
     with contextlib.suppress(OSError):

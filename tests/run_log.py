@@ -48,7 +48,9 @@ def write_log(
 
 
 def _is_whole(config: pytest.Config, folder: Path, marker: str) -> bool:
-    if config.option.collectonly or hasattr(config, "workerinput"):  # or a worker of pytest-xdist that has lost the first process
+    if config.option.collectonly or hasattr(
+        config, "workerinput"
+    ):  # or a worker of pytest-xdist that has lost the first process
         return False
     options = config.option
     chosen = options.keyword or options.markexpr != marker or options.maxfail or getattr(options, "deselect", None)

@@ -140,7 +140,8 @@ def _driver_rule(needed: str, here: str) -> Rule:
 
 def variable_rules(cache: CompilerCache, here: Origin) -> list[Rule]:
     """Of each variable of the environment that is set there or here. A cache is restored all the same: of what another
-    value is in the key of, a compiler finds nothing."""
+    value is in the key of, a compiler finds nothing. Of an engine's variables, those that the cache names are compared:
+    only the engine knows which are in its key."""
     found = []
     read = here.variables | {name: os.environ[name] for name in cache.variables if name in os.environ}
     for name in sorted({*cache.variables, *read}):

@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -99,13 +100,11 @@ def start(work: Path, caches: Path, python: str = sys.executable, path: str = ""
         watched = begin(receipt, None, folders)
     foreign = ("TORCHINDUCTOR", "TRITON", "VLLM", "AOTC", "PYTHONPATH")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
-    (caches / "tmp").mkdir(parents=True, exist_ok=True)
     variables = {
         **kept,
         "VLLM_CACHE_ROOT": str(folders["vllm"]),
         "TRITON_CACHE_DIR": str(folders["triton"]),
         "TORCHINDUCTOR_CACHE_DIR": str(folders["inductor"]),
-        "TMPDIR": str(caches / "tmp"),
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
@@ -113,23 +112,32 @@ def start(work: Path, caches: Path, python: str = sys.executable, path: str = ""
         **watched,
         **given,
     }
-    began = time.time()
-    ran = subprocess.run(
-        [python, "program.py", json.dumps(options)],
-        cwd=work,
-        env=variables,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-        timeout=1200,
-    )
+    with tempfile.TemporaryDirectory(prefix="vllm-") as temporary:  # the paths of vLLM's sockets have to be short
+        began = time.time()
+        ran = subprocess.run(
+            [python, "program.py", json.dumps(options)],
+            cwd=work,
+            env={**variables, "TMPDIR": temporary},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            timeout=1200,
+        )
+    (work / "log").write_text(ran.stdout)
+    (work / "began").write_text(repr(began))
+    return ended(work, receipt)
+
+
+def ended(work: Path, receipt: Path | None = None) -> Start:
+    """What a start has left in its folder."""
+    log, found = (work / "log").read_text(), read(receipt or work / "receipt")
     if not (work / "found.json").exists():
-        return Start(0, 0, [], read(receipt), ran.stdout)
-    found = json.loads((work / "found.json").read_text())
-    took = re.search(r"init engine .* took ([\d.]+) s", ran.stdout)
-    assert took is not None, ran.stdout
-    return Start(found["first"] - began, float(took[1]), found["tokens"], read(receipt), ran.stdout)
+        return Start(0, 0, [], found, log)
+    result = json.loads((work / "found.json").read_text())
+    took = re.search(r"init engine .* took ([\d.]+) s", log)
+    assert took is not None, log
+    return Start(result["first"] - float((work / "began").read_text()), float(took[1]), result["tokens"], found, log)
 
 
 def without_compilers(folder: Path) -> str:

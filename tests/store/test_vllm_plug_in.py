@@ -10,7 +10,7 @@ from processes import ROOT, run_python
 
 from aotc.errors import StoreError
 from aotc.integrations.vllm.factors import FOLDER, Config, differences, keep, key_factors
-from aotc.integrations.vllm.libraries import NOTE, find_libraries, source_digest, write_note
+from aotc.integrations.vllm.libraries import NOTE, find_libraries, lacking, source_digest, write_note
 from aotc.integrations.vllm.plugin import receipt_line, register
 from aotc.integrations.vllm.replacements import REPLACEMENTS, apply_all
 from aotc.tools.caches.receipt import Compiled, Receipt
@@ -61,6 +61,8 @@ def test_a_library_is_found_where_its_instructions_are_here(tmp_path: Path, monk
     moved = tmp_path.rename(tmp_path.with_name("moved"))
     assert find_libraries(moved) == {f"sha256:{name}": moved / name for name in ("a.main.so", "b.main.so")}
     (moved / "a.main.so").unlink()
+    assert lacking(moved, "sha256:a.main.so") == "a.main.so"
+    assert lacking(moved, "sha256:other") == "a library of the source sha256:other…"
     (moved / f"c.main.so{NOTE}").write_bytes(b"{")
     assert find_libraries(moved) == {"sha256:b.main.so": moved / "b.main.so"}
     monkeypatch.setattr("aotc.integrations.vllm.libraries.cpu_features", lambda: frozenset({"sse2"}))
@@ -117,7 +119,7 @@ def test_without_its_variable_the_plug_in_does_nothing(monkeypatch: pytest.Monke
 def test_the_receipt_is_one_line() -> None:
     found = Receipt(36, ("a", "b"), ("c",), (), (Compiled("g++", tuple(f"/x/{n}.cpp" for n in "abcd")),), 3)
     assert receipt_line(found).startswith(
-        "receipt: 2 of 36 restored files used, 1 written anew, 0 replaced, 1 compiles (a.cpp, b.cpp, c.cpp, …); "
+        "receipt: 2 of 36 restored files used, 1 written anew, 0 replaced, 1 compiles (…, b.cpp, c.cpp, d.cpp); "
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,13 +74,23 @@ def write_note(library: Path, source: str) -> None:
         temporary.replace(note)
 
 
+def _notes(folder: Path) -> Iterator[tuple[Path, Note]]:
+    """Each library that has a note, whether it is there or not."""
+    for path in sorted(folder.rglob(f"*.so{NOTE}")):
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            yield path.with_name(path.name.removesuffix(NOTE)), msgspec.json.decode(path.read_bytes(), type=Note)
+
+
+def lacking(folder: Path, source: str) -> str:
+    """The name of a library of which only the note is there, or what is known of it: for an error."""
+    names = (library.name for library, note in _notes(folder) if note.source == source)
+    return next(names, f"a library of the source {source[:19]}…")
+
+
 def find_libraries(folder: Path) -> dict[str, Path]:
     """The libraries in `folder` by the digest of their source: those that are there and whose instructions are here."""
-    found = {}
-    for path in sorted(folder.rglob(f"*.so{NOTE}")):
-        library = path.with_name(path.name.removesuffix(NOTE))
-        with contextlib.suppress(OSError, msgspec.DecodeError):
-            note = msgspec.json.decode(path.read_bytes(), type=Note)
-            if library.is_file() and {*note.cpu_features} <= cpu_features():
-                found[note.source] = library
-    return found
+    return {
+        note.source: library
+        for library, note in _notes(folder)
+        if library.is_file() and {*note.cpu_features} <= cpu_features()
+    }

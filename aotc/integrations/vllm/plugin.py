@@ -69,6 +69,8 @@ def register() -> None:
     from aotc.tools.caches.receipt import watch_this_process
 
     watched = "AOTC_RECEIPT" in os.environ and "aotc_watching" in sys.modules  # by `aotc cache run`
+    if settings.refuses:  # else vLLM traces the model again, to no end
+        os.environ.setdefault("VLLM_FORCE_AOT_LOAD", "1")
     if _RESTORED not in os.environ and not watched:
         os.environ.update(_restore(settings))
     watch_this_process()
@@ -139,9 +141,9 @@ def _started(settings: Settings) -> None:
 
 
 def receipt_line(found: Receipt) -> str:
-    """What became of the restored files, and the first sources that were compiled."""
+    """What became of the restored files, and the last sources that were compiled: torch tries its compiler before."""
     sources = [Path(source).name for each in found.compilers for source in each.sources]
-    named = f" ({', '.join(sources[:3])}{', …' if len(sources) > 3 else ''})" if sources else ""
+    named = f" ({'…, ' if len(sources) > 3 else ''}{', '.join(sources[-3:])})" if sources else ""
     used = f"{len(found.used)} of {found.restored} restored files used" if found.restored else "nothing was restored"
     return (
         f"receipt: {used}, {len(found.written)} written anew, "

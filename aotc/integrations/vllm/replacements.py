@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from aotc.compiler.patches.machinery.patch import flaw_of, within
 from aotc.integrations.vllm.factors import keep, key_factors, watched_configs
-from aotc.integrations.vllm.libraries import find_libraries, source_digest, write_note
+from aotc.integrations.vllm.libraries import find_libraries, lacking, source_digest, write_note
 
 VERSIONS = ">=0.32,<0.33"
 """The versions of vLLM that the replacements were run with."""
@@ -90,7 +90,10 @@ def libraries_by_source(root: Path, started: Callable[[], None]) -> None:
         digest = source_digest(asked, config.save_config_portable())
         if digest in libraries():
             return _loaded(cls, libraries()[digest])
-        made = compiled(cls, *args, **kwargs)
+        try:
+            made = compiled(cls, *args, **kwargs)
+        except RuntimeError as error:  # of the header, by AOTC_NO_COMPILER
+            raise RuntimeError(f"{lacking(root, digest)} is missing: {error}") from error
 
         def load() -> Any:
             library = made()

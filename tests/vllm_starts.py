@@ -131,7 +131,9 @@ def start(work: Path, caches: Path, python: str = sys.executable, path: str = ""
 
 def ended(work: Path, receipt: Path | None = None) -> Start:
     """What a start has left in its folder."""
-    log, found = (work / "log").read_text(), read(receipt or work / "receipt")
+    log, folder = (work / "log").read_text(), receipt or work / "receipt"
+    begun = (folder / "restored.json").exists()  # not after a restore that was refused
+    found = read(folder) if begun else Receipt(0, (), (), (), (), 0)
     if not (work / "found.json").exists():
         return Start(0, 0, [], found, log)
     result = json.loads((work / "found.json").read_text())

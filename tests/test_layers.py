@@ -117,7 +117,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     REMEMBERING: {*MODELS, *RUNTIME, "aotc", "aotc.log", RECORDING, REMEMBERING, BUILDING},
     BUILDING: {*RECORDS, MESSAGES, "aotc.store", "aotc.compiler", RECORDING, REMEMBERING},
     ADVISE: {*RECORDS, "numpy", "PIL", "aotc.manifest", ADVISE, PAGE},
-    CACHES: {*MACHINE, *STORE, CACHES},
+    CACHES: {*RUNTIME, CACHES, "aotc_watching"},  # which lies in the folder that is put on PYTHONPATH
+    "aotc.integrations": {*RUNTIME, CACHES, "aotc.compiler", "aotc.integrations", "vllm"},
     BENCH: {*MODELS, *RUNTIME, "aotc", "aotc.verify", ADVISE, BENCH, PAGE},
     "aotc.tools.gate": {*MODELS, *RUNTIME, "aotc.verify", VERDICTS, ADVISE, BENCH, "aotc.tools.gate"},
     BISECTION: {*MODELS, *RUNTIME, "aotc.compiler", MESSAGES, "aotc.verify", VERDICTS, BISECTION},
@@ -236,10 +237,16 @@ def test_a_patch_is_imported_by_nothing_but_the_registry() -> None:
     assert found == {f"{room}.machinery.registry": [room]}
 
 
-def test_only_commands_import_tools() -> None:
+def test_only_commands_and_plug_ins_import_tools() -> None:
     """And `aotc` itself, lazily, for `aotc.record` and `aotc.compile`."""
-    core = [name for name in MODULES if not name.startswith(("aotc.tools", "aotc.cli")) and name != "aotc"]
+    above = ("aotc.tools", "aotc.cli", "aotc.integrations")
+    core = [name for name in MODULES if not name.startswith(above) and name != "aotc"]
     assert not wrong(core, lambda path: [name for name in imports(path) if name.startswith("aotc.tools")])
+
+
+def test_nothing_imports_a_plug_in() -> None:
+    others = [name for name in MODULES if part_of(name) != "aotc.integrations"]
+    assert not wrong(others, lambda path: [name for name in imports(path) if name.startswith("aotc.integrations")])
 
 
 def test_what_the_loader_stands_on_imports_no_compiler() -> None:
@@ -395,7 +402,7 @@ ROOMS = (
 @pytest.mark.parametrize(
     "room",
     [
-        *(PACKAGE / name for name in ("models", "telemetry", "runtime/conversions", "tools")),
+        *(PACKAGE / name for name in ("models", "telemetry", "runtime/conversions", "tools", "integrations/vllm")),
         *(PACKAGE / "tools" / name for name in ("caches", "recording", "remembering")),
         *(PACKAGE / "compiler" / name for name in ROOMS),
     ],

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,11 +15,10 @@ from aotc.cli.output import echo, echo_lines, print_json, progress_console
 from aotc.cli.signals import end_on_sigterm
 
 if TYPE_CHECKING:
-    from aotc.store.layout.bundle import Bundle
-    from aotc.store.layout.store import Store
     from aotc.store.reference import Reference
-    from aotc.tools.caches.origin import Origin
+    from aotc.store.remote.transfer import OnEvent
     from aotc.tools.caches.restore import Restored
+    from aotc.tools.caches.save import Saved
 
 _cache_option = click.option(
     "--cache",
@@ -73,39 +73,44 @@ def save(ref: str, given: Sequence[str], code: str, prune: Path | None, store_pa
     Without a tag, the tag is the key: GPU or CPU, versions of torch, Triton, vLLM and Python, and --code. A remote
     store gets what it lacks.
     """
-    from aotc.runtime.fetch import local_store
-    from aotc.store.layout.store import Store
-    from aotc.store.reference import Reference, is_remote
-    from aotc.tools.caches.folders import cache_folders
     from aotc.tools.caches.origin import HEADERS, this_origin
-    from aotc.tools.caches.receipt import read
-    from aotc.tools.caches.save import save as run_save
 
     end_on_sigterm()
-    folders, origin = cache_folders(given), this_origin(code)
-    reference, where = _named(ref, store_path, origin)
-    if reference.tag is None:
-        raise click.UsageError(f"{ref} names a digest, which is not known before the cache is saved; name a tag")
-    remote = is_remote(where)
-    model = reference.model or where.rpartition("/")[2]
-    local = Store.create(local_store() if remote else Path(where))
-    named = Reference(None, model, tag=reference.tag)
-    saved = run_save(local, named, folders, origin, read(prune) if prune is not None else None)
-    if remote:
-        saved = saved._replace(reference=_push(local, named, reference, where))
+    origin = this_origin(code)
+    saved = _saved(ref, given, code, prune, store_path)
     if as_json:
         print_json(saved._asdict())
         return
-    echo(f"saved {saved.reference}  {saved.digest}")
-    for kind, count in saved.files.items():
-        if count:
-            echo(f"  {kind}: {counted(count, 'file')} of {folders[kind]}")
-    echo(f"  {size_text(saved.size)}, {size_text(saved.stored)} compressed")
-    if saved.left_out:
-        echo(f"  left out: {counted(saved.left_out, 'link or file')} that cannot be kept")
+    _show_saved(saved, given, err=False)
     if saved.files.get("inductor") and origin.variables.get(HEADERS) != "0":
         echo("warning: where there is C++ code, each start with this cache runs a C++ compiler for a header", err=True)
         echo(f"  hint: export {HEADERS}=0 where the program compiles, where it is saved, and where it starts", err=True)
+
+
+def _saved(ref: str, given: Sequence[str], code: str, prune: Path | None, store_path: Path | str) -> Saved:
+    from aotc.tools.caches.folders import cache_folders
+    from aotc.tools.caches.origin import this_origin
+    from aotc.tools.caches.receipt import read
+    from aotc.tools.caches.stores import reference_of, save_as
+
+    folders, origin = cache_folders(given), this_origin(code)
+    reference = reference_of(ref, origin)
+    where = _store_of(reference, store_path)
+    receipt = read(prune) if prune is not None else None
+    with _transfer("push", reference, where) as on_event:
+        return save_as(reference, where, folders, origin, receipt, on_event)
+
+
+def _show_saved(saved: Saved, given: Sequence[str], err: bool) -> None:
+    from aotc.tools.caches.folders import cache_folders
+
+    echo(f"saved {saved.reference}  {saved.digest}", err=err)
+    for kind, folder in cache_folders(given).items():
+        if count := saved.files[kind]:
+            echo(f"  {kind}: {counted(count, 'file')} of {folder}", err=err)
+    echo(f"  {size_text(saved.size)}, {size_text(saved.stored)} compressed", err=err)
+    if saved.left_out:
+        echo(f"  left out: {counted(saved.left_out, 'link or file')} that cannot be kept", err=err)
 
 
 @cache.command()
@@ -152,11 +157,14 @@ def _restored(
     from aotc.tools.caches.receipt import begin
     from aotc.tools.caches.restore import cache_of
     from aotc.tools.caches.restore import restore as run_restore
+    from aotc.tools.caches.stores import opened, reference_of
 
     folders, here = cache_folders(given), this_origin(code)
-    reference, where = _named(ref, store_path, here)
+    reference = reference_of(ref, here)
+    where = _store_of(reference, store_path)
     try:
-        store, bundle = _opened(reference, where)
+        with _transfer("fetch", reference, where) as on_event:
+            store, bundle = opened(reference, where, on_event)
     except NotFoundError as error:
         if reference.tag == here.tag():
             error.message += "; that tag is the key of this machine, its versions and --code"
@@ -203,6 +211,12 @@ def receipt(folder: Path, required: Sequence[str], as_json: bool) -> None:
 @_cache_option
 @_code_option
 @_require_option
+@click.option(
+    "--save",
+    "saving",
+    is_flag=True,
+    help="Save the cache as REF where COMMAND has compiled and ended with 0; REF need not exist before.",
+)
 @store_option
 def run(
     ref: str,
@@ -210,6 +224,7 @@ def run(
     given: Sequence[str],
     code: str,
     required: Sequence[str],
+    saving: bool,
     store_path: Path | str,
 ) -> None:
     """Restore the cache REF, run COMMAND from it, and show the receipt: `aotc cache run REF -- python app.py`.
@@ -220,11 +235,19 @@ def run(
     import subprocess
     import tempfile
 
+    from aotc.errors import NotFoundError
     from aotc.tools.caches.folders import VARIABLES, cache_folders
+    from aotc.tools.caches.receipt import REQUIREMENTS, begin, read
 
     end_on_sigterm()
     with tempfile.TemporaryDirectory(prefix="aotc-receipt-") as folder:
-        watched = _restored(ref, given, code, Path(folder), store_path, as_json=False, err=True)
+        try:
+            watched = _restored(ref, given, code, Path(folder), store_path, as_json=False, err=True)
+        except NotFoundError as error:
+            if not saving:
+                raise
+            echo(f"nothing is restored: {error.message}", err=True)
+            watched = begin(Path(folder), None, cache_folders(given))
         named = {VARIABLES[kind]: str(path) for kind, path in cache_folders(given).items()} if given else {}
         try:
             process = subprocess.Popen(command, env={**os.environ, **named, **watched})
@@ -237,6 +260,8 @@ def run(
             process.wait()
             raise
         holds = _receipt_holds(Path(folder), required, as_json=False, err=True)
+        if saving and status == 0 and read(Path(folder)).flaws(REQUIREMENTS):
+            _show_saved(_saved(ref, given, code, None, store_path), given, err=True)
     if status:
         raise click.exceptions.Exit(status if status > 0 else 128 - status)
     if not holds:
@@ -279,45 +304,21 @@ def _show(kind: str, one: Restored, folder: Path, err: bool) -> None:
         echo(f"  hint: for those of the cache, restore into an empty folder: --cache {kind}=FOLDER", err=True)
 
 
-def _named(ref: str, store_path: Path | str, origin: Origin) -> tuple[Reference, str]:
-    """The reference, with the key as its tag where REF has none; and its store."""
-    from aotc.store.reference import DEFAULT_TAG, Reference, parse_reference
-
-    reference = parse_reference(ref)
-    if reference.tag == DEFAULT_TAG and not ref.endswith(f":{DEFAULT_TAG}"):
-        reference = Reference(reference.store, reference.model, tag=origin.tag())
-    return reference, store_of(store_path, reference)[0]
+def _store_of(reference: Reference, store_path: Path | str) -> str:
+    return store_of(store_path, reference)[0]
 
 
-def _opened(reference: Reference, where: str) -> tuple[Store, Bundle]:
-    """The store in a folder and the bundle, if it is signed as the trusted keys ask; of a remote, fetched first."""
+@contextlib.contextmanager
+def _transfer(verb: str, reference: Reference, where: str) -> Iterator[OnEvent | None]:
+    """The progress of a transfer from or to a remote store."""
     from aotc.cli.progress.transfer import TransferProgress
-    from aotc.runtime.fetch import local_store
-    from aotc.store.layout.bundle import read_bundle
-    from aotc.store.layout.store import Store
-    from aotc.store.reference import Reference, is_remote, parse_reference
-    from aotc.store.remote.fetch import fetch, of_targets
-    from aotc.store.signing.trust import read_trust, read_trusted
+    from aotc.store.reference import is_remote
 
-    trust = read_trust()
     if not is_remote(where):
-        store = Store.open(Path(where))
-        return store, read_trusted(store, reference, trust)
-    source = Reference(where, reference.model, tag=reference.tag, digest=reference.digest)
-    with TransferProgress(progress_console(), f"fetch {reference.name}") as progress:
-        copied = fetch(source, local_store(), of_targets(), trust=trust, on_event=progress.show)
-    store = Store.open(local_store())
-    return store, read_bundle(store, Reference(None, parse_reference(copied.reference).model, digest=copied.digest))
-
-
-def _push(local: Store, saved: Reference, reference: Reference, where: str) -> str:
-    from aotc.cli.progress.transfer import TransferProgress
-    from aotc.store.reference import Reference
-    from aotc.store.remote.push import push
-
-    destination = Reference(where, reference.model, tag=reference.tag)
-    with TransferProgress(progress_console(), f"push {saved.name}") as progress:
-        return push(local, saved, destination, on_event=progress.show).reference
+        yield None
+        return
+    with TransferProgress(progress_console(), f"{verb} {reference.name}") as progress:
+        yield progress.show
 
 
 for _command in (save, restore, receipt, run):

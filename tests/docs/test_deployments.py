@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -16,7 +15,8 @@ import pytest
 import yaml
 from processes import ROOT, environment
 
-from aotc.cli.caches import restore
+from aotc.integrations.vllm.plugin import Settings
+from aotc.store.reference import is_remote, parse_reference
 
 PODS = sorted((ROOT / "examples" / "kubernetes").glob("*.yaml"))
 ACTION = ROOT / "examples" / "ci" / "action.yml"
@@ -100,15 +100,15 @@ def test_each_target_that_a_page_builds_is_a_stage() -> None:
     assert asked == {"artifacts", "service", "tools"} and asked <= stages
 
 
-def test_an_engine_looks_for_its_cache_where_it_is_restored() -> None:
+def test_the_plug_in_of_an_engine_is_told_what_it_reads() -> None:
     document = yaml.safe_load((ROOT / "examples/kubernetes/engine-cache.yaml").read_text())
-    pod = document["spec"]["template"]["spec"]
-    restoring, engine = pod["initContainers"][0], pod["containers"][0]
-    roots = [[one["value"] for one in each["env"] if one["name"] == "VLLM_CACHE_ROOT"] for each in (restoring, engine)]
-    assert roots[0] == roots[1] and restoring["image"] == engine["image"]
-    command = shlex.split(restoring["command"][2].partition("||")[0])
-    assert command[:3] == ["aotc", "cache", "restore"]
-    restore.make_context("restore", command[3:])  # its options are there
+    (engine,) = document["spec"]["template"]["spec"]["containers"]
+    variables = {one["name"]: one["value"] for one in engine["env"]}
+    settings = Settings.of(variables)
+    assert settings is not None and settings.mode == "restore"
+    assert is_remote(parse_reference(settings.cache).store)
+    written = [variables[name] for name in ("VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "AOTC_CACHE_DIR", "HOME")]
+    assert [each for each in written if not each.startswith("/compiled/")] == []
 
 
 def is_file(name: str) -> bool:

@@ -95,6 +95,23 @@ def test_a_compiler_is_named_with_its_source_and_may_be_refused(begun: dict[str,
     assert "RuntimeError: g++ was started for ../x.cpp" in refused.stderr
 
 
+def test_a_process_that_runs_can_be_watched_once(begun: dict[str, str], tmp_path: Path) -> None:
+    code = (
+        "from aotc.tools.caches.receipt import watch_this_process\n"
+        "open('b/idle').read()\n"
+        "watch_this_process(), watch_this_process()\n"
+        "open('a/read.py').read()\n"
+        "import os, pathlib\n"
+        "from aotc.tools.caches.receipt import read\n"
+        "assert len(read(pathlib.Path(os.environ['AOTC_RECEIPT'])).used) == 1\n"  # which is no use of the others
+    )
+    unwatched = {"AOTC_RECEIPT": begun["AOTC_RECEIPT"], "PYTHONPATH": environment()["PYTHONPATH"]}
+    ran = finish(start("-c", code, cwd=tmp_path / "fresh", **unwatched))
+    assert ran.returncode == 0, ran.stderr
+    found = read(tmp_path / "receipt")
+    assert (names(found.used, tmp_path), found.processes) == (["a/read.py"], 1)
+
+
 def test_the_module_that_it_hides_is_run(begun: dict[str, str], tmp_path: Path) -> None:
     fill(tmp_path / "theirs", {"sitecustomize.py": "print('theirs')"})
     paths = os.pathsep.join((begun["PYTHONPATH"], str(tmp_path / "theirs")))
@@ -128,6 +145,35 @@ def test_only_what_a_start_used_is_kept(begun: dict[str, str], store: Store, tmp
     (tmp_path / "fresh" / "new").write_text("x")
     with pytest.raises(StoreError, match="of a start that compiled"):
         save(store, REF, folders, ORIGIN, read(tmp_path / "receipt"))
+
+
+def test_a_receipt_of_a_load_that_failed_is_refused(begun: dict[str, str], store: Store, tmp_path: Path) -> None:
+    """A program that cannot take a file writes it anew: what it used then is not what a start needs."""
+    found = after(tmp_path, "open('a/used.so').read(); open('a/used.so', 'w').write('mine')", begun)
+    with pytest.raises(StoreError, match="of a start that compiled") as error:
+        save(store, REF, {"inductor": tmp_path / "fresh"}, ORIGIN, found)
+    assert [issue.message for issue in error.value.issues] == ["was replaced"]
+
+
+@pytest.mark.every_torch
+def test_what_a_program_compiled_is_saved_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first run finds no cache, and the second one compiles nothing and saves nothing."""
+    monkeypatch.setenv(HEADERS, "0")
+    program = tmp_path / "program.py"
+    program.write_text(COMPILED)
+
+    def run(caches: str, *options: str) -> Any:
+        running: list[Any] = ["cache", "run", "sin:v1", "--store", tmp_path / "store", *options]
+        return run_aotc(*running, "--cache", f"inductor={tmp_path / caches}", "--", sys.executable, program)
+
+    lacking = run("none")
+    assert lacking.returncode == 2 and lacking.stdout == ""
+    first = run("first", "--save")
+    assert (first.returncode, first.stdout) == (0, "0\n"), first.stderr  # it prints its hits
+    assert "saved " in first.stderr
+    second = run("second", "--save", "--require", "used", "--require", "no-compiler")
+    assert (second.returncode, second.stdout) == (0, "1\n"), second.stderr
+    assert "saved " not in second.stderr
 
 
 @pytest.mark.every_torch

@@ -30,7 +30,7 @@ from aotc.store.maintenance.fsck import fsck
 from aotc.store.reference import Reference, parse_reference
 from aotc.store.signing.release import sign_release
 from aotc.tools.caches.folders import cache_folders
-from aotc.tools.caches.origin import HEADERS, Origin, this_origin
+from aotc.tools.caches.origin import HEADERS, Origin, this_origin, variable_rules
 from aotc.tools.caches.restore import restore
 from aotc.tools.caches.save import save
 
@@ -260,6 +260,15 @@ def test_the_gpu_driver_is_the_version_of_its_cache(text: str, tmp_path: Path, m
     (tmp_path / "version").write_text(text)
     monkeypatch.setattr("aotc.tools.caches.origin._DRIVER", tmp_path / "version")
     assert this_origin().packages["computecache"] == "570.86.15"
+
+
+@pytest.mark.parametrize(("there", "here"), [("", ""), ("", "570.1"), ("570.1", "")])
+def test_a_driver_that_is_not_known_fits_none(there: str, here: str, store: Store, tmp_path: Path) -> None:
+    fill(tmp_path / "left", {"index": "code"})
+    save(store, REF, {"computecache": tmp_path / "left"}, with_package(computecache=there))
+    with pytest.raises(EnvironmentMismatchError) as error:
+        restore(store, read_bundle(store, REF), fresh(tmp_path), with_package(computecache=here))
+    assert [issue.message.partition(":")[0] for issue in error.value.issues] == ["GPU driver"]
 
 
 def test_folders_without_files_are_not_saved(store: Store, tmp_path: Path) -> None:
@@ -514,6 +523,20 @@ def test_variables_of_the_compilers_are_kept_and_compared(
     monkeypatch.delenv(HEADERS)
     code, out = run("doctor", "llm:v2", "--store", store)
     assert code == 0 and HEADERS in out
+
+
+def test_a_variable_of_an_engine_that_a_cache_names_is_compared(
+    saved: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path / "made", {"torch_compile_cache/a": "code"})
+    save(saved, REF, {"vllm": tmp_path / "made"}, ORIGIN._replace(variables={"VLLM_USE_V2": "1"}))
+    monkeypatch.setenv("VLLM_HOST_IP", "10.0.0.1")  # in no key
+    for value, differs in ((None, True), ("0", True), ("1", False)):
+        monkeypatch.delenv("VLLM_USE_V2", raising=False)
+        if value is not None:
+            monkeypatch.setenv("VLLM_USE_V2", value)
+        (rule,) = variable_rules(cache_in(saved), ORIGIN._replace(variables={}))
+        assert (rule.name, rule.issue is not None) == ("VLLM_USE_V2", differs)
 
 
 def test_inspect_lists_the_files_of_a_cache_and_picks_says_that_it_is_one(saved: Store) -> None:

@@ -37,6 +37,7 @@ def suite(tmp_path: Path) -> Path:
     folder = tmp_path / "tests" / "cuda"
     folder.mkdir(parents=True)
     shutil.copy(ROOT / "tests" / "cuda" / "last_run.py", folder)
+    shutil.copy(ROOT / "tests" / "run_log.py", folder)
     (folder / "conftest.py").write_text("from last_run import pytest_terminal_summary")
     (folder / "torch.py").write_text(TORCH)
     (folder / "test_all.py").write_text(TESTS)

@@ -7,7 +7,8 @@ artifact of `aotc build` needs no compiler. In the order of a save and a restore
 - `origin`: the machine and the versions that a cache comes from, as its key, and the rules by which another fits.
 - `save`: files to a bundle in a store.
 - `restore`: a bundle to files, after all its checks.
-- `receipt`: what became of the files in a start, as `watched/sitecustomize` wrote it down in each process.
+- `receipt`: what became of the files in a start, as `watched/aotc_watching` wrote it down in each process.
+- `stores`: a cache by its reference, in a folder or a remote store.
 
 The record and its bytes are the store's: `aotc.store.layout.compiler_cache`.
 """

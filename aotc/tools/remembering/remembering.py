@@ -7,29 +7,24 @@ import functools
 import itertools
 import logging
 import os
-import subprocess
-import sys
-import tempfile
 import threading
-import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import msgspec
 import torch
 from torch import nn
 
 from aotc.amounts import counted, listed
-from aotc.errors import AotcError, BindError, ManifestError, NotFoundError
-from aotc.machine.processes import child_command, child_environment, last_lines
+from aotc.errors import AotcError, BindError, GradientError, ManifestError, NotFoundError
+from aotc.machine.processes import last_lines
 from aotc.runtime.compiled import Compiled
 from aotc.runtime.forks import renew_in_child
 from aotc.runtime.load import load
 from aotc.store.reference import is_registry, is_remote
+from aotc.tools.remembering.builds import Builds
 from aotc.tools.remembering.forms import ambient_here, form_of, records_gradients
 from aotc.tools.remembering.identity import Facts, differences, facts_of, name_of
 from aotc.tools.remembering.memory import MOST_CALLS, Kind, Memory, Place, remembered_in
@@ -38,8 +33,6 @@ _log = logging.getLogger("aotc")
 
 When = Literal["background", "exit", "now", "never"]
 
-QUIET, LONGEST = 3.0, 30.0
-"""Seconds without a new form until a build in the background begins, and the longest wait after the first new one."""
 MOST_KINDS = 8
 MOST_MISSES = 3
 """Misses of one form until its calls are made in eager at once: to explain a miss takes milliseconds."""
@@ -61,12 +54,14 @@ class Options(NamedTuple):
     cores: int
     builds: int
     retry: bool
+    train: bool = False
 
     @property
     def asked(self) -> dict[str, Any]:
         """What another build would be needed for."""
         ranges = {dim: list(ends) for dim, ends in self.ranges.items()}
-        asked = {"factory": self.factory, "kwargs": self.kwargs, "mode": self.mode, "ranges": ranges}
+        asked: dict[str, Any] = {"factory": self.factory, "kwargs": self.kwargs, "mode": self.mode, "ranges": ranges}
+        asked["train"] = self.train
         return {name: value for name, value in asked.items() if value}
 
 
@@ -112,33 +107,39 @@ class Remembering:
         self._began = self._is_stale = False
         self._retry = options.retry
         self._changes = 0
-        self._own_builds: set[str] = set()
-        """The names that this process has begun to build."""
         self._place: Place | None = None
         self._facts: Facts = {}
         self._name = ""
         self._device = "cpu"
         self._tables: list[Mapping[str, Any]] = []
-        self._timer: threading.Timer | None = None
-        self._waits_since = 0.0
-        self._builder: subprocess.Popen[bytes] | None = None
+        self.builds = Builds(options, self._note, self._ended)
         _live.add(self)
         renew_in_child(self, Remembering._renew)
 
     def _renew(self) -> None:
-        """A forked child has none of the threads that wait; what it sees anew, it builds itself."""
-        self._lock, self._timer, self._builder = threading.RLock(), None, None
+        self._lock = threading.RLock()
+        self.builds.renew()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.module.training:
-            return self._in_eager("calls in training mode run in eager: model.eval() for inference", args, kwargs)
-        if torch.is_grad_enabled() and records_gradients(self._tables or self._parameters(), args, kwargs):
+        if not self._is_in_mode:
+            told = "calls in training mode run in eager: model.eval() for inference, or aotc.compile(model, train=True)"
+            return self._in_eager(told, args, kwargs)
+        if (
+            not self.options.train
+            and torch.is_grad_enabled()
+            and records_gradients(self._tables or self._parameters(), args, kwargs)
+        ):
             told = "calls that record gradients run in eager: call it within torch.no_grad() or torch.inference_mode()"
             return self._in_eager(told, args, kwargs)
         if (only := self._only) is not None:
             return self._checked(only, *args, **kwargs)
         form = form_of(args, kwargs, self._device)
         return (self._runs.get(form) or self._first(form, args, kwargs))(*args, **kwargs)
+
+    @property
+    def _is_in_mode(self) -> bool:
+        """Whether the module is in the mode whose calls are compiled: training, or not."""
+        return self.module.training is self.options.train
 
     # -- a call -------------------------------------------------------------------------------------------------------
 
@@ -149,7 +150,7 @@ class Remembering:
     def _checked(self, compiled: Compiled, *args: Any, **kwargs: Any) -> Any:
         try:
             return compiled(*args, **kwargs)
-        except BindError as error:  # found before any of it ran
+        except (BindError, GradientError) as error:  # found before any of it ran
             self._changed(compiled, error)
         return self.module(*args, **kwargs)
 
@@ -180,7 +181,7 @@ class Remembering:
         from aotc.tools.remembering.manifest import as_json, seen_call
 
         try:
-            seen = as_json(seen_call(self.module, args, kwargs))
+            seen = as_json(seen_call(self.module, args, kwargs, gradients=self.options.train))
         except ManifestError as error:  # looked at before the module may write to it
             self._note(f"calls with what no manifest holds run in eager: {error}")
             self._runs[form] = self.module
@@ -193,7 +194,7 @@ class Remembering:
             elif lacking == "build":
                 if not self._is_stale:
                     self._runs[form] = self.module
-                self._build_soon()
+                self.builds.soon()
             else:
                 self._refused_again(form)
         if lacking == "build" and self.options.build == "now":
@@ -208,7 +209,7 @@ class Remembering:
             told = "; `compiled.explain` of the model in the store says why" if self._compiled else ""
             self._note(f"calls that no code takes run in eager, as one of {_short(form)}{told}", "no code takes")
 
-    def _changed(self, compiled: Compiled, error: BindError) -> None:
+    def _changed(self, compiled: Compiled, error: AotcError) -> None:
         """The module is no longer what was loaded for: begin anew, at the next call."""
         with self._lock:
             if not any(compiled is each for each in self._compiled):
@@ -218,7 +219,7 @@ class Remembering:
             self._forget_code()
             self._began = self._changes > MOST_CHANGES
             if self._began:
-                self._place = None
+                self._place = self.builds.place = None
                 self._note(f"the module changed {self._changes} times; its calls stay in eager")
 
     # -- what is remembered -------------------------------------------------------------------------------------------
@@ -229,13 +230,14 @@ class Remembering:
     def _begin(self) -> None:
         """Find out what the module is, and load the code that there is for it."""
         self._began, self._place = True, None
+        self.builds.place = None
         self._tables = self._parameters()
         self._facts = facts_of(self.module, self.options.asked)
         self._device = "cuda" if self._facts["target"].startswith("cuda:") else "cpu"
         self._name = name_of(self._facts)
         try:
             if not is_remote(self.options.store):
-                self._place = Place(remembered_in(self.options.store), self._name)
+                self._place = self.builds.place = Place(remembered_in(self.options.store), self._name)
                 if self._retry:
                     self._place.forget_failures()
                     self._retry = False
@@ -245,12 +247,12 @@ class Remembering:
                 changed = list(differences(before.facts, self._facts))
                 _log.warning("aotc.compile: %s is new: %s", self._name, listed(changed, 5))
         except (AotcError, OSError) as error:
-            self._place = None
+            self._place = self.builds.place = None
             self._note(f"{self.options.store} cannot be used: {error}")
             return
         _log.info("aotc.compile: %s", state.line())
         if place is not None and self.options.build != "never" and state.built < state.forms:
-            self._build_soon()
+            self.builds.soon()
 
     def _load(self) -> None:
         """Load all code that there is for the module as it is."""
@@ -282,7 +284,7 @@ class Remembering:
         say. It is built anew, but not if it was built just now."""
         if memory is None or self._place is None or self.options.build == "never":
             self._note(f"{model} is not for this module: {error}")
-        elif self._name in self._own_builds:
+        elif self._name in self.builds.own:
             self._place.fail(kind, f"what the factory makes is another module: {error}")
             self._unbuilt(kind)
             self._note(f"{model} was built from another module: {error}")
@@ -366,70 +368,16 @@ class Remembering:
                 return "build" if kind.built < len(kind.calls) else "load" if kind.built > then else ""
             except (AotcError, OSError) as error:
                 self._note(f"nothing is built: {error}")
-                self._place = None
+                self._place = self.builds.place = None
                 return ""
 
     # -- builds -------------------------------------------------------------------------------------------------------
 
-    def _build_soon(self) -> None:
-        """Build when no new form has come for a while; or at the exit, or before."""
-        if self.options.build != "background":
-            return
-        now = time.monotonic()
-        if self._timer is not None and self._timer.is_alive():
-            self._timer.cancel()
-        else:
-            self._waits_since = now
-        self._timer = threading.Timer(max(0.0, min(QUIET, self._waits_since + LONGEST - now)), self.start_build)
-        self._timer.daemon = True
-        self._timer.start()
-
-    def start_build(self) -> subprocess.Popen[bytes] | None:
-        """Start a process that builds what has no code yet; None where there is nothing to build, or it may not be."""
-        with self._lock:
-            try:
-                return self._started()
-            except (AotcError, OSError) as error:
-                self._note(f"no build can be started: {error}")
-                return None
-
-    def _started(self) -> subprocess.Popen[bytes] | None:
-        if self._builder is not None and self._builder.poll() is None:
-            return self._builder
-        place, options = self._place, self.options
-        memory = place.read() if place is not None else None
-        if place is None or memory is None or options.build == "never" or not place.unbuilt(memory):
-            return None
-        if memory.builds >= options.builds:
-            self._note(f"the limit of {counted(options.builds, 'build')} is reached: raise builds=, or retry=True")
-            return None
-        from aotc.tools.remembering.build_process import BuildJob
-
-        job = BuildJob(*(str(place.folder), place.name, options.store, options.seconds, options.cores, options.builds))
-        with tempfile.NamedTemporaryFile(prefix="aotc-build-", suffix=".job", delete=False) as file:
-            file.write(msgspec.json.encode(job))
-        paths = [path or str(Path.cwd()) for path in sys.path]
-        environment = {**child_environment(), "AOTC_COMPILE": "off"}
-        environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([environment["PYTHONPATH"], *paths]))
-        with place.log.open("ab") as log:
-            self._builder = subprocess.Popen(
-                child_command("aotc.tools.remembering.build_process", file.name),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                start_new_session=True,
-            )
-        self._own_builds.add(place.name)
-        _log.info("aotc.compile: %s is built by process %d; its log: %s", place.name, self._builder.pid, place.log)
-        threading.Thread(target=self._await, args=(self._builder, place), daemon=True).start()
-        return self._builder
-
-    def _await(self, builder: subprocess.Popen[bytes], place: Place) -> None:
-        status = builder.wait()
+    def _ended(self, place: Place, status: int) -> None:
+        """A build has ended: let the next call load what there is, and tell what failed."""
         with self._lock:
             if place.name != self._name:  # the module has changed meanwhile
-                return self._build_soon()
+                return self.builds.soon()
             if status:
                 self._note(f"the build ended with status {status}: {' | '.join(last_lines(place.log, 2))}")
             self._stale()
@@ -438,31 +386,27 @@ class Remembering:
                     self._note(f"{model} cannot be built: {reason}; to try again, remove {place.folder}/{model}.failed")
                 memory = place.read()
                 if not status and memory is not None and place.unbuilt(memory):
-                    self._build_soon()
+                    self.builds.soon()
             except (AotcError, OSError) as error:
                 self._note(f"{place.folder} cannot be read: {error}")
             return None
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Build what has no code yet, wait for that, and load it. Whether all that was seen has code now, and it is
-        loaded."""
-        ends = None if timeout is None else time.monotonic() + timeout
+        """Build what has no code yet, wait for that, and load it. Whether all that was seen has code now; and it is
+        loaded, if the module is in the mode of these calls."""
         with self._lock:
-            if not self._began:
+            if not self._began and self._is_in_mode:
                 self._begin()
-            if self._timer is not None:
-                self._timer.cancel()
-        while (builder := self.start_build()) is not None:
-            try:
-                status = builder.wait(None if ends is None else max(0.0, ends - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                return False
-            if status:
-                break
+        if not self.builds.wait(timeout):
+            return False
         with self._lock:
-            self._begin()
+            if self._is_in_mode:
+                self._begin()
+            else:
+                self._stale()
         state = self.state()
-        return 0 < state.forms == state.built and not state.failed and len(state.models) == len(self._built_then)
+        is_loaded = not self._is_in_mode or len(state.models) == len(self._built_then)
+        return 0 < state.forms == state.built and not state.failed and is_loaded
 
     # -- looking in ---------------------------------------------------------------------------------------------------
 
@@ -497,7 +441,7 @@ _live: weakref.WeakSet[Remembering] = weakref.WeakSet()
 def _at_exit() -> None:
     """Begin the builds that have not begun; the process that builds outlives this one."""
     for each in list(_live):
-        builder = each.start_build()
+        builder = each.builds.start()
         if builder is not None and each.options.build == "exit":
             builder.wait()
         if os.environ.get("AOTC_COMPILE") == "report":

@@ -105,6 +105,10 @@ def _are_ranges(value: Any) -> bool:
     )
 
 
+def _are_patterns(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(each, str) and each for each in value) and bool(value)
+
+
 def compile(
     module: nn.Module,
     *,
@@ -119,6 +123,7 @@ def compile(
     builds: int = 8,
     retry: bool = False,
     train: bool = False,
+    regions: Sequence[str] | Literal["auto"] | None = None,
 ) -> nn.Module:
     """Compile a module as it is used, once: later processes load the code in milliseconds, and import no compiler.
 
@@ -147,6 +152,9 @@ def compile(
         builds: how many builds there may be for one module, over all processes.
         retry: try again what could not be built, and count builds anew.
         train: compile calls in training mode, too, forward and backward. Dropout draws other numbers than in eager.
+        regions: compile these submodules alone, each once for all that are alike, as `["layers.*"]`; or "auto": the
+            repeated ones that the build finds. All else runs in eager. Without it, a model is compiled whole; by its
+            repeated submodules where it cannot be captured whole.
 
     Returns:
         An `nn.Module` of the module's class, with its attributes, that can stand where it stood:
@@ -170,6 +178,7 @@ def compile(
         ("mode", mode, mode in get_args(Mode), f"one of {', '.join(get_args(Mode))}"),
         ("kwargs", kwargs, kwargs is None or _is_json(kwargs), "a mapping of what a manifest holds"),
         ("ranges", ranges, ranges is None or _are_ranges(ranges), 'least and greatest sizes, as {"seq": (1, 2048)}'),
+        ("regions", regions, regions in (None, "auto") or _are_patterns(regions), '"auto" or a list, as ["layers.*"]'),
         ("seconds", seconds, seconds > 0, "more than 0"),
         ("cores", cores, cores >= 0, "0, for all, or more"),
         ("builds", builds, builds > 0, "1 or more"),
@@ -195,7 +204,7 @@ def compile(
         _log.warning("AOTC_COMPILE is %r and may be off or report", asked)
     if isinstance(module, Remembered):
         module = module.module
-    options = Options(factory, kwargs, where, ranges or {}, mode, build, seconds, cores, builds, retry)
+    options = Options(factory, kwargs, where, ranges or {}, mode, build, seconds, cores, builds, retry, regions=regions)
     remembering = Remembering(module, options)
     by_mode = ByMode(Remembering(module, options._replace(train=True)), remembering) if train else None
     cls = class_for(cast("type[Compiled]", Remembered), type(module), "")

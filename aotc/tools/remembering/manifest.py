@@ -96,7 +96,11 @@ def manifest_of(
     for model, kind in models.items():
         calls = inputs_of_calls([from_json(call) for call in kind.calls])
         settings = {"kwargs": memory.kwargs, "dtype": memory.dtype, "mode": memory.asked.get("mode"), **kind.ambient}
-        settings |= {"train": memory.asked.get("train")}
+        asked = memory.asked.get("regions")
+        settings |= {
+            "train": memory.asked.get("train"),
+            "regions": kind.regions or (asked if asked != "auto" else None),
+        }
         lines += [
             f"  {model}:",
             f"    factory: {to_yaml(factory)}",

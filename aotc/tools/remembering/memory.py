@@ -12,7 +12,7 @@ STORE/.aotc/remembered/
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -37,11 +37,13 @@ def remembered_in(store: str | os.PathLike[str]) -> Path:
 
 class Kind(msgspec.Struct):
     """Calls that one model takes: they differ in the sizes and values of tensors alone. `ambient` are the modes that
-    they were made in, as the manifest says them. `calls` only grow; the first `built` of them have code."""
+    they were made in, as the manifest says them. `calls` only grow; the first `built` of them have code. `regions` are
+    those that the last build chose, if it was to choose, or if the model cannot be captured whole."""
 
     ambient: dict[str, str | None]
     calls: list[dict[str, Any]] = []
     built: int = 0
+    regions: list[str] = []
 
 
 class Memory(msgspec.Struct):
@@ -57,6 +59,17 @@ class Memory(msgspec.Struct):
     builds: int = 0
     attempts: int = 0
     version: int = VERSION
+
+    def kind_of(self, seen: Mapping[str, Any], ambient: Mapping[str, str | None]) -> int | None:
+        """The number of the kind of a call that was made in these modes; None where it is a new one."""
+        from aotc.tools.recording.seen_calls import kind_of_call
+        from aotc.tools.remembering.manifest import from_json
+
+        of_call = kind_of_call(from_json(seen))
+        for number, kind in enumerate(self.kinds):
+            if kind.ambient == ambient and kind_of_call(from_json(kind.calls[0])) == of_call:
+                return number
+        return None
 
 
 class _Versioned(msgspec.Struct):

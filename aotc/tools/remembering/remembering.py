@@ -20,14 +20,17 @@ from torch import nn
 from aotc.amounts import counted, listed
 from aotc.errors import AotcError, BindError, GradientError, ManifestError, NotFoundError
 from aotc.machine.processes import last_lines
+from aotc.records import Artifact
 from aotc.runtime.compiled import Compiled
 from aotc.runtime.forks import renew_in_child
 from aotc.runtime.load import load
+from aotc.runtime.state.gate import Gate
 from aotc.store.reference import is_registry, is_remote
 from aotc.tools.remembering.builds import Builds
 from aotc.tools.remembering.forms import ambient_here, form_of, records_gradients
 from aotc.tools.remembering.identity import Facts, differences, facts_of, name_of
 from aotc.tools.remembering.memory import MOST_CALLS, Kind, Memory, Place, remembered_in
+from aotc.tools.remembering.region_calls import RegionCode, in_eager, parts_free
 
 _log = logging.getLogger("aotc")
 
@@ -55,13 +58,14 @@ class Options(NamedTuple):
     builds: int
     retry: bool
     train: bool = False
+    regions: Sequence[str] | Literal["auto"] | None = None
 
     @property
     def asked(self) -> dict[str, Any]:
         """What another build would be needed for."""
         ranges = {dim: list(ends) for dim, ends in self.ranges.items()}
         asked: dict[str, Any] = {"factory": self.factory, "kwargs": self.kwargs, "mode": self.mode, "ranges": ranges}
-        asked["train"] = self.train
+        asked |= {"train": self.train, "regions": self.regions if self.regions == "auto" else list(self.regions or ())}
         return {name: value for name, value in asked.items() if value}
 
 
@@ -96,6 +100,9 @@ class Remembering:
         self.module, self.options = module, options
         self._only: Compiled | None = None
         """All the code that there is: it is asked at once, and a call that it does not take is a miss."""
+        self._eager: Callable[..., Any] = module
+        """The module, whose regions run in eager, too."""
+        self._regions: list[RegionCode] = []
         self._runs: dict[Hashable, Callable[..., Any]] = {}
         """What runs the calls of each form that came."""
         self._compiled: list[Compiled] = []
@@ -104,6 +111,8 @@ class Remembering:
         """How many forms of each kind had code when code was loaded."""
         self._notes: dict[str, str] = {}
         self._lock = threading.RLock()
+        self._gate = Gate()
+        """Inside are calls that record gradients: while code is loaded into regions, it would lose them."""
         self._began = self._is_stale = False
         self._retry = options.retry
         self._changes = 0
@@ -130,7 +139,7 @@ class Remembering:
             and records_gradients(self._tables or self._parameters(), args, kwargs)
         ):
             told = "calls that record gradients run in eager: call it within torch.no_grad() or torch.inference_mode()"
-            return self._in_eager(told, args, kwargs)
+            return self._gate.run_inside(lambda: self._in_eager(told, args, kwargs))
         if (only := self._only) is not None:
             return self._checked(only, *args, **kwargs)
         form = form_of(args, kwargs, self._device)
@@ -145,14 +154,28 @@ class Remembering:
 
     def _in_eager(self, why: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         self._note(why)
-        return self.module(*args, **kwargs)
+        return self._eager(*args, **kwargs)
 
     def _checked(self, compiled: Compiled, *args: Any, **kwargs: Any) -> Any:
         try:
             return compiled(*args, **kwargs)
         except (BindError, GradientError) as error:  # found before any of it ran
             self._changed(compiled, error)
-        return self.module(*args, **kwargs)
+        return self._eager(*args, **kwargs)
+
+    def _by_regions(self, code: RegionCode, *args: Any, **kwargs: Any) -> Any:
+        return self._ran_by_regions(code, args, kwargs)[0]
+
+    def _ran_by_regions(self, code: RegionCode, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, bool]:
+        """The result, and whether code ran in all regions."""
+        try:
+            result, run = code.run(args, kwargs)
+        except BindError as error:  # regions were replaced: found before any of it ran
+            self._changed(code.compiled, error)
+            return self._eager(*args, **kwargs), False
+        if run.error is not None:
+            self._changed(code.compiled, run.error)
+        return result, not run.missed and run.error is None
 
     def _first(self, form: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
         """What runs calls of a form that came for the first time, since code was loaded."""
@@ -161,7 +184,7 @@ class Remembering:
                 self._begin()
             if len(self._runs) >= MOST_FORMS:
                 self._runs.clear()
-            for compiled in self._compiled:
+            for compiled in self._compiled if not self._regions else ():
                 with suppress(TypeError):  # the arguments are those of another kind of calls
                     if compiled.explain(*args, **kwargs).kind != "miss":
                         run = self._runs[form] = functools.partial(self._checked, compiled)
@@ -174,26 +197,37 @@ class Remembering:
         return self._uncovered(form_of(args, kwargs, self._device), *args, **kwargs)
 
     def _uncovered(self, form: Hashable, *args: Any, **kwargs: Any) -> Any:
-        """Run the module for a call that no code takes; remember the call if it succeeds, and see that code comes."""
-        if self._place is None or self.options.build == "never":
+        """Run the module for a call that no code is known to take; remember the call if it succeeds, and see that code
+        comes."""
+        builds = self._place is not None and self.options.build != "never"
+        if not builds and not self._regions:
             self._refused_again(form)
-            return self.module(*args, **kwargs)
+            return self._eager(*args, **kwargs)
         from aotc.tools.remembering.manifest import as_json, seen_call
 
         try:
             seen = as_json(seen_call(self.module, args, kwargs, gradients=self.options.train))
         except ManifestError as error:  # looked at before the module may write to it
             self._note(f"calls with what no manifest holds run in eager: {error}")
-            self._runs[form] = self.module
-            return self.module(*args, **kwargs)
-        result = self.module(*args, **kwargs)
+            self._runs[form] = self._eager
+            return self._eager(*args, **kwargs)
+        if (code := self._regions_for(seen)) is not None:
+            result, is_covered = self._ran_by_regions(code, args, kwargs)
+            if is_covered:
+                self._runs[form] = functools.partial(self._by_regions, code)
+                return result
+        else:
+            result = self._eager(*args, **kwargs)
+        if not builds:
+            self._refused_again(form)
+            return result
         with self._lock:
             lacking = self._remember(seen)
             if lacking == "load":
                 self._stale()
             elif lacking == "build":
                 if not self._is_stale:
-                    self._runs[form] = self.module
+                    self._runs[form] = self._eager
                 self.builds.soon()
             else:
                 self._refused_again(form)
@@ -205,7 +239,7 @@ class Remembering:
         """Of a form that gets no code: to ask all code, and to explain a miss, takes milliseconds."""
         self._misses[form] += 1
         if self._misses[form] >= MOST_MISSES:
-            self._runs[form] = self.module
+            self._runs[form] = self._eager
             told = "; `compiled.explain` of the model in the store says why" if self._compiled else ""
             self._note(f"calls that no code takes run in eager, as one of {_short(form)}{told}", "no code takes")
 
@@ -257,6 +291,14 @@ class Remembering:
     def _load(self) -> None:
         """Load all code that there is for the module as it is."""
         self._forget_code()
+        with parts_free(self.module):
+            self._gate.run_alone(self._load_all)
+        for code in self._regions:
+            code.put()
+            self._eager = functools.partial(in_eager, self.module)
+        self._only = self._compiled[0] if len(self._compiled) == 1 and not self._regions else None
+
+    def _load_all(self) -> None:
         store = self.options.store
         memory = self._place.read() if self._place is not None else None
         self._built_then = [kind.built for kind in memory.kinds] if memory else []
@@ -264,7 +306,7 @@ class Remembering:
             model = f"{self._name}-{kind + 1}" if kind else self._name
             ref = f"{store}/{model}" if is_registry(store) else model
             try:
-                compiled = load(ref, self.module, store=None if is_registry(store) else store, on_miss=self._missed)
+                compiled = load(ref, self.module, store=None if is_registry(store) else store, on_miss="eager")
             except NotFoundError as error:
                 if memory is None:
                     break
@@ -277,7 +319,27 @@ class Remembering:
                 break
             else:
                 self._compiled.append(compiled)
-        self._only = self._compiled[0] if len(self._compiled) == 1 else None
+                if compiled.artifact.regions:
+                    self._regions.append(RegionCode(compiled, kind))
+                    self._note_regions(compiled.artifact, memory)
+                else:
+                    compiled.on_miss = self._missed
+
+    def _note_regions(self, artifact: Artifact, memory: Memory | None) -> None:
+        """Tell that a model is compiled by regions, where nobody asked for that."""
+        if memory is not None and "regions" not in memory.asked:
+            parts = listed([region.name for region in artifact.regions], 3)
+            self._note(
+                f"{artifact.model} cannot be captured whole: of it, these regions and their like have code: {parts}"
+            )
+
+    def _regions_for(self, seen: dict[str, Any]) -> RegionCode | None:
+        """The code by regions for calls of this kind."""
+        if len(self._regions) < 2 or self._place is None:
+            return self._regions[0] if self._regions else None
+        memory = self._place.read()
+        number = memory.kind_of(seen, ambient_here(self._device)) if memory is not None else None
+        return next((code for code in self._regions if code.kind == number), None)
 
     def _refused(self, kind: int, model: str, memory: Memory | None, error: BindError) -> None:
         """Code that is there was built from another module, though by the same name: the factory makes another one now,
@@ -306,7 +368,7 @@ class Remembering:
         self._built_then[kind] = 0
 
     def _forget_code(self) -> None:
-        self._only, self._compiled, self._is_stale = None, [], False
+        self._only, self._compiled, self._regions, self._is_stale = None, [], [], False
         self._runs.clear()
         self._misses.clear()
 
@@ -319,7 +381,7 @@ class Remembering:
         """Keep a call that the loaded code does not take. What its form lacks: code, code that is loaded, or nothing,
         where code cannot be built, or refuses the call."""
         from aotc.store.layout.store import Store
-        from aotc.tools.recording.seen_calls import kind_of_call, sizes_of_call
+        from aotc.tools.recording.seen_calls import sizes_of_call
         from aotc.tools.remembering.manifest import dtype_to_cast, from_json, made_from
 
         ambient, call = ambient_here(self._device), from_json(seen)
@@ -327,12 +389,7 @@ class Remembering:
 
         def keep(memory: Memory) -> bool:
             nonlocal number
-            same = (
-                n
-                for n, kind in enumerate(memory.kinds)
-                if kind.ambient == ambient and kind_of_call(from_json(kind.calls[0])) == kind_of_call(call)
-            )
-            if (found := next(same, None)) is None:
+            if (found := memory.kind_of(seen, ambient)) is None:
                 if len(memory.kinds) == MOST_KINDS:
                     self._note(f"calls of more than {MOST_KINDS} kinds: pass a number that varies as a tensor")
                     return False

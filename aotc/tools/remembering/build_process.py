@@ -13,6 +13,7 @@ import functools
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -20,13 +21,17 @@ from pathlib import Path
 
 import msgspec
 
-from aotc.errors import AotcError
+from aotc.amounts import size_text
+from aotc.errors import AotcError, BuildError
 from aotc.locks import lock, lock_file
+from aotc.machine.memory import memory_here
 from aotc.records import Dims
 from aotc.tools.remembering.memory import Kind, Memory, Place
 
 NICENESS = 10
 CHECK_SECONDS = 120.0
+MEMORY_SECONDS = 120.0
+"""How long a build waits for free memory."""
 MOST_ATTEMPTS = 3
 """Builds in a row that may end without a result: what ends them, as too little memory, may be the build itself."""
 
@@ -54,6 +59,10 @@ def main() -> None:
         memory = place.read()
         if memory is not None and memory.builds < job.builds and (kinds := place.unbuilt(memory)):
             _begin_log(place)
+            try:
+                wait_for_memory(memory.facts["target"].partition(":")[0], memory.state_bytes)
+            except BuildError as error:  # no fault of the model's, so there is no tombstone
+                sys.exit(str(error))
             _build(job, place, memory, kinds)
 
 
@@ -62,6 +71,23 @@ def _begin_log(place: Place) -> None:
     with place.log.open("wb") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
+
+
+def wait_for_memory(device: str, state_bytes: int, seconds: float = MEMORY_SECONDS) -> None:
+    """Wait until this machine has the memory free that one unit takes. Raises BuildError."""
+    from aotc.compiler.executors.local import BASE, WEIGHTS
+
+    needed, ends = BASE[device] + WEIGHTS * state_bytes, time.monotonic() + seconds
+    while (free := memory_here()) < needed:
+        if time.monotonic() >= ends:
+            raise BuildError(
+                f"a build takes about {size_text(needed)} of memory, and {size_text(free)} are free",
+                hint="it is tried again by the next run that has a call without code; or build on another machine, by "
+                "the manifest that `aotc init --from-store` writes",
+                expected=needed,
+                actual=free,
+            )
+        time.sleep(min(1.0, seconds))
 
 
 def _build(job: BuildJob, place: Place, memory: Memory, kinds: list[int]) -> None:

@@ -36,6 +36,7 @@ class Builds:
         self.options, self._note, self._ended = options, note, ended
         self.place: Place | None = None
         """Of the module as it is now; None where nothing is built."""
+        self.uses_gpu = False
         self.own: set[str] = set()
         """The names that this process has begun to build."""
         self._waits_since = 0.0
@@ -50,6 +51,11 @@ class Builds:
     def soon(self) -> None:
         """Build when no new form has come for a while; or at the exit, or before."""
         if self.options.build != "background":
+            return
+        if self.uses_gpu and not self.options.gpu:
+            _log.info(
+                "aotc.compile: code for new forms is built at the program's end, on the GPU; gpu=True allows it before"
+            )
             return
         now = time.monotonic()
         with self._lock:

@@ -124,6 +124,7 @@ def compile(
     retry: bool = False,
     train: bool = False,
     regions: Sequence[str] | Literal["auto"] | None = None,
+    gpu: bool = False,
 ) -> nn.Module:
     """Compile a module as it is used, once: later processes load the code in milliseconds, and import no compiler.
 
@@ -146,7 +147,8 @@ def compile(
             `{"seq": (1, 2048)}`.
         mode: a mode of torch.compile.
         build: "background": seconds after the last new form, or at the end of this process, by a process that outlives
-            it; "exit": at its end, which waits for it; "now": in a call of a new form, which waits for it; "never".
+            it; "exit": at its end, which waits for it; "now": in a call of a new form, which waits for it; "never". It
+            runs at a low priority, and waits for the memory that it takes.
         seconds: the longest that a build may take.
         cores: how many cores a build may use; 0: all.
         builds: how many builds there may be for one module, over all processes.
@@ -155,6 +157,8 @@ def compile(
         regions: compile these submodules alone, each once for all that are alike, as `["layers.*"]`; or "auto": the
             repeated ones that the build finds. All else runs in eager. Without it, a model is compiled whole; by its
             repeated submodules where it cannot be captured whole.
+        gpu: whether a build in the background may use the module's GPU while this program runs. Else what a module on a
+            GPU lacks is built when the program ends.
 
     Returns:
         An `nn.Module` of the module's class, with its attributes, that can stand where it stood:
@@ -204,7 +208,9 @@ def compile(
         _log.warning("AOTC_COMPILE is %r and may be off or report", asked)
     if isinstance(module, Remembered):
         module = module.module
-    options = Options(factory, kwargs, where, ranges or {}, mode, build, seconds, cores, builds, retry, regions=regions)
+    options = Options(
+        factory, kwargs, where, ranges or {}, mode, build, seconds, cores, builds, retry, regions=regions, gpu=gpu
+    )
     remembering = Remembering(module, options)
     by_mode = ByMode(Remembering(module, options._replace(train=True)), remembering) if train else None
     cls = class_for(cast("type[Compiled]", Remembered), type(module), "")

@@ -48,13 +48,15 @@ class Kind(msgspec.Struct):
 
 class Memory(msgspec.Struct):
     """All that is remembered of a module. `asked` is what the build was asked for; `attempts` are builds in a row that
-    have begun and not ended. What another `version` of this struct wrote is as nothing."""
+    have begun and not ended; `state_bytes` are those of its parameters and buffers. What another `version` of this
+    struct wrote is as nothing."""
 
     facts: Facts
     asked: dict[str, Any]
     factory: str
     kwargs: dict[str, Any]
     dtype: str = ""
+    state_bytes: int = 0
     kinds: list[Kind] = []
     builds: int = 0
     attempts: int = 0

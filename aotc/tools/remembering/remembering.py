@@ -12,6 +12,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from torch import nn
 from aotc.amounts import counted, listed
 from aotc.errors import AotcError, BindError, GradientError, ManifestError, NotFoundError
 from aotc.machine.processes import last_lines
+from aotc.reads.tensors import plain_state
 from aotc.records import Artifact
 from aotc.runtime.compiled import Compiled
 from aotc.runtime.forks import renew_in_child
@@ -59,6 +61,7 @@ class Options(NamedTuple):
     retry: bool
     train: bool = False
     regions: Sequence[str] | Literal["auto"] | None = None
+    gpu: bool = False
 
     @property
     def asked(self) -> dict[str, Any]:
@@ -268,6 +271,7 @@ class Remembering:
         self._tables = self._parameters()
         self._facts = facts_of(self.module, self.options.asked)
         self._device = "cuda" if self._facts["target"].startswith("cuda:") else "cpu"
+        self.builds.uses_gpu = self._device == "cuda"
         self._name = name_of(self._facts)
         try:
             if not is_remote(self.options.store):
@@ -291,6 +295,9 @@ class Remembering:
     def _load(self) -> None:
         """Load all code that there is for the module as it is."""
         self._forget_code()
+        if self.options.build != "never" and not (Path(self.options.store) / "oci-layout").exists():
+            self._built_then = []
+            return  # the first call that is remembered makes the store
         with parts_free(self.module):
             self._gate.run_alone(self._load_all)
         for code in self._regions:
@@ -413,7 +420,9 @@ class Remembering:
                 if self._place.read() is None:
                     Store.create(self.options.store)
                     made = made_from(self.module, self.options.factory, self.options.kwargs)
-                    new = Memory(self._facts, self.options.asked, made.factory, made.kwargs, dtype_to_cast(self.module))
+                    size = sum(tensor.nbytes for tensor in plain_state(self.module).values())
+                    cast = dtype_to_cast(self.module)
+                    new = Memory(self._facts, self.options.asked, made.factory, made.kwargs, cast, size)
                 memory = self._place.change(new, keep)
                 if memory is None or number < 0:
                     return ""

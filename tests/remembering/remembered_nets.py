@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+import aotc
+
 
 class Net(nn.Module):
     def __init__(self, width: int = 8, words: int = 50) -> None:
@@ -71,3 +73,27 @@ class Branches(nn.Module):
             x = block(x)
         x = x if x.sum() > 0 else -x
         return x * 2 if twice else x
+
+
+class Coder(nn.Module):
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.width = width
+        self.linear = nn.Linear(width, width)
+
+    def encode(self, x: Tensor, factor: float = 1.0) -> Tensor:
+        y: Tensor = self.linear(x).relu() * factor
+        return y
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.encode(x).tanh()
+
+
+class Decorated(nn.Module):
+    def __init__(self, factor: int = 3) -> None:
+        super().__init__()
+        self.factor = factor
+
+    @aotc.compile(build="exit")
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor

@@ -92,7 +92,7 @@ class Builds:
         with tempfile.NamedTemporaryFile(prefix="aotc-build-", suffix=".job", delete=False) as file:
             file.write(msgspec.json.encode(job))
         paths = [path or str(Path.cwd()) for path in sys.path]
-        environment = {**child_environment(), "AOTC_COMPILE": "off"}
+        environment = child_environment()
         environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([environment["PYTHONPATH"], *paths]))
         with place.log.open("ab") as log:
             self._process = subprocess.Popen(

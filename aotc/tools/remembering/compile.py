@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import logging
 import os
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MethodType
 from typing import Any, Literal, cast, get_args
 
 from torch import nn
@@ -18,38 +19,13 @@ from aotc.runtime.compiled import Compiled, class_for
 from aotc.runtime.explain.arguments import options_error
 from aotc.store.cache_folder import cache_folder
 from aotc.store.reference import is_remote
+from aotc.tools.remembering.by_mode import ByMode, remembering_of
+from aotc.tools.remembering.methods import RememberedMethod, decorated, of_method
 from aotc.tools.remembering.remembering import Options, Remembering, State, When
 
 _log = logging.getLogger("aotc")
 
 Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
-
-
-class ByMode:
-    """With `train=True`: calls in training mode, and the others, which other code runs."""
-
-    def __init__(self, training: Remembering, evaluating: Remembering) -> None:
-        self.module, self.training, self.evaluating = training.module, training, evaluating
-
-    @property
-    def of_mode(self) -> Remembering:
-        return self.training if self.module.training else self.evaluating
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.of_mode(*args, **kwargs)
-
-    def state(self) -> State:
-        return self.of_mode.state()
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Of both modes, as far as calls in them were seen."""
-        ends = None if timeout is None else time.monotonic() + timeout
-        is_built = True
-        for each in (self.training, self.evaluating):
-            if each is self.of_mode or each.state().forms:
-                left = None if ends is None else max(0.0, ends - time.monotonic())
-                is_built = each.wait(left) and is_built
-        return is_built
 
 
 class Remembered(nn.Module):
@@ -110,7 +86,7 @@ def _are_patterns(value: Any) -> bool:
 
 
 def compile(
-    module: nn.Module,
+    module: Any = None,
     *,
     factory: str | None = None,
     kwargs: Mapping[str, Any] | None = None,
@@ -125,7 +101,7 @@ def compile(
     train: bool = False,
     regions: Sequence[str] | Literal["auto"] | None = None,
     gpu: bool = False,
-) -> nn.Module:
+) -> Any:
     """Compile a module as it is used, once: later processes load the code in milliseconds, and import no compiler.
 
     Calls run in eager, and their forms are recorded: sizes, dtypes, constants. Another process of a low priority builds
@@ -136,7 +112,8 @@ def compile(
     Calls in training mode run in eager without `train=True`, and calls in eval mode that record gradients always do.
 
     Args:
-        module: the module. It is compiled as it is at its first call.
+        module: the module, or a method of one: `model.encode = aotc.compile(model.encode)`. It is compiled as it is at
+            its first call. In a class of modules, `@aotc.compile` or `@aotc.compile(mode=…)` stands before a method.
         factory: how the build makes the module again, where its class and attributes do not say so:
             `package.module:function`, or `path/to/file.py:function`. Known are models of transformers and diffusers, by
             their configuration, and classes whose arguments can be read from the attributes of their names.
@@ -163,6 +140,7 @@ def compile(
     Returns:
         An `nn.Module` of the module's class, with its attributes, that can stand where it stood:
         `pipe.transformer = aotc.compile(pipe.transformer)`. `explain()` says what it does; `wait()` builds, and waits.
+        Of a method, a callable with these two; of one that is decorated in its class, a function.
 
     Raises:
         ManifestError: PyYAML is not installed, and `build` is not "never".
@@ -175,8 +153,9 @@ def compile(
         ...     model(torch.randn(4, 128, 256)).shape
         torch.Size([4, 128, 256])
     """
-    if not isinstance(module, nn.Module):
-        raise BindError(f"module is a {type(module).__name__}", hint="give a torch.nn.Module")
+    given = {name: value for name, value in locals().items() if name != "module"}
+    if module is None:
+        return functools.partial(compile, **given)
     checks = (
         ("build", build, build in get_args(When), f"one of {', '.join(get_args(When))}"),
         ("mode", mode, mode in get_args(Mode), f"one of {', '.join(get_args(Mode))}"),
@@ -209,12 +188,17 @@ def compile(
     if isinstance(module, Remembered):
         module = module.module
     options = Options(
-        factory, kwargs, where, ranges or {}, mode, build, seconds, cores, builds, retry, regions=regions, gpu=gpu
+        *(factory, kwargs, where, ranges or {}, mode, build, seconds, cores, builds, retry, train, regions, gpu)
     )
-    remembering = Remembering(module, options)
-    by_mode = ByMode(Remembering(module, options._replace(train=True)), remembering) if train else None
+    if isinstance(module, RememberedMethod):
+        module = module.__wrapped__
+    if isinstance(module, MethodType) and isinstance(owner := module.__self__, nn.Module):
+        owner = owner.module if isinstance(owner, Remembered) else owner
+        return of_method(owner, MethodType(module.__func__, owner), options)
+    if not isinstance(module, nn.Module):
+        return decorated(module, options)
     cls = class_for(cast("type[Compiled]", Remembered), type(module), "")
     remembered = object.__new__(cls)
-    object.__setattr__(remembered, "_remembering", by_mode or remembering)
+    object.__setattr__(remembered, "_remembering", remembering_of(module, None, options))
     object.__setattr__(remembered, "__dict__", vars(module))
     return remembered

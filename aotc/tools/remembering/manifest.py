@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +59,18 @@ def dtype_to_cast(module: nn.Module) -> str:
 
 
 def seen_call(
-    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, gradients: bool = False
+    module: nn.Module,
+    call: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    gradients: bool = False,
 ) -> dict[str, Seen]:
-    """The arguments of a call without the values of their tensors; which of them require `gradients`, if that is
-    asked. Raises ManifestError for what no manifest holds."""
+    """The arguments of a call of the module, or of its method, without the values of their tensors; which of them
+    require `gradients`, if that is asked. Raises ManifestError for what no manifest holds."""
+    method = None if call is module else call
     wanted = gradients and torch.is_grad_enabled()
-    return {name: look_at(value, name, wanted) for name, value in bound_arguments(module, args, kwargs).items()}
+    return {name: look_at(value, name, wanted) for name, value in bound_arguments(module, args, kwargs, method).items()}
 
 
 def as_json(seen: Seen) -> Any:
@@ -99,6 +105,7 @@ def manifest_of(
         asked = memory.asked.get("regions")
         settings |= {
             "train": memory.asked.get("train"),
+            "method": memory.asked.get("method"),
             "regions": kind.regions or (asked if asked != "auto" else None),
         }
         lines += [

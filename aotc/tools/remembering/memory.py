@@ -56,10 +56,10 @@ class Memory(msgspec.Struct):
     factory: str
     kwargs: dict[str, Any]
     dtype: str = ""
-    state_bytes: int = 0
     kinds: list[Kind] = []
     builds: int = 0
     attempts: int = 0
+    state_bytes: int = 0
     version: int = VERSION
 
     def kind_of(self, seen: Mapping[str, Any], ambient: Mapping[str, str | None]) -> int | None:

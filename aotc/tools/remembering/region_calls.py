@@ -16,9 +16,8 @@ from typing import Any
 from torch import nn
 
 from aotc.errors import AotcError, BindError, GradientError
-from aotc.runtime.call import own_forward
-from aotc.runtime.compiled import Compiled
-from aotc.runtime.regions import CompiledByRegions
+from aotc.runtime.call import CompiledCall, own_forward
+from aotc.runtime.regions import CompiledRegions
 
 
 class Run:
@@ -38,12 +37,16 @@ class _Here(threading.local):
 _here = _Here()
 
 
-class PartForward:
-    """In the place of a part's forward. In training it runs outside of a call what it ran last: a checkpoint computes
-    the part again while the backward runs, and has to compute the same."""
+class InPlace:
+    """Stands among a module's own attributes in the place of a method of its class, but while code is loaded."""
 
     is_compiled_code = True
-    """`aotc.reads` knows it by this: it is not a forward that the module was given."""
+    """`aotc.reads` knows it by this: it is not an attribute that the module was given."""
+
+
+class PartForward(InPlace):
+    """In the place of a part's forward. In training it runs outside of a call what it ran last: a checkpoint computes
+    the part again while the backward runs, and has to compute the same."""
 
     def __init__(self, instance: nn.Module) -> None:
         self.instance = instance
@@ -65,9 +68,9 @@ class PartForward:
         return getattr, (self.instance, "forward")
 
 
-def in_eager(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """Run the module with the parts' own forwards, also where its backward computes them again."""
-    return _within(Run({}), module, args, kwargs)
+def in_eager(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a module, or its method, with the parts' own forwards, also where its backward computes them again."""
+    return _within(Run({}), call, args, kwargs)
 
 
 def _within(run: Run, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -81,45 +84,42 @@ def _within(run: Run, call: Callable[..., Any], args: Sequence[Any], kwargs: Map
 class RegionCode:
     """The compiled regions of a module, taken out of it: only `run` runs them."""
 
-    def __init__(self, compiled: Compiled, kind: int) -> None:
-        assert isinstance(compiled, CompiledByRegions) and compiled.module is not None
-        self.compiled, self.kind = compiled, kind
-        self._forwards: dict[int, Callable[..., Any]] = {}
-        for part in _parts(compiled):
-            self._forwards[id(part)] = vars(part).pop("forward")
-        for call in compiled.regions.values():
-            assert call.module is not None
-            call.on_miss = functools.partial(_missed, own_forward(call.module))
+    def __init__(self, call: CompiledCall, kind: int) -> None:
+        assert isinstance(call, CompiledRegions)
+        self.call, self.kind = call, kind
+        self._forwards = {id(part): vars(part).pop("forward") for part in _parts(call)}
+        for region in call.regions.values():
+            assert region.module is not None
+            region.on_miss = functools.partial(_missed, own_forward(region.module))
 
     def put(self) -> None:
         """Let the module's parts run this code when `run` is called."""
-        for part in _parts(self.compiled):
+        for part in _parts(self.call):
             if not isinstance(vars(part).get("forward"), PartForward):
                 vars(part)["forward"] = PartForward(part)
 
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Run]:
         run = Run(self._forwards)
-        return _within(run, self.compiled, args, kwargs), run
+        return _within(run, self.call, args, kwargs), run
 
 
 @contextmanager
 def parts_free(module: nn.Module) -> Iterator[None]:
-    """While active, the module's parts have their own forwards, so that code can be loaded for them."""
-    found = [(vars(part), vars(part).get("forward")) for part in module.modules()]
-    standing = [(attributes, forward) for attributes, forward in found if isinstance(forward, PartForward)]
-    for attributes, _ in standing:
-        del attributes["forward"]
+    """While active, the module's parts have their own forwards and methods, so that code can be loaded for them."""
+    found = [(vars(part), name, value) for part in module.modules() for name, value in vars(part).items()]
+    standing = [each for each in found if isinstance(each[2], InPlace)]
+    for attributes, name, _ in standing:
+        del attributes[name]
     try:
         yield
     finally:
-        for attributes, forward in standing:
-            attributes.setdefault("forward", forward)
+        for attributes, name, value in standing:
+            attributes.setdefault(name, value)
 
 
-def _parts(compiled: Compiled) -> list[nn.Module]:
-    assert compiled.module is not None
-    paths = dict.fromkeys(path for region in compiled.artifact.regions for path in region.instances)
-    return list({id(part): part for part in map(compiled.module.get_submodule, paths)}.values())
+def _parts(call: CompiledRegions) -> list[nn.Module]:
+    paths = dict.fromkeys(path for region in call.artifact.regions for path in region.instances)
+    return list({id(part): part for part in map(call.module.get_submodule, paths)}.values())
 
 
 def _missed(forward: Callable[..., Any], error: AotcError, *args: Any, **kwargs: Any) -> Any:

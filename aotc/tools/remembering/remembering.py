@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MethodType
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -23,7 +24,7 @@ from aotc.errors import AotcError, BindError, GradientError, ManifestError, NotF
 from aotc.machine.processes import last_lines
 from aotc.reads.tensors import plain_state
 from aotc.records import Artifact
-from aotc.runtime.compiled import Compiled
+from aotc.runtime.call import CompiledCall
 from aotc.runtime.forks import renew_in_child
 from aotc.runtime.load import load
 from aotc.runtime.state.gate import Gate
@@ -62,13 +63,15 @@ class Options(NamedTuple):
     train: bool = False
     regions: Sequence[str] | Literal["auto"] | None = None
     gpu: bool = False
+    method: str = ""
 
     @property
     def asked(self) -> dict[str, Any]:
         """What another build would be needed for."""
         ranges = {dim: list(ends) for dim, ends in self.ranges.items()}
         asked: dict[str, Any] = {"factory": self.factory, "kwargs": self.kwargs, "mode": self.mode, "ranges": ranges}
-        asked |= {"train": self.train, "regions": self.regions if self.regions == "auto" else list(self.regions or ())}
+        regions = self.regions if self.regions == "auto" else list(self.regions or ())
+        asked |= {"train": self.train, "regions": regions, "method": self.method}
         return {name: value for name, value in asked.items() if value}
 
 
@@ -99,16 +102,19 @@ class State(NamedTuple):
 class Remembering:
     """The calls of one module. Many threads may call."""
 
-    def __init__(self, module: nn.Module, options: Options) -> None:
-        self.module, self.options = module, options
-        self._only: Compiled | None = None
+    def __init__(self, module: nn.Module, method: MethodType | None, options: Options) -> None:
+        """`method`: whose calls these are, in the place of the module's own."""
+        name = method.__name__ if method is not None and method.__name__ != "forward" else ""
+        self.module, self.options = module, options._replace(method=name)
+        self._own: Callable[..., Any] = method or module
+        self._only: CompiledCall | None = None
         """All the code that there is: it is asked at once, and a call that it does not take is a miss."""
-        self._eager: Callable[..., Any] = module
-        """The module, whose regions run in eager, too."""
+        self._eager: Callable[..., Any] = self._own
+        """The module, or the method; whose regions run in eager, too."""
         self._regions: list[RegionCode] = []
         self._runs: dict[Hashable, Callable[..., Any]] = {}
         """What runs the calls of each form that came."""
-        self._compiled: list[Compiled] = []
+        self._compiled: list[CompiledCall] = []
         self._misses: Counter[Hashable] = Counter()
         self._built_then: list[int] = []
         """How many forms of each kind had code when code was loaded."""
@@ -159,7 +165,7 @@ class Remembering:
         self._note(why)
         return self._eager(*args, **kwargs)
 
-    def _checked(self, compiled: Compiled, *args: Any, **kwargs: Any) -> Any:
+    def _checked(self, compiled: CompiledCall, *args: Any, **kwargs: Any) -> Any:
         try:
             return compiled(*args, **kwargs)
         except (BindError, GradientError) as error:  # found before any of it ran
@@ -174,10 +180,10 @@ class Remembering:
         try:
             result, run = code.run(args, kwargs)
         except BindError as error:  # regions were replaced: found before any of it ran
-            self._changed(code.compiled, error)
+            self._changed(code.call, error)
             return self._eager(*args, **kwargs), False
         if run.error is not None:
-            self._changed(code.compiled, run.error)
+            self._changed(code.call, run.error)
         return result, not run.missed and run.error is None
 
     def _first(self, form: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
@@ -209,7 +215,7 @@ class Remembering:
         from aotc.tools.remembering.manifest import as_json, seen_call
 
         try:
-            seen = as_json(seen_call(self.module, args, kwargs, gradients=self.options.train))
+            seen = as_json(seen_call(self.module, self._own, args, kwargs, gradients=self.options.train))
         except ManifestError as error:  # looked at before the module may write to it
             self._note(f"calls with what no manifest holds run in eager: {error}")
             self._runs[form] = self._eager
@@ -246,7 +252,7 @@ class Remembering:
             told = "; `compiled.explain` of the model in the store says why" if self._compiled else ""
             self._note(f"calls that no code takes run in eager, as one of {_short(form)}{told}", "no code takes")
 
-    def _changed(self, compiled: Compiled, error: AotcError) -> None:
+    def _changed(self, compiled: CompiledCall, error: AotcError) -> None:
         """The module is no longer what was loaded for: begin anew, at the next call."""
         with self._lock:
             if not any(compiled is each for each in self._compiled):
@@ -302,7 +308,7 @@ class Remembering:
             self._gate.run_alone(self._load_all)
         for code in self._regions:
             code.put()
-            self._eager = functools.partial(in_eager, self.module)
+            self._eager = functools.partial(in_eager, self._own)
         self._only = self._compiled[0] if len(self._compiled) == 1 and not self._regions else None
 
     def _load_all(self) -> None:
@@ -325,12 +331,13 @@ class Remembering:
                 self._note(f"{model} cannot be loaded: {error}")
                 break
             else:
-                self._compiled.append(compiled)
+                call: CompiledCall = getattr(compiled, self.options.method or "forward")
+                self._compiled.append(call)
                 if compiled.artifact.regions:
-                    self._regions.append(RegionCode(compiled, kind))
+                    self._regions.append(RegionCode(call, kind))
                     self._note_regions(compiled.artifact, memory)
                 else:
-                    compiled.on_miss = self._missed
+                    call.on_miss = self._missed
 
     def _note_regions(self, artifact: Artifact, memory: Memory | None) -> None:
         """Tell that a model is compiled by regions, where nobody asked for that."""
@@ -422,7 +429,7 @@ class Remembering:
                     made = made_from(self.module, self.options.factory, self.options.kwargs)
                     size = sum(tensor.nbytes for tensor in plain_state(self.module).values())
                     cast = dtype_to_cast(self.module)
-                    new = Memory(self._facts, self.options.asked, made.factory, made.kwargs, cast, size)
+                    new = Memory(self._facts, self.options.asked, made.factory, made.kwargs, cast, state_bytes=size)
                 memory = self._place.change(new, keep)
                 if memory is None or number < 0:
                     return ""

@@ -2,7 +2,7 @@
 
     python -m aotc.tools.remembering.build_process JOB.json
 
-It outlives the process that started it, runs at a low priority, and waits while another one builds for the same module.
+It outlives the process that started it, runs at a low priority, and holds the lock of the module that it builds for.
 Killed, it leaves the units that it finished, and the next build takes them.
 """
 
@@ -23,7 +23,6 @@ import msgspec
 
 from aotc.amounts import size_text
 from aotc.errors import AotcError, BuildError
-from aotc.locks import lock, lock_file
 from aotc.machine.memory import memory_here
 from aotc.records import Dims
 from aotc.tools.remembering.memory import Kind, Memory, Place
@@ -37,14 +36,15 @@ MOST_ATTEMPTS = 3
 
 
 class BuildJob(msgspec.Struct, frozen=True):
-    """What to build: the memory called `name` in `folder`, into `store`. `cores` 0: all that this process may use."""
+    """What to build: the memory called `name` in `folder`, into `store`. `cores` 0: all that this process may use.
+    `lock`: a descriptor of the lock, which is held."""
 
     folder: str
     name: str
     store: str
     seconds: float
     cores: int
-    builds: int
+    lock: int
 
 
 def main() -> None:
@@ -53,24 +53,15 @@ def main() -> None:
     os.nice(NICENESS)
     if job.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-job.cores :])
+    os.set_inheritable(job.lock, False)  # the processes of this build do not hold it
     place = Place(Path(job.folder), job.name)
-    with lock_file(place.lock) as held:
-        lock(held)
-        memory = place.read()
-        if memory is not None and memory.builds < job.builds and (kinds := place.unbuilt(memory)):
-            _begin_log(place)
-            try:
-                wait_for_memory(memory.facts["target"].partition(":")[0], memory.state_bytes)
-            except BuildError as error:  # no fault of the model's, so there is no tombstone
-                sys.exit(str(error))
-            _build(job, place, memory, kinds)
-
-
-def _begin_log(place: Place) -> None:
-    """From here on all output is the log: a process that only waited leaves that of the one that built."""
-    with place.log.open("wb") as log:
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
+    memory = place.read()
+    if memory is not None and (kinds := place.unbuilt(memory)):
+        try:
+            wait_for_memory(memory.facts["target"].partition(":")[0], memory.state_bytes)
+        except BuildError as error:  # no fault of the model's, so there is no tombstone
+            sys.exit(str(error))
+        _build(job, place, memory, kinds)
 
 
 def wait_for_memory(device: str, state_bytes: int, seconds: float = MEMORY_SECONDS) -> None:

@@ -11,12 +11,13 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from aotc.amounts import counted
 from aotc.errors import AotcError
+from aotc.locks import close_lock, lock, open_lock
 from aotc.machine.processes import child_command, child_environment
 from aotc.tools.remembering.memory import Place
 
@@ -27,6 +28,35 @@ _log = logging.getLogger("aotc")
 
 QUIET, LONGEST = 3.0, 30.0
 """Seconds without a new form until a build in the background begins, and the longest wait after the first new one."""
+
+LOOKS_EVERY = 0.2
+
+
+class Building(Protocol):
+    """A build that goes on: the process that this one started, or another one's."""
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
+class BuiltElsewhere:
+    """The build of the same module that another process has started: another rank, say."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    def poll(self) -> int | None:
+        return None if self._place.is_being_built() else 0
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Raises TimeoutExpired, as of a process."""
+        ends = None if timeout is None else time.monotonic() + timeout
+        while (status := self.poll()) is None:
+            if ends is not None and time.monotonic() >= ends:
+                raise subprocess.TimeoutExpired(self._place.name, timeout or 0.0)
+            time.sleep(LOOKS_EVERY)
+        return status
 
 
 class Builds:
@@ -46,7 +76,7 @@ class Builds:
         """A forked child has none of the threads that wait; what it sees anew, it builds itself."""
         self._lock = threading.RLock()
         self._timer: threading.Timer | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Building | None = None
 
     def soon(self) -> None:
         """Build when no new form has come for a while; or at the exit, or before."""
@@ -67,8 +97,9 @@ class Builds:
             self._timer.daemon = True
             self._timer.start()
 
-    def start(self) -> subprocess.Popen[bytes] | None:
-        """Start a process that builds what has no code yet; None where there is nothing to build, or it may not be."""
+    def start(self) -> Building | None:
+        """Start a process that builds what has no code yet, unless another one does. None where there is nothing to
+        build, or it may not be."""
         with self._lock:
             try:
                 return self._started()
@@ -76,7 +107,7 @@ class Builds:
                 self._note(f"no build can be started: {error}")
                 return None
 
-    def _started(self) -> subprocess.Popen[bytes] | None:
+    def _started(self) -> Building | None:
         if self._process is not None and self._process.poll() is None:
             return self._process
         place, options = self.place, self.options
@@ -86,29 +117,43 @@ class Builds:
         if memory.builds >= options.builds:
             self._note(f"the limit of {counted(options.builds, 'build')} is reached: raise builds=, or retry=True")
             return None
+        self.own.add(place.name)
+        descriptor = open_lock(place.lock)
+        try:
+            if lock(descriptor, wait=False):
+                self._process = started = self._start_process(place, descriptor)
+                _log.info("aotc.compile: %s is built by process %d; its log: %s", place.name, started.pid, place.log)
+            else:
+                self._process = BuiltElsewhere(place)
+                _log.info("aotc.compile: %s is built by another process; its log: %s", place.name, place.log)
+        finally:
+            close_lock(descriptor)  # still locked by the process that builds, whose descriptor it is, too
+        threading.Thread(target=self._await, args=(self._process, place), daemon=True).start()
+        return self._process
+
+    def _start_process(self, place: Place, descriptor: int) -> subprocess.Popen[bytes]:
+        """The process that builds; it holds the lock from now until its end, however that comes."""
         from aotc.tools.remembering.build_process import BuildJob
 
-        job = BuildJob(*(str(place.folder), place.name, options.store, options.seconds, options.cores, options.builds))
+        given = self.options
+        job = BuildJob(*(str(place.folder), place.name, given.store, given.seconds, given.cores, descriptor))
         with tempfile.NamedTemporaryFile(prefix="aotc-build-", suffix=".job", delete=False) as file:
             file.write(msgspec.json.encode(job))
         paths = [path or str(Path.cwd()) for path in sys.path]
         environment = child_environment()
         environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([environment["PYTHONPATH"], *paths]))
-        with place.log.open("ab") as log:
-            self._process = subprocess.Popen(
+        with place.log.open("wb") as log:
+            return subprocess.Popen(
                 child_command("aotc.tools.remembering.build_process", file.name),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 env=environment,
                 start_new_session=True,
+                pass_fds=(descriptor,),
             )
-        self.own.add(place.name)
-        _log.info("aotc.compile: %s is built by process %d; its log: %s", place.name, self._process.pid, place.log)
-        threading.Thread(target=self._await, args=(self._process, place), daemon=True).start()
-        return self._process
 
-    def _await(self, process: subprocess.Popen[bytes], place: Place) -> None:
+    def _await(self, process: Building, place: Place) -> None:
         self._ended(place, process.wait())
 
     def wait(self, timeout: float | None) -> bool:

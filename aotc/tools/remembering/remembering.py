@@ -514,9 +514,10 @@ _live: weakref.WeakSet[Remembering] = weakref.WeakSet()
 def _at_exit() -> None:
     """Begin the builds that have not begun; the process that builds outlives this one."""
     for each in list(_live):
-        builder = each.builds.start()
-        if builder is not None and each.options.build == "exit":
-            builder.wait()
+        if each.options.build == "exit":
+            each.builds.wait(None)
+        else:
+            each.builds.start()
         if os.environ.get("AOTC_COMPILE") == "report":
             with suppress(AotcError, OSError):
                 _log.info("aotc.compile: %s", each.state().line())

@@ -106,7 +106,7 @@ class RegionCode:
 @contextmanager
 def parts_free(module: nn.Module) -> Iterator[None]:
     """While active, the module's parts have their own forwards and methods, so that code can be loaded for them."""
-    found = [(vars(part), name, value) for part in module.modules() for name, value in vars(part).items()]
+    found = [(vars(part), name, value) for part in module.modules() for name, value in [*vars(part).items()]]
     standing = [each for each in found if isinstance(each[2], InPlace)]
     for attributes, name, _ in standing:
         del attributes[name]

@@ -25,12 +25,13 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 def child_environment() -> dict[str, str]:
-    """This process's environment, with the folder of this aotc first on the child's path."""
+    """This process's environment, with the folder of this aotc first on the child's path. A module is what it is there,
+    also where its class or its factory calls `aotc.compile`."""
     environment = dict(os.environ)
     root = str(Path(__file__).parents[2])
     paths = [root, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
     environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
-    environment["PYTHONUNBUFFERED"] = "1"
+    environment |= {"PYTHONUNBUFFERED": "1", "AOTC_COMPILE": "off"}
     return environment
 
 

@@ -41,3 +41,48 @@ def test_the_second_process_runs_compiled_code(tmp_path: Path) -> None:
 
     assert told("now") == [True, 1, 1, 1, [], []]
     assert told("never") == [True, 1, 1, 1, [], []]
+
+
+TRAINING = """
+import copy, json, sys, torch, aotc
+from gpu_models import Mlp
+
+torch.manual_seed(0)
+module = Mlp().cuda()
+eager = copy.deepcopy(module)
+model = aotc.compile(module, factory="gpu_models:Mlp", train=True, store=sys.argv[1], build=sys.argv[2])
+x = torch.randn(3, 64, device="cuda")
+same = True
+for _ in range(3):
+    for each in (model, eager):
+        each.zero_grad()
+        each(x).square().mean().backward()
+    pairs = zip(module.parameters(), eager.parameters(), strict=True)
+    same = same and all(torch.allclose(a.grad, b.grad, rtol=1e-3, atol=1e-5) for a, b in pairs)
+print(json.dumps([same, len(model.explain().models), model.explain().notes]))
+"""
+
+
+def test_a_training_loop_is_compiled_in_the_second_process(tmp_path: Path) -> None:
+    def told(build: str) -> Any:
+        return json.loads(run_python(TRAINING, tmp_path / "store", build).splitlines()[-1])
+
+    assert told("now") == [True, 1, []]
+    assert told("never") == [True, 1, []]
+
+
+BACKGROUND = """
+import json, sys, time, torch, aotc
+from gpu_models import Mlp
+
+model = aotc.compile(Mlp().eval().cuda(), factory="gpu_models:Mlp", store=sys.argv[1])
+with torch.no_grad():
+    model(torch.randn(3, 64, device="cuda"))
+time.sleep(5)
+print(json.dumps(model.explain().building))
+"""
+
+
+def test_a_build_leaves_the_gpu_to_the_program_until_its_end(tmp_path: Path) -> None:
+    assert run_python(BACKGROUND, tmp_path / "store").splitlines()[-1] == "false"
+    assert json.loads(run_python(PROGRAM, tmp_path / "store", "now").splitlines()[-1])[0] is True

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+import aotc
+
 
 class Net(nn.Module):
     def __init__(self, width: int = 8, words: int = 50) -> None:
@@ -40,3 +42,58 @@ def broken() -> Secret:
 
 def another() -> Net:
     return Net(width=16)
+
+
+def frozen() -> Net:
+    net = Net()
+    net.embed.requires_grad_(False)
+    return net
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = x + self.linear(x).relu()
+        return y
+
+
+class Branches(nn.Module):
+    """A value in a tensor decides, so it cannot be captured whole."""
+
+    def __init__(self, width: int = 8, layers: int = 3) -> None:
+        super().__init__()
+        self.width, self.layers = width, layers
+        self.blocks = nn.ModuleList(Block(width) for _ in range(layers))
+
+    def forward(self, x: Tensor, twice: bool = False) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        x = x if x.sum() > 0 else -x
+        return x * 2 if twice else x
+
+
+class Coder(nn.Module):
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.width = width
+        self.linear = nn.Linear(width, width)
+
+    def encode(self, x: Tensor, factor: float = 1.0) -> Tensor:
+        y: Tensor = self.linear(x).relu() * factor
+        return y
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.encode(x).tanh()
+
+
+class Decorated(nn.Module):
+    def __init__(self, factor: int = 3) -> None:
+        super().__init__()
+        self.factor = factor
+
+    @aotc.compile(build="exit")
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor

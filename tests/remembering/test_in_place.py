@@ -107,7 +107,7 @@ def test_off_gives_the_module_itself(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(aotc.BindError, match="module is a function"):
+    with pytest.raises(aotc.BindError, match="is not a module"):
         aotc.compile(lambda x: x)  # type: ignore[arg-type]
     with pytest.raises(aotc.BindError, match="build is 'later', and may be one of background, exit, now, never"):
         aotc.compile(Net(), build="later")  # type: ignore[arg-type]

@@ -44,6 +44,24 @@ def test_a_range_that_was_asked_for_is_taken(tmp_path: Path) -> None:
     assert (spec.mode, spec.kwargs, spec.targets) == ("max-autotune", {"width": 8}, ("cpu:x86-64-v3",))
 
 
+def test_a_call_in_training_says_which_inputs_require_gradients(tmp_path: Path) -> None:
+    class Sum(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return x + y
+
+    net, x, y = Sum(), torch.ones(2, 3, requires_grad=True), torch.ones(2, 3)
+    seen = as_json(seen_call(net, net, (x, y), {}, gradients=True))
+    memory = Memory(
+        {"class": "Sum", "target": "cpu:x86-64-v3"}, {"train": True}, "nets:Sum", {}, "", [Kind({}, [seen])]
+    )
+    spec = spec_of(memory, tmp_path)
+    assert spec.train
+    assert [spec.inputs[name].get("requires_grad", False) for name in ("x", "y")] == [True, False]
+    with torch.no_grad():
+        assert seen_call(net, net, (x, y), {}, gradients=True) == seen_call(net, net, (y, y), {}, gradients=True)
+    assert from_json(seen) == seen_call(net, net, (x, y), {}, gradients=True) != seen_call(net, net, (x, y), {})
+
+
 def test_the_modes_of_a_call_are_the_model_s_and_part_of_its_form(tmp_path: Path) -> None:
     x = torch.ones(2)
     plain = form_of((x,), {}, "cpu")
@@ -62,8 +80,9 @@ def test_what_was_seen_survives_the_file() -> None:
         def forward(self, x: torch.Tensor, more: Any, scale: float = 1.0) -> torch.Tensor:
             return x
 
+    net = Nested()
     more = {"images": [torch.ones(1, 3, 4, 4).to(memory_format=torch.channels_last)], "name": "a"}
-    seen = seen_call(Nested(), (torch.arange(6),), {"more": more, "scale": 2.0})
+    seen = seen_call(net, net, (torch.arange(6),), {"more": more, "scale": 2.0})
     assert from_json(as_json(seen)) == seen
     assert as_json(seen)["x"] == {"shape": (6,), "dtype": "int64", "low": 0, "high": 5}
 

@@ -67,7 +67,7 @@ def test_calls_switch_to_compiled_code_while_the_program_runs(program: Any) -> N
 
 @pytest.mark.compile
 def test_programs_that_only_call_get_the_code_that_one_of_them_builds_in_the_background(program: Any) -> None:
-    """The default mode, in two programs that start together, and see the same form."""
+    """The default mode, in two ranks that start together, and see the same form: one of them builds."""
     code = (
         "import time\n"
         f"{USED}ends = time.monotonic() + {TIMEOUT}\n"
@@ -77,8 +77,9 @@ def test_programs_that_only_call_get_the_code_that_one_of_them_builds_in_the_bac
         "    time.sleep(0.1)\n"
         "tell(model, same=same)"
     )
-    both = [program.start(code) for _ in range(2)]
+    both = [program.start(code, RANK=rank, LOCAL_RANK=rank, WORLD_SIZE="2") for rank in "01"]
     told = [program.result(each) for each in both]
+    assert sum(each["log"].count("is built by process") for each in told) == 1
     assert [each["same"] for each in told] == [True, True]
     assert [each["models"] for each in told] == [[told[0]["name"]]] * 2
     assert [each["compilers"] for each in told] == [[], []]

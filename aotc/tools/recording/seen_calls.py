@@ -28,13 +28,15 @@ MOST_BUCKETS = 8
 
 
 class SeenTensor(NamedTuple):
-    """What a manifest says of a tensor; `low` and `high` are its least and greatest value, if it holds integers."""
+    """What a manifest says of a tensor; `low` and `high` are its least and greatest value, if it holds integers.
+    `requires_grad` is looked at only where gradients are asked for."""
 
     shape: tuple[int, ...]
     dtype: str
     low: int | None = None
     high: int | None = None
     layout: str | None = None
+    requires_grad: bool = False
 
     @property
     def is_integral(self) -> bool:
@@ -47,6 +49,8 @@ class SeenTensor(NamedTuple):
             form["init"] = same or {"randint": [min(self.low, 0), self.high + 1]}
         if self.layout:
             form["layout"] = self.layout
+        if self.requires_grad:
+            form["requires_grad"] = True
         return form
 
 
@@ -89,17 +93,18 @@ def _is_default(argument: Argument) -> bool:
     return value is None or (not isinstance(value, Tensor | Mapping | list | tuple) and value == argument.default)
 
 
-def look_at(value: Any, path: str) -> Seen:
-    """An argument without its values. Raises ManifestError for what a manifest cannot hold."""
+def look_at(value: Any, path: str, gradients: bool = False) -> Seen:
+    """An argument without its values; with `gradients`, which tensors require them. Raises ManifestError for what a
+    manifest cannot hold."""
     if isinstance(value, Tensor):
-        return _look_at_tensor(value, path)
+        return _look_at_tensor(value, path, gradients)
     if isinstance(value, Mapping):
         if other := [key for key in value if not isinstance(key, str)]:
             raise ManifestError(
                 f"`{path}` is a dict with the key {other[0]!r}, and a manifest's keys are strings",
                 hint="let forward take a dict with strings as keys, or a list",
             )
-        seen = {key: look_at(item, f"{path}.{key}") for key, item in value.items()}
+        seen = {key: look_at(item, f"{path}.{key}", gradients) for key, item in value.items()}
         if is_tensor(seen):
             raise ManifestError(
                 f"`{path}` is a mapping with a key `shape`, `dtype` or `init`, which says a tensor",
@@ -107,7 +112,7 @@ def look_at(value: Any, path: str) -> Seen:
             )
         return seen
     if isinstance(value, list | tuple):
-        return [look_at(item, f"{path}[{index}]") for index, item in enumerate(value)]
+        return [look_at(item, f"{path}[{index}]", gradients) for index, item in enumerate(value)]
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise ManifestError(
@@ -118,7 +123,7 @@ def look_at(value: Any, path: str) -> Seen:
     )
 
 
-def _look_at_tensor(tensor: Tensor, path: str) -> SeenTensor:
+def _look_at_tensor(tensor: Tensor, path: str, gradients: bool) -> SeenTensor:
     dtype = dtype_name(tensor.dtype)
     if dtype not in DTYPES:
         message = f"`{path}` is a tensor of {dtype}, which a manifest cannot hold"
@@ -128,13 +133,13 @@ def _look_at_tensor(tensor: Tensor, path: str) -> SeenTensor:
         low, high = int(tensor.min()), int(tensor.max())
     if tensor.dim() == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last):
         layout = "channels_last"
-    return SeenTensor(tuple(tensor.shape), dtype, low, high, layout)
+    return SeenTensor(tuple(tensor.shape), dtype, low, high, layout, gradients and tensor.requires_grad)
 
 
 def kind_of_call(seen: Seen) -> object:
     """Equal for calls that differ in sizes and values of tensors alone, which one model of a manifest can take."""
     if isinstance(seen, SeenTensor):
-        return len(seen.shape), seen.dtype, seen.layout
+        return len(seen.shape), seen.dtype, seen.layout, seen.requires_grad
     if isinstance(seen, dict):
         return tuple((key, kind_of_call(item)) for key, item in seen.items())
     return tuple(map(kind_of_call, seen)) if isinstance(seen, list) else (type(seen), repr(seen))

@@ -2,6 +2,9 @@
 
 - `compile`: the function, and the module that stands in the place of another one.
 - `remembering`: its calls, in the order in which they meet things; `forms`: what each call is looked at for.
+- `methods`: the same of a method, and as a decorator. `by_mode`: calls in training mode beside the others.
+- `region_calls`: how a module runs compiled regions, in these calls alone.
+- `builds`: when code is built, and by which process.
 - `identity`: what a module's name in the store depends on. `memory`: the files beside the store's own.
 - `manifest`: from the memory to a manifest. `build_process`: the process that builds, which alone imports the compiler.
 """

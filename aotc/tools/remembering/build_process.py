@@ -2,46 +2,49 @@
 
     python -m aotc.tools.remembering.build_process JOB.json
 
-It outlives the process that started it, runs at a low priority, and waits while another one builds for the same module.
+It outlives the process that started it, runs at a low priority, and holds the lock of the module that it builds for.
 Killed, it leaves the units that it finished, and the next build takes them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import sys
+import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from aotc.errors import AotcError
-from aotc.locks import lock, lock_file
+from aotc.amounts import size_text
+from aotc.errors import AotcError, BuildError
+from aotc.machine.memory import memory_here
 from aotc.records import Dims
 from aotc.tools.remembering.memory import Kind, Memory, Place
 
-if TYPE_CHECKING:
-    from aotc.compiler.workers.forks import ForkServers
-
 NICENESS = 10
 CHECK_SECONDS = 120.0
+MEMORY_SECONDS = 120.0
+"""How long a build waits for free memory."""
 MOST_ATTEMPTS = 3
 """Builds in a row that may end without a result: what ends them, as too little memory, may be the build itself."""
 
 
 class BuildJob(msgspec.Struct, frozen=True):
-    """What to build: the memory called `name` in `folder`, into `store`. `cores` 0: all that this process may use."""
+    """What to build: the memory called `name` in `folder`, into `store`. `cores` 0: all that this process may use.
+    `lock`: a descriptor of the lock, which is held."""
 
     folder: str
     name: str
     store: str
     seconds: float
     cores: int
-    builds: int
+    lock: int
 
 
 def main() -> None:
@@ -50,20 +53,32 @@ def main() -> None:
     os.nice(NICENESS)
     if job.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-job.cores :])
+    os.set_inheritable(job.lock, False)  # the processes of this build do not hold it
     place = Place(Path(job.folder), job.name)
-    with lock_file(place.lock) as held:
-        lock(held)
-        memory = place.read()
-        if memory is not None and memory.builds < job.builds and (kinds := place.unbuilt(memory)):
-            _begin_log(place)
-            _build(job, place, memory, kinds)
+    memory = place.read()
+    if memory is not None and (kinds := place.unbuilt(memory)):
+        try:
+            wait_for_memory(memory.facts["target"].partition(":")[0], memory.state_bytes)
+        except BuildError as error:  # no fault of the model's, so there is no tombstone
+            sys.exit(str(error))
+        _build(job, place, memory, kinds)
 
 
-def _begin_log(place: Place) -> None:
-    """From here on all output is the log: a process that only waited leaves that of the one that built."""
-    with place.log.open("wb") as log:
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
+def wait_for_memory(device: str, state_bytes: int, seconds: float = MEMORY_SECONDS) -> None:
+    """Wait until this machine has the memory free that one unit takes. Raises BuildError."""
+    from aotc.compiler.executors.local import BASE, WEIGHTS
+
+    needed, ends = BASE[device] + WEIGHTS * state_bytes, time.monotonic() + seconds
+    while (free := memory_here()) < needed:
+        if time.monotonic() >= ends:
+            raise BuildError(
+                f"a build takes about {size_text(needed)} of memory, and {size_text(free)} are free",
+                hint="it is tried again by the next run that has a call without code; or build on another machine, by "
+                "the manifest that `aotc init --from-store` writes",
+                expected=needed,
+                actual=free,
+            )
+        time.sleep(min(1.0, seconds))
 
 
 def _build(job: BuildJob, place: Place, memory: Memory, kinds: list[int]) -> None:
@@ -72,29 +87,15 @@ def _build(job: BuildJob, place: Place, memory: Memory, kinds: list[int]) -> Non
             place.fail(kind, f"{memory.attempts} builds in a row ended without a result; was memory short?")
         place.change(None, lambda memory: setattr(memory, "attempts", 0))
         return
-    from aotc.compiler.workers.forks import ForkServers
 
     def begun(memory: Memory) -> None:
         memory.attempts += 1
 
     place.change(None, begun)
-    left = {place.model(n): memory.kinds[n] for n in kinds}
-    failed: dict[str, str] = {}
-    try:
-        with _ended_after(job.seconds), contextlib.closing(ForkServers()) as servers:
-            servers.begin()  # they import torch and its compiler while this process does
-            for wide in (True, False):
-                try:
-                    failed = _built(job, place, memory, left, servers, wide=wide)
-                except Exception as error:  # of the user's code, which the build runs, too
-                    traceback.print_exc()
-                    known = isinstance(error, AotcError)
-                    failed = dict.fromkeys(left, str(error) if known else f"{type(error).__name__}: {error}")
-                left = {model: left[model] for model in failed}
-                if not left or _manifest(place, memory, left, True) == _manifest(place, memory, left, False):
-                    break
-    except KeyboardInterrupt:
-        failed = dict.fromkeys(left, f"the build took more than {job.seconds:g} s")
+    attempt = Attempt(job, place, memory, {place.model(n): memory.kinds[n] for n in kinds})
+    with _ended_after(job.seconds):
+        attempt.run()
+    failed = attempt.failed
     for n in kinds:
         if reason := failed.get(place.model(n)):
             place.fail(n, reason)
@@ -103,7 +104,7 @@ def _build(job: BuildJob, place: Place, memory: Memory, kinds: list[int]) -> Non
         now.builds, now.attempts = now.builds + 1, 0
         for n in kinds:
             if place.model(n) not in failed:
-                now.kinds[n].built = len(memory.kinds[n].calls)
+                now.kinds[n].built, now.kinds[n].regions = len(memory.kinds[n].calls), memory.kinds[n].regions
 
     place.change(None, ended)
 
@@ -123,37 +124,103 @@ def _ended_after(seconds: float) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _manifest(place: Place, memory: Memory, models: dict[str, Kind], wide: bool) -> tuple[str, dict[str, list[Dims]]]:
-    from aotc.tools.remembering.manifest import manifest_of
+class Attempt:
+    """The build of these models. `failed` has the reasons of those without code, also where it was interrupted."""
 
-    return manifest_of(memory, models, place.folder, wide=wide)
+    def __init__(self, job: BuildJob, place: Place, memory: Memory, models: dict[str, Kind]) -> None:
+        self.job, self.place, self.memory, self.models = job, place, memory, models
+        self.failed = dict.fromkeys(models, f"the build took more than {job.seconds:g} s")
 
+    def run(self) -> None:
+        from aotc.compiler.workers.forks import ForkServers
 
-def _built(
-    job: BuildJob, place: Place, memory: Memory, models: dict[str, Kind], servers: ForkServers, *, wide: bool
-) -> dict[str, str]:
-    """Build these models; the reasons of those that failed. Raises what the user's code raises, and AotcError."""
-    from aotc.compiler.messages import Settings
-    from aotc.compiler.mistakes import check_settings, read_checked
-    from aotc.compiler.pipeline import build
-    from aotc.compiler.request import BuildRequest
-    from aotc.tools.recording.check_written import check_written
+        with suppress(KeyboardInterrupt), contextlib.closing(ForkServers()) as self.servers:
+            self.servers.begin()  # they import torch and its compiler while this process does
+            asked = self.memory.asked.get("regions")
+            if asked == "auto":
+                self._each([model for model, kind in self.models.items() if not kind.regions], self._find_regions)
+            if models := [model for model, kind in self.models.items() if asked != "auto" or kind.regions]:
+                self._try(models)
+            if asked is None:
+                self._try([model for model in self.failed if self._can_be_in_parts(model)])
 
-    text, sizes = _manifest(place, memory, models, wide)
-    place.manifest.write_text(text)
-    manifest = read_checked(place.manifest)
-    sizes_of = (bucket.values() for spec in manifest.models.values() for bucket in spec.buckets)
-    if not all(isinstance(size, int) for each in sizes_of for size in each):  # it mends ranges
-        check_written(place.manifest, sizes, CHECK_SECONDS)
-        manifest = read_checked(place.manifest)
-    check_settings(manifest)
-    if parts := [model for model, spec in manifest.models.items() if spec.regions]:
-        reason = "cannot be captured whole, and aotc.compile builds no regions: see `# cannot be` in"
-        return dict.fromkeys(parts, f"{reason} {place.manifest}")
-    report = build(BuildRequest(manifest, Path(job.store), settings=Settings(jobs=job.cores or None)), servers)
-    reasons = dict(report.unpublished)
-    reasons |= {each.model: f"{each.bucket}: {each.error}" for each in report.failed}
-    return {model: f"{reason}\nlog: {place.log}" for model, reason in reasons.items() if model not in report.bundles}
+    def _try(self, models: list[str]) -> None:
+        """Build these models: over wide ranges, else over the sizes that were seen."""
+        for wide in (True, False):
+            self._each(models, functools.partial(self._build, wide=wide))
+            models = [model for model in models if model in self.failed]
+            if not models or self._manifest(models, True) == self._manifest(models, False):
+                break
+
+    def _each(self, models: list[str], act: Callable[[list[str]], dict[str, str]]) -> None:
+        """Act on these models; on one at a time where the user's code fails, as the reason is that of one of them."""
+        try:
+            reasons = act(models) if models else {}
+        except Exception as error:
+            if len(models) > 1:
+                for model in models:
+                    self._each([model], act)
+                return
+            traceback.print_exc()
+            reasons = {models[0]: str(error) if isinstance(error, AotcError) else f"{type(error).__name__}: {error}"}
+        for model in models:
+            self.failed.pop(model, None)
+        self.failed |= {model: f"{reason}\nlog: {self.place.log}" for model, reason in reasons.items()}
+
+    def _manifest(self, models: list[str], wide: bool) -> tuple[str, dict[str, list[Dims]]]:
+        from aotc.tools.remembering.manifest import manifest_of
+
+        return manifest_of(self.memory, {model: self.models[model] for model in models}, self.place.folder, wide=wide)
+
+    def _build(self, models: list[str], *, wide: bool) -> dict[str, str]:
+        """Build these models; the reasons of those that failed. Raises what the user's code raises, and AotcError."""
+        from aotc.compiler.messages import Settings
+        from aotc.compiler.mistakes import check_settings, read_checked
+        from aotc.compiler.pipeline import build
+        from aotc.compiler.request import BuildRequest
+        from aotc.tools.recording.check_written import check_written
+
+        text, sizes = self._manifest(models, wide)
+        self.place.manifest.write_text(text)
+        manifest = read_checked(self.place.manifest)
+        sizes_of = (bucket.values() for spec in manifest.models.values() for bucket in spec.buckets)
+        if not all(isinstance(size, int) for each in sizes_of for size in each):  # it mends ranges
+            check_written(self.place.manifest, sizes, CHECK_SECONDS)
+            manifest = read_checked(self.place.manifest)
+        check_settings(manifest)
+        settings = Settings(jobs=self.job.cores or None)
+        report = build(BuildRequest(manifest, Path(self.job.store), settings=settings), self.servers)
+        for model in report.bundles:
+            self.models[model].regions = list(manifest.models[model].regions)
+        reasons = dict(report.unpublished)
+        reasons |= {each.model: f"{each.bucket}: {each.error}" for each in report.failed}
+        return {model: reason for model, reason in reasons.items() if model not in report.bundles}
+
+    def _find_regions(self, models: list[str], *, if_not_whole: bool = False) -> dict[str, str]:
+        """Choose regions for these models; the reasons of those that have none. Raises as `_build`."""
+        from aotc.compiler.capture.regions.suggest_regions import suggest_regions
+        from aotc.compiler.mistakes import read_checked
+
+        self.place.manifest.write_text(self._manifest(models, True)[0])
+        reasons: dict[str, str] = {}
+        for model, spec in read_checked(self.place.manifest).models.items():
+            found = suggest_regions(spec, self.place.folder)
+            if if_not_whole and found.whole is None:
+                reasons[model] = "it can be captured whole"
+            elif not found.regions:
+                tried = "; ".join(f"{each.pattern}: {each.problem}" for each in found.candidates)
+                reasons[model] = f"none of its repeated submodules can be a region: {tried or 'it has none'}"
+            else:
+                self.models[model].regions = list(found.regions)
+        return reasons
+
+    def _can_be_in_parts(self, model: str) -> bool:
+        """Whether a model that failed cannot be captured whole, and regions were found for it."""
+        try:
+            return not self.models[model].regions and not self._find_regions([model], if_not_whole=True)
+        except Exception:
+            traceback.print_exc()
+            return False
 
 
 if __name__ == "__main__":

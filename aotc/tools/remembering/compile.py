@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MethodType
 from typing import Any, Literal, cast, get_args
 
 from torch import nn
@@ -17,6 +19,8 @@ from aotc.runtime.compiled import Compiled, class_for
 from aotc.runtime.explain.arguments import options_error
 from aotc.store.cache_folder import cache_folder
 from aotc.store.reference import is_remote
+from aotc.tools.remembering.by_mode import ByMode, remembering_of
+from aotc.tools.remembering.methods import RememberedMethod, decorated, of_method
 from aotc.tools.remembering.remembering import Options, Remembering, State, When
 
 _log = logging.getLogger("aotc")
@@ -31,7 +35,7 @@ class Remembered(nn.Module):
     """
 
     __slots__ = ("_remembering",)
-    _remembering: Remembering
+    _remembering: Remembering | ByMode
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Skip the `__init_subclass__` of the module's class: this class is not a model of its own."""
@@ -42,7 +46,8 @@ class Remembered(nn.Module):
         return self._remembering.module
 
     def explain(self) -> State:
-        """What is remembered, what is loaded, what is being built, and why calls run in eager."""
+        """What is remembered, what is loaded, what is being built, and why calls run in eager; with `train=True`, of
+        calls in the mode that the module is in."""
         return self._remembering.state()
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -76,8 +81,12 @@ def _are_ranges(value: Any) -> bool:
     )
 
 
+def _are_patterns(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(each, str) and each for each in value) and bool(value)
+
+
 def compile(
-    module: nn.Module,
+    module: Any = None,
     *,
     factory: str | None = None,
     kwargs: Mapping[str, Any] | None = None,
@@ -89,7 +98,10 @@ def compile(
     cores: int = 0,
     builds: int = 8,
     retry: bool = False,
-) -> nn.Module:
+    train: bool = False,
+    regions: Sequence[str] | Literal["auto"] | None = None,
+    gpu: bool = False,
+) -> Any:
     """Compile a module as it is used, once: later processes load the code in milliseconds, and import no compiler.
 
     Calls run in eager, and their forms are recorded: sizes, dtypes, constants. Another process of a low priority builds
@@ -97,10 +109,11 @@ def compile(
     same class, source, attributes and forms of weights, loads it at its first call; forms that it does not cover run in
     eager and are built too, and a size that varies becomes a range. This process imports no compiler, ever.
 
-    Calls in training mode, and calls that record gradients, run in eager.
+    Calls in training mode run in eager without `train=True`, and calls in eval mode that record gradients always do.
 
     Args:
-        module: the module. It is compiled as it is at its first call.
+        module: the module, or a method of one: `model.encode = aotc.compile(model.encode)`. It is compiled as it is at
+            its first call. In a class of modules, `@aotc.compile` or `@aotc.compile(mode=…)` stands before a method.
         factory: how the build makes the module again, where its class and attributes do not say so:
             `package.module:function`, or `path/to/file.py:function`. Known are models of transformers and diffusers, by
             their configuration, and classes whose arguments can be read from the attributes of their names.
@@ -111,15 +124,23 @@ def compile(
             `{"seq": (1, 2048)}`.
         mode: a mode of torch.compile.
         build: "background": seconds after the last new form, or at the end of this process, by a process that outlives
-            it; "exit": at its end, which waits for it; "now": in a call of a new form, which waits for it; "never".
+            it; "exit": at its end, which waits for it; "now": in a call of a new form, which waits for it; "never". It
+            runs at a low priority, and waits for the memory that it takes.
         seconds: the longest that a build may take.
         cores: how many cores a build may use; 0: all.
         builds: how many builds there may be for one module, over all processes.
         retry: try again what could not be built, and count builds anew.
+        train: compile calls in training mode, too, forward and backward. Dropout draws other numbers than in eager.
+        regions: compile these submodules alone, each once for all that are alike, as `["layers.*"]`; or "auto": the
+            repeated ones that the build finds. All else runs in eager. Without it, a model is compiled whole; by its
+            repeated submodules where it cannot be captured whole.
+        gpu: whether a build in the background may use the module's GPU while this program runs. Else what a module on a
+            GPU lacks is built when the program ends.
 
     Returns:
         An `nn.Module` of the module's class, with its attributes, that can stand where it stood:
         `pipe.transformer = aotc.compile(pipe.transformer)`. `explain()` says what it does; `wait()` builds, and waits.
+        Of a method, a callable with these two; of one that is decorated in its class, a function.
 
     Raises:
         ManifestError: PyYAML is not installed, and `build` is not "never".
@@ -132,13 +153,15 @@ def compile(
         ...     model(torch.randn(4, 128, 256)).shape
         torch.Size([4, 128, 256])
     """
-    if not isinstance(module, nn.Module):
-        raise BindError(f"module is a {type(module).__name__}", hint="give a torch.nn.Module")
+    given = {name: value for name, value in locals().items() if name != "module"}
+    if module is None:
+        return functools.partial(compile, **given)
     checks = (
         ("build", build, build in get_args(When), f"one of {', '.join(get_args(When))}"),
         ("mode", mode, mode in get_args(Mode), f"one of {', '.join(get_args(Mode))}"),
         ("kwargs", kwargs, kwargs is None or _is_json(kwargs), "a mapping of what a manifest holds"),
         ("ranges", ranges, ranges is None or _are_ranges(ranges), 'least and greatest sizes, as {"seq": (1, 2048)}'),
+        ("regions", regions, regions in (None, "auto") or _are_patterns(regions), '"auto" or a list, as ["layers.*"]'),
         ("seconds", seconds, seconds > 0, "more than 0"),
         ("cores", cores, cores >= 0, "0, for all, or more"),
         ("builds", builds, builds > 0, "1 or more"),
@@ -164,9 +187,18 @@ def compile(
         _log.warning("AOTC_COMPILE is %r and may be off or report", asked)
     if isinstance(module, Remembered):
         module = module.module
-    options = Options(factory, kwargs, where, ranges or {}, mode, build, seconds, cores, builds, retry)
+    options = Options(
+        *(factory, kwargs, where, ranges or {}, mode, build, seconds, cores, builds, retry, train, regions, gpu)
+    )
+    if isinstance(module, RememberedMethod):
+        module = module.__wrapped__
+    if isinstance(module, MethodType) and isinstance(owner := module.__self__, nn.Module):
+        owner = owner.module if isinstance(owner, Remembered) else owner
+        return of_method(owner, MethodType(module.__func__, owner), options)
+    if not isinstance(module, nn.Module):
+        return decorated(module, options)
     cls = class_for(cast("type[Compiled]", Remembered), type(module), "")
     remembered = object.__new__(cls)
-    object.__setattr__(remembered, "_remembering", Remembering(module, options))
+    object.__setattr__(remembered, "_remembering", remembering_of(module, None, options))
     object.__setattr__(remembered, "__dict__", vars(module))
     return remembered

@@ -20,7 +20,7 @@ def form_of(args: Sequence[Any], kwargs: Mapping[str, Any], device: str) -> Hash
 
 def _form(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return value.shape, value.dtype, value.dim() != 4 or value.is_contiguous()
+        return value.shape, value.dtype, value.dim() != 4 or value.is_contiguous(), value.requires_grad
     if value is None or isinstance(value, bool | int | float | str):
         return type(value), value
     if isinstance(value, list | tuple):

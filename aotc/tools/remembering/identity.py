@@ -60,8 +60,9 @@ def target_of(module: nn.Module) -> str:
 
 def name_of(facts: Facts) -> str:
     """A readable name that is another one where a fact is: `bert-model-1f0c5a7d90ab`."""
+    mode = "-train" if "option train" in facts else ""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", facts["class"].rpartition(".")[2]).lower()
-    return f"{re.sub(r'[^a-z0-9]+', '-', words).strip('-')[:80] or 'model'}-{sha256_json(facts)[7:19]}"
+    return f"{re.sub(r'[^a-z0-9]+', '-', words).strip('-')[:80] or 'model'}{mode}-{sha256_json(facts)[7:19]}"
 
 
 def differences(before: Facts, now: Facts) -> Iterator[str]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from aotc.amounts import listed
@@ -57,15 +58,25 @@ def dtype_to_cast(module: nn.Module) -> str:
     return dtype_name(only) if only is not None and not changed_by_cast(module, only) else ""
 
 
-def seen_call(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Seen]:
-    """The arguments of a call without the values of their tensors. Raises ManifestError for what no manifest holds."""
-    return {name: look_at(value, name) for name, value in bound_arguments(module, args, kwargs).items()}
+def seen_call(
+    module: nn.Module,
+    call: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    gradients: bool = False,
+) -> dict[str, Seen]:
+    """The arguments of a call of the module, or of its method, without the values of their tensors; which of them
+    require `gradients`, if that is asked. Raises ManifestError for what no manifest holds."""
+    method = None if call is module else call
+    wanted = gradients and torch.is_grad_enabled()
+    return {name: look_at(value, name, wanted) for name, value in bound_arguments(module, args, kwargs, method).items()}
 
 
 def as_json(seen: Seen) -> Any:
     """What was seen, as JSON; a mapping with `shape` is a tensor, as in a manifest."""
     if isinstance(seen, SeenTensor):
-        return {name: value for name, value in seen._asdict().items() if value is not None}
+        return {name: value for name, value in seen._asdict().items() if value is not None and value is not False}
     if isinstance(seen, Mapping):
         return {name: as_json(item) for name, item in seen.items()}
     return [as_json(item) for item in seen] if isinstance(seen, list) else seen
@@ -91,6 +102,12 @@ def manifest_of(
     for model, kind in models.items():
         calls = inputs_of_calls([from_json(call) for call in kind.calls])
         settings = {"kwargs": memory.kwargs, "dtype": memory.dtype, "mode": memory.asked.get("mode"), **kind.ambient}
+        asked = memory.asked.get("regions")
+        settings |= {
+            "train": memory.asked.get("train"),
+            "method": memory.asked.get("method"),
+            "regions": kind.regions or (asked if asked != "auto" else None),
+        }
         lines += [
             f"  {model}:",
             f"    factory: {to_yaml(factory)}",

@@ -12,7 +12,7 @@ STORE/.aotc/remembered/
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -37,16 +37,19 @@ def remembered_in(store: str | os.PathLike[str]) -> Path:
 
 class Kind(msgspec.Struct):
     """Calls that one model takes: they differ in the sizes and values of tensors alone. `ambient` are the modes that
-    they were made in, as the manifest says them. `calls` only grow; the first `built` of them have code."""
+    they were made in, as the manifest says them. `calls` only grow; the first `built` of them have code. `regions` are
+    those that the last build chose, if it was to choose, or if the model cannot be captured whole."""
 
     ambient: dict[str, str | None]
     calls: list[dict[str, Any]] = []
     built: int = 0
+    regions: list[str] = []
 
 
 class Memory(msgspec.Struct):
     """All that is remembered of a module. `asked` is what the build was asked for; `attempts` are builds in a row that
-    have begun and not ended. What another `version` of this struct wrote is as nothing."""
+    have begun and not ended; `state_bytes` are those of its parameters and buffers. What another `version` of this
+    struct wrote is as nothing."""
 
     facts: Facts
     asked: dict[str, Any]
@@ -56,7 +59,19 @@ class Memory(msgspec.Struct):
     kinds: list[Kind] = []
     builds: int = 0
     attempts: int = 0
+    state_bytes: int = 0
     version: int = VERSION
+
+    def kind_of(self, seen: Mapping[str, Any], ambient: Mapping[str, str | None]) -> int | None:
+        """The number of the kind of a call that was made in these modes; None where it is a new one."""
+        from aotc.tools.recording.seen_calls import kind_of_call
+        from aotc.tools.remembering.manifest import from_json
+
+        of_call = kind_of_call(from_json(seen))
+        for number, kind in enumerate(self.kinds):
+            if kind.ambient == ambient and kind_of_call(from_json(kind.calls[0])) == of_call:
+                return number
+        return None
 
 
 class _Versioned(msgspec.Struct):
@@ -113,12 +128,15 @@ class Place:
         self.change(None, _as_new)
 
     def latest_of_class(self, facts: Facts) -> Memory | None:
-        """What is remembered of a module of the same class, as it was last; of what can be read."""
+        """What is remembered of a module of the same class in the same mode, as it was last; of what can be read."""
         found: list[tuple[float, Memory]] = []
         for path in self.folder.glob("*.json"):
             with suppress(CorruptError, OSError):
                 memory = _read(path) if path.stem != self.name else None
-                if memory is not None and memory.facts["class"] == facts["class"]:
+                same = ("class", "option train")
+                if memory is not None and [memory.facts.get(name) for name in same] == [
+                    facts.get(name) for name in same
+                ]:
                     found.append((path.stat().st_mtime, memory))
         return max(found, key=lambda pair: pair[0])[1] if found else None
 

@@ -7,39 +7,38 @@ import functools
 import itertools
 import logging
 import os
-import subprocess
-import sys
-import tempfile
 import threading
-import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MethodType
 from typing import Any, Literal, NamedTuple
 
-import msgspec
 import torch
 from torch import nn
 
 from aotc.amounts import counted, listed
-from aotc.errors import AotcError, BindError, ManifestError, NotFoundError
-from aotc.machine.processes import child_command, child_environment, last_lines
-from aotc.runtime.compiled import Compiled
+from aotc.errors import AotcError, BindError, GradientError, ManifestError, NotFoundError
+from aotc.machine.processes import last_lines
+from aotc.reads.tensors import plain_state
+from aotc.records import Artifact
+from aotc.runtime.call import CompiledCall
 from aotc.runtime.forks import renew_in_child
 from aotc.runtime.load import load
+from aotc.runtime.state.gate import Gate
 from aotc.store.reference import is_registry, is_remote
+from aotc.tools.remembering.builds import Builds
 from aotc.tools.remembering.forms import ambient_here, form_of, records_gradients
 from aotc.tools.remembering.identity import Facts, differences, facts_of, name_of
 from aotc.tools.remembering.memory import MOST_CALLS, Kind, Memory, Place, remembered_in
+from aotc.tools.remembering.region_calls import RegionCode, in_eager, parts_free
 
 _log = logging.getLogger("aotc")
 
 When = Literal["background", "exit", "now", "never"]
 
-QUIET, LONGEST = 3.0, 30.0
-"""Seconds without a new form until a build in the background begins, and the longest wait after the first new one."""
 MOST_KINDS = 8
 MOST_MISSES = 3
 """Misses of one form until its calls are made in eager at once: to explain a miss takes milliseconds."""
@@ -61,12 +60,18 @@ class Options(NamedTuple):
     cores: int
     builds: int
     retry: bool
+    train: bool = False
+    regions: Sequence[str] | Literal["auto"] | None = None
+    gpu: bool = False
+    method: str = ""
 
     @property
     def asked(self) -> dict[str, Any]:
         """What another build would be needed for."""
         ranges = {dim: list(ends) for dim, ends in self.ranges.items()}
-        asked = {"factory": self.factory, "kwargs": self.kwargs, "mode": self.mode, "ranges": ranges}
+        asked: dict[str, Any] = {"factory": self.factory, "kwargs": self.kwargs, "mode": self.mode, "ranges": ranges}
+        regions = self.regions if self.regions == "auto" else list(self.regions or ())
+        asked |= {"train": self.train, "regions": regions, "method": self.method}
         return {name: value for name, value in asked.items() if value}
 
 
@@ -97,61 +102,89 @@ class State(NamedTuple):
 class Remembering:
     """The calls of one module. Many threads may call."""
 
-    def __init__(self, module: nn.Module, options: Options) -> None:
-        self.module, self.options = module, options
-        self._only: Compiled | None = None
+    def __init__(self, module: nn.Module, method: MethodType | None, options: Options) -> None:
+        """`method`: whose calls these are, in the place of the module's own."""
+        name = method.__name__ if method is not None and method.__name__ != "forward" else ""
+        self.module, self.options = module, options._replace(method=name)
+        self._own: Callable[..., Any] = method or module
+        self._only: CompiledCall | None = None
         """All the code that there is: it is asked at once, and a call that it does not take is a miss."""
+        self._eager: Callable[..., Any] = self._own
+        """The module, or the method; whose regions run in eager, too."""
+        self._regions: list[RegionCode] = []
         self._runs: dict[Hashable, Callable[..., Any]] = {}
         """What runs the calls of each form that came."""
-        self._compiled: list[Compiled] = []
+        self._compiled: list[CompiledCall] = []
         self._misses: Counter[Hashable] = Counter()
         self._built_then: list[int] = []
         """How many forms of each kind had code when code was loaded."""
         self._notes: dict[str, str] = {}
         self._lock = threading.RLock()
+        self._gate = Gate()
+        """Inside are calls that record gradients: while code is loaded into regions, it would lose them."""
         self._began = self._is_stale = False
         self._retry = options.retry
         self._changes = 0
-        self._own_builds: set[str] = set()
-        """The names that this process has begun to build."""
         self._place: Place | None = None
         self._facts: Facts = {}
         self._name = ""
         self._device = "cpu"
         self._tables: list[Mapping[str, Any]] = []
-        self._timer: threading.Timer | None = None
-        self._waits_since = 0.0
-        self._builder: subprocess.Popen[bytes] | None = None
+        self.builds = Builds(options, self._note, self._ended)
         _live.add(self)
         renew_in_child(self, Remembering._renew)
 
     def _renew(self) -> None:
-        """A forked child has none of the threads that wait; what it sees anew, it builds itself."""
-        self._lock, self._timer, self._builder = threading.RLock(), None, None
+        self._lock = threading.RLock()
+        self.builds.renew()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.module.training:
-            return self._in_eager("calls in training mode run in eager: model.eval() for inference", args, kwargs)
-        if torch.is_grad_enabled() and records_gradients(self._tables or self._parameters(), args, kwargs):
-            told = "calls that record gradients run in eager: call it within torch.no_grad() or torch.inference_mode()"
+        if not self._is_in_mode:
+            told = "calls in training mode run in eager: model.eval() for inference, or aotc.compile(model, train=True)"
             return self._in_eager(told, args, kwargs)
+        if (
+            not self.options.train
+            and torch.is_grad_enabled()
+            and records_gradients(self._tables or self._parameters(), args, kwargs)
+        ):
+            told = "calls that record gradients run in eager: call it within torch.no_grad() or torch.inference_mode()"
+            return self._gate.run_inside(lambda: self._in_eager(told, args, kwargs))
         if (only := self._only) is not None:
             return self._checked(only, *args, **kwargs)
         form = form_of(args, kwargs, self._device)
         return (self._runs.get(form) or self._first(form, args, kwargs))(*args, **kwargs)
 
+    @property
+    def _is_in_mode(self) -> bool:
+        """Whether the module is in the mode whose calls are compiled: training, or not."""
+        return self.module.training is self.options.train
+
     # -- a call -------------------------------------------------------------------------------------------------------
 
     def _in_eager(self, why: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         self._note(why)
-        return self.module(*args, **kwargs)
+        return self._eager(*args, **kwargs)
 
-    def _checked(self, compiled: Compiled, *args: Any, **kwargs: Any) -> Any:
+    def _checked(self, compiled: CompiledCall, *args: Any, **kwargs: Any) -> Any:
         try:
             return compiled(*args, **kwargs)
-        except BindError as error:  # found before any of it ran
+        except (BindError, GradientError) as error:  # found before any of it ran
             self._changed(compiled, error)
-        return self.module(*args, **kwargs)
+        return self._eager(*args, **kwargs)
+
+    def _by_regions(self, code: RegionCode, *args: Any, **kwargs: Any) -> Any:
+        return self._ran_by_regions(code, args, kwargs)[0]
+
+    def _ran_by_regions(self, code: RegionCode, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, bool]:
+        """The result, and whether code ran in all regions."""
+        try:
+            result, run = code.run(args, kwargs)
+        except BindError as error:  # regions were replaced: found before any of it ran
+            self._changed(code.call, error)
+            return self._eager(*args, **kwargs), False
+        if run.error is not None:
+            self._changed(code.call, run.error)
+        return result, not run.missed and run.error is None
 
     def _first(self, form: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
         """What runs calls of a form that came for the first time, since code was loaded."""
@@ -160,7 +193,7 @@ class Remembering:
                 self._begin()
             if len(self._runs) >= MOST_FORMS:
                 self._runs.clear()
-            for compiled in self._compiled:
+            for compiled in self._compiled if not self._regions else ():
                 with suppress(TypeError):  # the arguments are those of another kind of calls
                     if compiled.explain(*args, **kwargs).kind != "miss":
                         run = self._runs[form] = functools.partial(self._checked, compiled)
@@ -173,27 +206,38 @@ class Remembering:
         return self._uncovered(form_of(args, kwargs, self._device), *args, **kwargs)
 
     def _uncovered(self, form: Hashable, *args: Any, **kwargs: Any) -> Any:
-        """Run the module for a call that no code takes; remember the call if it succeeds, and see that code comes."""
-        if self._place is None or self.options.build == "never":
+        """Run the module for a call that no code is known to take; remember the call if it succeeds, and see that code
+        comes."""
+        builds = self._place is not None and self.options.build != "never"
+        if not builds and not self._regions:
             self._refused_again(form)
-            return self.module(*args, **kwargs)
+            return self._eager(*args, **kwargs)
         from aotc.tools.remembering.manifest import as_json, seen_call
 
         try:
-            seen = as_json(seen_call(self.module, args, kwargs))
+            seen = as_json(seen_call(self.module, self._own, args, kwargs, gradients=self.options.train))
         except ManifestError as error:  # looked at before the module may write to it
             self._note(f"calls with what no manifest holds run in eager: {error}")
-            self._runs[form] = self.module
-            return self.module(*args, **kwargs)
-        result = self.module(*args, **kwargs)
+            self._runs[form] = self._eager
+            return self._eager(*args, **kwargs)
+        if (code := self._regions_for(seen)) is not None:
+            result, is_covered = self._ran_by_regions(code, args, kwargs)
+            if is_covered:
+                self._runs[form] = functools.partial(self._by_regions, code)
+                return result
+        else:
+            result = self._eager(*args, **kwargs)
+        if not builds:
+            self._refused_again(form)
+            return result
         with self._lock:
             lacking = self._remember(seen)
             if lacking == "load":
                 self._stale()
             elif lacking == "build":
                 if not self._is_stale:
-                    self._runs[form] = self.module
-                self._build_soon()
+                    self._runs[form] = self._eager
+                self.builds.soon()
             else:
                 self._refused_again(form)
         if lacking == "build" and self.options.build == "now":
@@ -204,11 +248,11 @@ class Remembering:
         """Of a form that gets no code: to ask all code, and to explain a miss, takes milliseconds."""
         self._misses[form] += 1
         if self._misses[form] >= MOST_MISSES:
-            self._runs[form] = self.module
+            self._runs[form] = self._eager
             told = "; `compiled.explain` of the model in the store says why" if self._compiled else ""
             self._note(f"calls that no code takes run in eager, as one of {_short(form)}{told}", "no code takes")
 
-    def _changed(self, compiled: Compiled, error: BindError) -> None:
+    def _changed(self, compiled: CompiledCall, error: AotcError) -> None:
         """The module is no longer what was loaded for: begin anew, at the next call."""
         with self._lock:
             if not any(compiled is each for each in self._compiled):
@@ -218,7 +262,7 @@ class Remembering:
             self._forget_code()
             self._began = self._changes > MOST_CHANGES
             if self._began:
-                self._place = None
+                self._place = self.builds.place = None
                 self._note(f"the module changed {self._changes} times; its calls stay in eager")
 
     # -- what is remembered -------------------------------------------------------------------------------------------
@@ -229,13 +273,15 @@ class Remembering:
     def _begin(self) -> None:
         """Find out what the module is, and load the code that there is for it."""
         self._began, self._place = True, None
+        self.builds.place = None
         self._tables = self._parameters()
         self._facts = facts_of(self.module, self.options.asked)
         self._device = "cuda" if self._facts["target"].startswith("cuda:") else "cpu"
+        self.builds.uses_gpu = self._device == "cuda"
         self._name = name_of(self._facts)
         try:
             if not is_remote(self.options.store):
-                self._place = Place(remembered_in(self.options.store), self._name)
+                self._place = self.builds.place = Place(remembered_in(self.options.store), self._name)
                 if self._retry:
                     self._place.forget_failures()
                     self._retry = False
@@ -245,16 +291,27 @@ class Remembering:
                 changed = list(differences(before.facts, self._facts))
                 _log.warning("aotc.compile: %s is new: %s", self._name, listed(changed, 5))
         except (AotcError, OSError) as error:
-            self._place = None
+            self._place = self.builds.place = None
             self._note(f"{self.options.store} cannot be used: {error}")
             return
         _log.info("aotc.compile: %s", state.line())
         if place is not None and self.options.build != "never" and state.built < state.forms:
-            self._build_soon()
+            self.builds.soon()
 
     def _load(self) -> None:
         """Load all code that there is for the module as it is."""
         self._forget_code()
+        if self.options.build != "never" and not (Path(self.options.store) / "oci-layout").exists():
+            self._built_then = []
+            return  # the first call that is remembered makes the store
+        with parts_free(self.module):
+            self._gate.run_alone(self._load_all)
+        for code in self._regions:
+            code.put()
+            self._eager = functools.partial(in_eager, self._own)
+        self._only = self._compiled[0] if len(self._compiled) == 1 and not self._regions else None
+
+    def _load_all(self) -> None:
         store = self.options.store
         memory = self._place.read() if self._place is not None else None
         self._built_then = [kind.built for kind in memory.kinds] if memory else []
@@ -262,7 +319,7 @@ class Remembering:
             model = f"{self._name}-{kind + 1}" if kind else self._name
             ref = f"{store}/{model}" if is_registry(store) else model
             try:
-                compiled = load(ref, self.module, store=None if is_registry(store) else store, on_miss=self._missed)
+                compiled = load(ref, self.module, store=None if is_registry(store) else store, on_miss="eager")
             except NotFoundError as error:
                 if memory is None:
                     break
@@ -274,15 +331,36 @@ class Remembering:
                 self._note(f"{model} cannot be loaded: {error}")
                 break
             else:
-                self._compiled.append(compiled)
-        self._only = self._compiled[0] if len(self._compiled) == 1 else None
+                call: CompiledCall = getattr(compiled, self.options.method or "forward")
+                self._compiled.append(call)
+                if compiled.artifact.regions:
+                    self._regions.append(RegionCode(call, kind))
+                    self._note_regions(compiled.artifact, memory)
+                else:
+                    call.on_miss = self._missed
+
+    def _note_regions(self, artifact: Artifact, memory: Memory | None) -> None:
+        """Tell that a model is compiled by regions, where nobody asked for that."""
+        if memory is not None and "regions" not in memory.asked:
+            parts = listed([region.name for region in artifact.regions], 3)
+            self._note(
+                f"{artifact.model} cannot be captured whole: of it, these regions and their like have code: {parts}"
+            )
+
+    def _regions_for(self, seen: dict[str, Any]) -> RegionCode | None:
+        """The code by regions for calls of this kind."""
+        if len(self._regions) < 2 or self._place is None:
+            return self._regions[0] if self._regions else None
+        memory = self._place.read()
+        number = memory.kind_of(seen, ambient_here(self._device)) if memory is not None else None
+        return next((code for code in self._regions if code.kind == number), None)
 
     def _refused(self, kind: int, model: str, memory: Memory | None, error: BindError) -> None:
         """Code that is there was built from another module, though by the same name: the factory makes another one now,
         say. It is built anew, but not if it was built just now."""
         if memory is None or self._place is None or self.options.build == "never":
             self._note(f"{model} is not for this module: {error}")
-        elif self._name in self._own_builds:
+        elif self._name in self.builds.own:
             self._place.fail(kind, f"what the factory makes is another module: {error}")
             self._unbuilt(kind)
             self._note(f"{model} was built from another module: {error}")
@@ -304,7 +382,7 @@ class Remembering:
         self._built_then[kind] = 0
 
     def _forget_code(self) -> None:
-        self._only, self._compiled, self._is_stale = None, [], False
+        self._only, self._compiled, self._regions, self._is_stale = None, [], [], False
         self._runs.clear()
         self._misses.clear()
 
@@ -317,7 +395,7 @@ class Remembering:
         """Keep a call that the loaded code does not take. What its form lacks: code, code that is loaded, or nothing,
         where code cannot be built, or refuses the call."""
         from aotc.store.layout.store import Store
-        from aotc.tools.recording.seen_calls import kind_of_call, sizes_of_call
+        from aotc.tools.recording.seen_calls import sizes_of_call
         from aotc.tools.remembering.manifest import dtype_to_cast, from_json, made_from
 
         ambient, call = ambient_here(self._device), from_json(seen)
@@ -325,12 +403,7 @@ class Remembering:
 
         def keep(memory: Memory) -> bool:
             nonlocal number
-            same = (
-                n
-                for n, kind in enumerate(memory.kinds)
-                if kind.ambient == ambient and kind_of_call(from_json(kind.calls[0])) == kind_of_call(call)
-            )
-            if (found := next(same, None)) is None:
+            if (found := memory.kind_of(seen, ambient)) is None:
                 if len(memory.kinds) == MOST_KINDS:
                     self._note(f"calls of more than {MOST_KINDS} kinds: pass a number that varies as a tensor")
                     return False
@@ -354,7 +427,9 @@ class Remembering:
                 if self._place.read() is None:
                     Store.create(self.options.store)
                     made = made_from(self.module, self.options.factory, self.options.kwargs)
-                    new = Memory(self._facts, self.options.asked, made.factory, made.kwargs, dtype_to_cast(self.module))
+                    size = sum(tensor.nbytes for tensor in plain_state(self.module).values())
+                    cast = dtype_to_cast(self.module)
+                    new = Memory(self._facts, self.options.asked, made.factory, made.kwargs, cast, state_bytes=size)
                 memory = self._place.change(new, keep)
                 if memory is None or number < 0:
                     return ""
@@ -366,70 +441,16 @@ class Remembering:
                 return "build" if kind.built < len(kind.calls) else "load" if kind.built > then else ""
             except (AotcError, OSError) as error:
                 self._note(f"nothing is built: {error}")
-                self._place = None
+                self._place = self.builds.place = None
                 return ""
 
     # -- builds -------------------------------------------------------------------------------------------------------
 
-    def _build_soon(self) -> None:
-        """Build when no new form has come for a while; or at the exit, or before."""
-        if self.options.build != "background":
-            return
-        now = time.monotonic()
-        if self._timer is not None and self._timer.is_alive():
-            self._timer.cancel()
-        else:
-            self._waits_since = now
-        self._timer = threading.Timer(max(0.0, min(QUIET, self._waits_since + LONGEST - now)), self.start_build)
-        self._timer.daemon = True
-        self._timer.start()
-
-    def start_build(self) -> subprocess.Popen[bytes] | None:
-        """Start a process that builds what has no code yet; None where there is nothing to build, or it may not be."""
-        with self._lock:
-            try:
-                return self._started()
-            except (AotcError, OSError) as error:
-                self._note(f"no build can be started: {error}")
-                return None
-
-    def _started(self) -> subprocess.Popen[bytes] | None:
-        if self._builder is not None and self._builder.poll() is None:
-            return self._builder
-        place, options = self._place, self.options
-        memory = place.read() if place is not None else None
-        if place is None or memory is None or options.build == "never" or not place.unbuilt(memory):
-            return None
-        if memory.builds >= options.builds:
-            self._note(f"the limit of {counted(options.builds, 'build')} is reached: raise builds=, or retry=True")
-            return None
-        from aotc.tools.remembering.build_process import BuildJob
-
-        job = BuildJob(*(str(place.folder), place.name, options.store, options.seconds, options.cores, options.builds))
-        with tempfile.NamedTemporaryFile(prefix="aotc-build-", suffix=".job", delete=False) as file:
-            file.write(msgspec.json.encode(job))
-        paths = [path or str(Path.cwd()) for path in sys.path]
-        environment = {**child_environment(), "AOTC_COMPILE": "off"}
-        environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([environment["PYTHONPATH"], *paths]))
-        with place.log.open("ab") as log:
-            self._builder = subprocess.Popen(
-                child_command("aotc.tools.remembering.build_process", file.name),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                start_new_session=True,
-            )
-        self._own_builds.add(place.name)
-        _log.info("aotc.compile: %s is built by process %d; its log: %s", place.name, self._builder.pid, place.log)
-        threading.Thread(target=self._await, args=(self._builder, place), daemon=True).start()
-        return self._builder
-
-    def _await(self, builder: subprocess.Popen[bytes], place: Place) -> None:
-        status = builder.wait()
+    def _ended(self, place: Place, status: int) -> None:
+        """A build has ended: let the next call load what there is, and tell what failed."""
         with self._lock:
             if place.name != self._name:  # the module has changed meanwhile
-                return self._build_soon()
+                return self.builds.soon()
             if status:
                 self._note(f"the build ended with status {status}: {' | '.join(last_lines(place.log, 2))}")
             self._stale()
@@ -438,31 +459,27 @@ class Remembering:
                     self._note(f"{model} cannot be built: {reason}; to try again, remove {place.folder}/{model}.failed")
                 memory = place.read()
                 if not status and memory is not None and place.unbuilt(memory):
-                    self._build_soon()
+                    self.builds.soon()
             except (AotcError, OSError) as error:
                 self._note(f"{place.folder} cannot be read: {error}")
             return None
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Build what has no code yet, wait for that, and load it. Whether all that was seen has code now, and it is
-        loaded."""
-        ends = None if timeout is None else time.monotonic() + timeout
+        """Build what has no code yet, wait for that, and load it. Whether all that was seen has code now; and it is
+        loaded, if the module is in the mode of these calls."""
         with self._lock:
-            if not self._began:
+            if not self._began and self._is_in_mode:
                 self._begin()
-            if self._timer is not None:
-                self._timer.cancel()
-        while (builder := self.start_build()) is not None:
-            try:
-                status = builder.wait(None if ends is None else max(0.0, ends - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                return False
-            if status:
-                break
+        if not self.builds.wait(timeout):
+            return False
         with self._lock:
-            self._begin()
+            if self._is_in_mode:
+                self._begin()
+            else:
+                self._stale()
         state = self.state()
-        return 0 < state.forms == state.built and not state.failed and len(state.models) == len(self._built_then)
+        is_loaded = not self._is_in_mode or len(state.models) == len(self._built_then)
+        return 0 < state.forms == state.built and not state.failed and is_loaded
 
     # -- looking in ---------------------------------------------------------------------------------------------------
 
@@ -497,9 +514,10 @@ _live: weakref.WeakSet[Remembering] = weakref.WeakSet()
 def _at_exit() -> None:
     """Begin the builds that have not begun; the process that builds outlives this one."""
     for each in list(_live):
-        builder = each.start_build()
-        if builder is not None and each.options.build == "exit":
-            builder.wait()
+        if each.options.build == "exit":
+            each.builds.wait(None)
+        else:
+            each.builds.start()
         if os.environ.get("AOTC_COMPILE") == "report":
             with suppress(AotcError, OSError):
                 _log.info("aotc.compile: %s", each.state().line())

@@ -1,0 +1,172 @@
+"""When code is built, and the processes that build it: each outlives this one."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from aotc.amounts import counted
+from aotc.errors import AotcError
+from aotc.locks import close_lock, lock, open_lock
+from aotc.machine.processes import child_command, child_environment
+from aotc.tools.remembering.memory import Place
+
+if TYPE_CHECKING:
+    from aotc.tools.remembering.remembering import Options
+
+_log = logging.getLogger("aotc")
+
+QUIET, LONGEST = 3.0, 30.0
+"""Seconds without a new form until a build in the background begins, and the longest wait after the first new one."""
+
+LOOKS_EVERY = 0.2
+
+
+class Building(Protocol):
+    """A build that goes on: the process that this one started, or another one's."""
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
+class BuiltElsewhere:
+    """The build of the same module that another process has started: another rank, say."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    def poll(self) -> int | None:
+        return None if self._place.is_being_built() else 0
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Raises TimeoutExpired, as of a process."""
+        ends = None if timeout is None else time.monotonic() + timeout
+        while (status := self.poll()) is None:
+            if ends is not None and time.monotonic() >= ends:
+                raise subprocess.TimeoutExpired(self._place.name, timeout or 0.0)
+            time.sleep(LOOKS_EVERY)
+        return status
+
+
+class Builds:
+    """The builds for one module. `note` is told why there is none, and `ended` of each that ended, with its status."""
+
+    def __init__(self, options: Options, note: Callable[[str], None], ended: Callable[[Place, int], None]) -> None:
+        self.options, self._note, self._ended = options, note, ended
+        self.place: Place | None = None
+        """Of the module as it is now; None where nothing is built."""
+        self.uses_gpu = False
+        self.own: set[str] = set()
+        """The names that this process has begun to build."""
+        self._waits_since = 0.0
+        self.renew()
+
+    def renew(self) -> None:
+        """A forked child has none of the threads that wait; what it sees anew, it builds itself."""
+        self._lock = threading.RLock()
+        self._timer: threading.Timer | None = None
+        self._process: Building | None = None
+
+    def soon(self) -> None:
+        """Build when no new form has come for a while; or at the exit, or before."""
+        if self.options.build != "background":
+            return
+        if self.uses_gpu and not self.options.gpu:
+            _log.info(
+                "aotc.compile: code for new forms is built at the program's end, on the GPU; gpu=True allows it before"
+            )
+            return
+        now = time.monotonic()
+        with self._lock:
+            if self._timer is not None and self._timer.is_alive():
+                self._timer.cancel()
+            else:
+                self._waits_since = now
+            self._timer = threading.Timer(max(0.0, min(QUIET, self._waits_since + LONGEST - now)), self.start)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def start(self) -> Building | None:
+        """Start a process that builds what has no code yet, unless another one does. None where there is nothing to
+        build, or it may not be."""
+        with self._lock:
+            try:
+                return self._started()
+            except (AotcError, OSError) as error:
+                self._note(f"no build can be started: {error}")
+                return None
+
+    def _started(self) -> Building | None:
+        if self._process is not None and self._process.poll() is None:
+            return self._process
+        place, options = self.place, self.options
+        memory = place.read() if place is not None else None
+        if place is None or memory is None or options.build == "never" or not place.unbuilt(memory):
+            return None
+        if memory.builds >= options.builds:
+            self._note(f"the limit of {counted(options.builds, 'build')} is reached: raise builds=, or retry=True")
+            return None
+        self.own.add(place.name)
+        descriptor = open_lock(place.lock)
+        try:
+            if lock(descriptor, wait=False):
+                self._process = started = self._start_process(place, descriptor)
+                _log.info("aotc.compile: %s is built by process %d; its log: %s", place.name, started.pid, place.log)
+            else:
+                self._process = BuiltElsewhere(place)
+                _log.info("aotc.compile: %s is built by another process; its log: %s", place.name, place.log)
+        finally:
+            close_lock(descriptor)  # still locked by the process that builds, whose descriptor it is, too
+        threading.Thread(target=self._await, args=(self._process, place), daemon=True).start()
+        return self._process
+
+    def _start_process(self, place: Place, descriptor: int) -> subprocess.Popen[bytes]:
+        """The process that builds; it holds the lock from now until its end, however that comes."""
+        from aotc.tools.remembering.build_process import BuildJob
+
+        given = self.options
+        job = BuildJob(*(str(place.folder), place.name, given.store, given.seconds, given.cores, descriptor))
+        with tempfile.NamedTemporaryFile(prefix="aotc-build-", suffix=".job", delete=False) as file:
+            file.write(msgspec.json.encode(job))
+        paths = [path or str(Path.cwd()) for path in sys.path]
+        environment = child_environment()
+        environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([environment["PYTHONPATH"], *paths]))
+        with place.log.open("wb") as log:
+            return subprocess.Popen(
+                child_command("aotc.tools.remembering.build_process", file.name),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
+                pass_fds=(descriptor,),
+            )
+
+    def _await(self, process: Building, place: Place) -> None:
+        self._ended(place, process.wait())
+
+    def wait(self, timeout: float | None) -> bool:
+        """Build until nothing is left that can be, unless a build ends without a result. False after the timeout."""
+        ends = None if timeout is None else time.monotonic() + timeout
+        with self._lock:
+            if self._timer is not None:
+                self._timer.cancel()
+        while (process := self.start()) is not None:
+            try:
+                status = process.wait(None if ends is None else max(0.0, ends - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                return False
+            if status:
+                break
+        return True

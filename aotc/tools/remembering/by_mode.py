@@ -1,0 +1,44 @@
+"""With `train=True`, a module has two memories: of calls in training mode, and of the others."""
+
+from __future__ import annotations
+
+import time
+from types import MethodType
+from typing import Any
+
+from torch import nn
+
+from aotc.tools.remembering.remembering import Options, Remembering, State
+
+
+def remembering_of(module: nn.Module, method: MethodType | None, options: Options) -> Remembering | ByMode:
+    """The calls of a module, or of its method, as the options ask."""
+    evaluating = Remembering(module, method, options._replace(train=False))
+    return ByMode(Remembering(module, method, options), evaluating) if options.train else evaluating
+
+
+class ByMode:
+    """With `train=True`: calls in training mode, and the others, which other code runs."""
+
+    def __init__(self, training: Remembering, evaluating: Remembering) -> None:
+        self.module, self.training, self.evaluating = training.module, training, evaluating
+
+    @property
+    def of_mode(self) -> Remembering:
+        return self.training if self.module.training else self.evaluating
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.of_mode(*args, **kwargs)
+
+    def state(self) -> State:
+        return self.of_mode.state()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Of both modes, as far as calls in them were seen."""
+        ends = None if timeout is None else time.monotonic() + timeout
+        is_built = True
+        for each in (self.training, self.evaluating):
+            if each is self.of_mode or each.state().forms:
+                left = None if ends is None else max(0.0, ends - time.monotonic())
+                is_built = each.wait(left) and is_built
+        return is_built

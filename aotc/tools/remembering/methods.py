@@ -1,0 +1,92 @@
+"""`aotc.compile` of a method of a module, and as a decorator: calls of the method are compiled, for each module."""
+
+from __future__ import annotations
+
+import functools
+from types import FunctionType, MethodType
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from aotc.errors import BindError
+from aotc.tools.remembering.by_mode import remembering_of
+from aotc.tools.remembering.region_calls import InPlace
+from aotc.tools.remembering.remembering import Options, State
+
+
+class _Named(NamedTuple):
+    method: str
+
+
+class RememberedMethod(InPlace):
+    """A method in the place of a module's own: `model.encode = aotc.compile(model.encode)`. `aotc.reads` knows it by
+    its `module` and by `artifact.method`. A copy of the module has the class's own."""
+
+    def __init__(self, module: nn.Module, method: MethodType, options: Options) -> None:
+        self._remembering = remembering_of(module, method, options)
+        self.artifact = _Named("" if method.__name__ == "forward" else method.__name__)
+        self.__wrapped__ = method
+        self.__name__ = method.__name__
+
+    @property
+    def module(self) -> nn.Module:
+        """The module whose method it is."""
+        return self._remembering.module
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._remembering(*args, **kwargs)
+
+    def explain(self) -> State:
+        """As of a module that was compiled."""
+        return self._remembering.state()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """As of a module that was compiled."""
+        return self._remembering.wait(timeout)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # Of a copied module, which has no attributes yet when this is called: so that is its class's.
+        return getattr, (self.module, self.__name__)
+
+
+def of_method(module: nn.Module, method: MethodType, options: Options) -> RememberedMethod:
+    """Raises BindError for a method that is not its class's."""
+    own = getattr(type(module), method.__name__, None)
+    if own is not method.__func__:
+        raise BindError(
+            f"{method.__name__} is no method of the class {type(module).__name__}, and a build would not find it",
+            hint="define it in the class",
+        )
+    return RememberedMethod(module, method, options)
+
+
+class _Decorated:
+    """A method of a class, as `@aotc.compile` finds it there. The class keeps its own method, and each module that is
+    made gets one in its place: what forward reads of the class is what a build finds."""
+
+    def __init__(self, function: FunctionType, options: Options) -> None:
+        self.function, self.options = function, options
+
+    def __set_name__(self, owner: type[nn.Module], name: str) -> None:
+        function, options, make = self.function, self.options, owner.__init__
+
+        @functools.wraps(make)
+        def init(module: nn.Module, *args: Any, **kwargs: Any) -> None:
+            make(module, *args, **kwargs)
+            if getattr(type(module), name) is function:  # no class below has another one
+                vars(module)[name] = RememberedMethod(module, MethodType(function, module), options)
+
+        setattr(owner, name, function)
+        owner.__init__ = init  # type: ignore[assignment, method-assign]
+
+
+def decorated(function: Any, options: Options) -> Any:
+    """What stands before a method in its class. Raises BindError for what is not a method that a build can find."""
+    name = getattr(function, "__qualname__", repr(function))
+    if not isinstance(function, FunctionType) or "<" in name or "." not in name:
+        raise BindError(
+            f"{name} is not a module, nor a method of a class of modules in a file",
+            hint="give a module, its method (model.encode), or decorate a method in its class; a function that takes a "
+            "module may become a method, or a module with that one in it",
+        )
+    return _Decorated(function, options)

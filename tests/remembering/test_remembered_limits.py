@@ -1,0 +1,203 @@
+"""The limits of `aotc.compile`: of what is remembered, of builds, and of what one process keeps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from processes import finish, start
+from remembered_nets import Net
+
+import aotc
+from aotc.errors import BindError, BuildError
+from aotc.tools.remembering import build_process, remembering
+from aotc.tools.remembering.build_process import Attempt, BuildJob
+from aotc.tools.remembering.builds import Builds
+from aotc.tools.remembering.memory import Kind, Memory, Place
+from aotc.tools.remembering.remembering import Options
+
+FACTS = {"class": "Net", "target": "cpu:x86-64-v3"}
+CALL = {"ids": {"shape": [2, 16], "dtype": "int64", "low": 0, "high": 49}}
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A model whose calls are recorded, and never built."""
+    monkeypatch.setattr(Builds, "start", lambda self: None)
+    return aotc.compile(Net().eval(), store=tmp_path, build="exit")
+
+
+def call(model: Any, *sizes: int, **kwargs: Any) -> None:
+    with torch.no_grad():
+        for size in sizes:
+            ids = torch.zeros(1, size, dtype=torch.int64)
+            assert torch.equal(model(ids, **kwargs), model.module(ids, **kwargs))
+
+
+def notes(model: Any) -> str:
+    return "\n".join(model.explain().notes)
+
+
+def memory_of(model: Any) -> Memory:
+    found = model._remembering._place.read()
+    assert found is not None
+    return found  # type: ignore[no-any-return]
+
+
+def test_so_many_kinds_and_forms_are_remembered(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remembering, "MOST_KINDS", 2)
+    monkeypatch.setattr(remembering, "MOST_CALLS", 2)
+    call(model, 2)
+    call(model, 2, double=True)
+    assert notes(model) == ""
+    call(model, 2, double=1)  # a number, for which code of its own is compiled
+    assert "calls of more than 2 kinds: pass a number that varies as a tensor" in notes(model)
+    call(model, 3, 4, 5)
+    assert "calls of more than 2 sizes: name ranges=, or pad them" in notes(model)
+    assert [len(kind.calls) for kind in memory_of(model).kinds] == [2, 1]
+
+
+def test_so_many_forms_are_kept_in_a_process(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remembering, "MOST_FORMS", 2)
+    call(model, *range(2, 9))
+    assert len(model._remembering._runs) <= 2
+    assert len(memory_of(model).kinds[0].calls) == 7
+
+
+def test_a_module_that_changes_again_and_again_stays_in_eager(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remembering, "MOST_CHANGES", 2)
+    state = model._remembering
+    for changes in (1, 2, 3):
+        call(model, changes + 1)
+        assert memory_of(model).kinds[0].calls[-1]["ids"]["shape"] == [1, changes + 1]
+        loaded = object()
+        state._compiled = [loaded]
+        state._changed(loaded, BindError("other weights"))
+    call(model, 2, 3)
+    assert state._place is None
+    assert "the module changed 3 times; its calls stay in eager" in notes(model)
+
+
+def test_as_many_builds_are_begun_as_were_allowed(tmp_path: Path) -> None:
+    model: Any = aotc.compile(Net().eval(), store=tmp_path, build="exit", builds=1)
+    call(model, 2)
+    model._remembering._place.change(None, lambda memory: setattr(memory, "builds", 1))
+    assert model._remembering.builds.start() is None
+    assert "the limit of 1 build is reached: raise builds=, or retry=True" in notes(model)
+    again: Any = aotc.compile(model.module, store=tmp_path, build="never", retry=True)
+    call(again, 2)
+    assert memory_of(again).builds == 0
+
+
+def test_builds_that_end_without_a_result_are_given_up(tmp_path: Path) -> None:
+    place = Place(tmp_path, "net")
+    memory = Memory(FACTS, {}, "remembered_nets:Net", {}, kinds=[Kind({}, [CALL])], attempts=3)
+    place.change(memory, lambda memory: None)
+    build_process._build(BuildJob(str(tmp_path), "net", str(tmp_path), 60, 0, -1), place, memory, [0])
+    assert place.failed(0) == "3 builds in a row ended without a result; was memory short?"
+    after = place.read()
+    assert after is not None and (after.attempts, place.unbuilt(after)) == (0, [])
+
+
+def test_a_failure_is_told_of_the_kind_that_has_it_alone(tmp_path: Path) -> None:
+    kinds = {name: Kind({}, [CALL]) for name in ("net", "net-2", "net-3")}
+    job = BuildJob(str(tmp_path), "net", str(tmp_path), 60, 0, -1)
+    attempt = Attempt(job, Place(tmp_path, "net"), Memory(FACTS, {}, "", {}, kinds=[*kinds.values()]), kinds)
+    assert "took more than 60 s" in attempt.failed["net"]
+    tried = []
+
+    def act(models: list[str]) -> dict[str, str]:
+        tried.append(models)
+        if "net-2" in models:
+            raise ValueError("no such number")
+        return {"net-3": "too wide"} if "net-3" in models else {}
+
+    attempt._each([*kinds], act)
+    assert tried == [[*kinds], ["net"], ["net-2"], ["net-3"]]
+    assert attempt.failed.keys() == {"net-2", "net-3"}
+    assert attempt.failed["net-2"].startswith("ValueError: no such number")
+    assert attempt.failed["net-3"].startswith("too wide")
+
+
+def test_a_build_waits_for_memory_and_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = iter([1 << 30, 1 << 30, 64 << 30])
+    monkeypatch.setattr(build_process, "memory_here", lambda: next(free))
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    build_process.wait_for_memory("cpu", 1 << 30)
+    assert next(free, None) is None
+
+    monkeypatch.setattr(build_process, "memory_here", lambda: 1 << 30)
+    with pytest.raises(BuildError, match=r"takes about .*, and 1\.0 GiB are free") as caught:
+        build_process.wait_for_memory("cpu", 8 << 30, seconds=0)
+    assert caught.value.fields["expected"] > 32 << 30
+
+
+def test_no_build_uses_the_gpu_while_the_program_runs_unless_allowed() -> None:
+    def timer(**options: Any) -> Any:
+        given = Options(None, None, "", {}, "default", "background", 60, 0, 8, False, **options)
+        builds = Builds(given, lambda note: None, lambda place, status: None)
+        builds.uses_gpu = True
+        builds.soon()
+        found = builds._timer
+        if found is not None:
+            found.cancel()
+        return found
+
+    assert timer() is None
+    assert timer(gpu=True) is not None
+
+
+@pytest.mark.compile
+def test_a_build_has_its_seconds_and_its_cores(program: Any) -> None:
+    told = program.run(
+        "import time\n"
+        "model = aotc.compile(Net().eval(), seconds=0.5, cores=1)\n"
+        "called(model, (2, 16))\n"
+        "process = model._remembering.builds.start()\n"
+        "cores = set()\n"
+        "while process.poll() is None:\n"
+        "    try:\n"
+        "        cores.add(len(os.sched_getaffinity(process.pid)))\n"
+        "    except ProcessLookupError:\n"
+        "        break\n"
+        "    time.sleep(0.01)\n"
+        "model.wait()\n"
+        "tell(model, cores=sorted(cores), started=len(os.sched_getaffinity(0)))"
+    )
+    assert "the build took more than 0.5 s" in told["failed"][told["name"]]
+    assert told["cores"][0] == 1
+    assert told["cores"][-1] == told["started"]
+
+
+def test_a_forked_child_records_and_would_build_by_itself(program: Any) -> None:
+    told = program.run(
+        "model = aotc.compile(Net().eval())\n"
+        "called(model, (2, 16))\n"
+        "builds = model._remembering.builds\n"
+        "before = builds._timer\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    right = builds._timer is None and called(model, (2, 24)) and model.explain().forms == 2\n"
+        "    os._exit(0 if right and builds._timer.is_alive() else 1)\n"
+        "status = os.waitpid(child, 0)[1]\n"
+        "same = called(model, (2, 24))\n"
+        "tell(model, same=same, status=status, waits=builds._timer is not before)\n"
+        "os._exit(0)"
+    )
+    assert (told["status"], told["same"], told["forms"]) == (0, True, 2)
+
+
+def test_report_tells_at_the_start_and_at_the_end(program: Any) -> None:
+    script = program.folder / "report.py"
+    script.write_text(
+        "import torch, aotc\nfrom remembered_nets import Net\n"
+        "model = aotc.compile(Net().eval(), build='never')\n"
+        "with torch.no_grad(): model(torch.zeros(1, 4, dtype=torch.int64))\n"
+        "print('called')"
+    )
+    ran = finish(start(script, cwd=program.folder, AOTC_STORE=str(program.store), AOTC_COMPILE="report", AOTC_LOG=""))
+    lines = [line for line in ran.stderr.splitlines() if "aotc.compile: net-" in line]
+    assert [("0 of 0 forms from" in line, "nothing is loaded" in line) for line in lines] == [(True, True)] * 2
+    assert ran.stdout == "called\n"

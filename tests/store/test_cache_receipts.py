@@ -129,6 +129,12 @@ def test_of_a_program_that_is_not_watched_only_what_it_wrote_is_known(begun: dic
     assert "no process wrote down" in found.flaws(["no-compiler"])[0].message
 
 
+def test_compiled_code_that_was_not_restored_had_a_compiler() -> None:
+    """FlashInfer's is started by ninja, of which Python is told nothing."""
+    found = Receipt(3, ("/c/a.cu",), ("/c/new.cubin",), ("/c/a.cu.o", "/c/.ninja_log"), (), 1)
+    assert [issue.where for issue in found.flaws(["no-compiler"])] == ["/c/new.cubin", "/c/a.cu.o"]
+
+
 def test_a_folder_without_a_receipt_and_a_broken_one_are_refused(begun: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="no receipt"):
         read(tmp_path)

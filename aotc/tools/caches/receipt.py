@@ -84,8 +84,14 @@ class Receipt(msgspec.Struct, frozen=True):
             found += [Issue("was replaced", where=path) for path in self.replaced]
         if "no-compiler" in required:
             found += [Issue(f"{each.compiler} ran for {', '.join(each.sources)}") for each in self.compilers]
+            if "used" not in required:
+                made = [path for path in (*self.written, *self.replaced) if path.endswith(_COMPILED)]
+                found += [Issue("is compiled code that was not restored", where=path) for path in made]
         return found
 
+
+_COMPILED = (".o", ".so", ".cubin")
+"""Names of files that a compiler made, also one that nobody saw: within the process, or started by ninja."""
 
 _HOW = f"export AOTC_RECEIPT=FOLDER PYTHONPATH={WATCHER} where the program starts; or `aotc cache run REF -- COMMAND`"
 

@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
     CLIPVisionConfig,
     LlamaConfig,
     LlamaForCausalLM,
@@ -70,6 +73,34 @@ def llama() -> Any:
     return made(LlamaForCausalLM, LLAMA)
 
 
+def llama_flex() -> Any:
+    """The same, with FlexAttention. transformers' own `attn_implementation="flex_attention"` compiles within forward."""
+    AttentionInterface.register("flex", _attend)
+    AttentionMaskInterface.register("flex", _mask)
+    return made(LlamaForCausalLM, LlamaConfig(**LLAMA.to_diff_dict(), attn_implementation="flex"))
+
+
+def _attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: float, **_: Any) -> Any:
+    result = flex_attention(query, key, value, block_mask=mask, scale=scaling, enable_gqa=True)
+    return result.transpose(1, 2).contiguous(), None
+
+
+def _mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: Any,
+    kv_offset: int,
+    mask_function: Any,
+    device: Any,
+    **_: Any,
+) -> BlockMask:
+    """Of a cache whose start is a tensor, and without padding: each token sees those before it."""
+    began = q_offset + 0  # of now: the cache counts on in place
+    mask = lambda b, head, row, column: mask_function(b, head, row + began, column + kv_offset)  # noqa: E731
+    return create_block_mask(mask, batch_size, None, q_length, kv_length, device=device)
+
+
 def t5() -> Any:
     return made(T5ForConditionalGeneration, T5)
 
@@ -84,6 +115,10 @@ def llava() -> Any:
 
 def llama_cached() -> nn.Module:
     return CachedLM(llama(), batch=1, length=64)
+
+
+def llama_flex_cached() -> nn.Module:
+    return CachedLM(llama_flex(), batch=1, length=64)
 
 
 def t5_encoder() -> nn.Module:

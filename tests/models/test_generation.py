@@ -23,7 +23,7 @@ def generation(shared_folder: Path) -> Built:
     return built
 
 
-@pytest.mark.parametrize("example", ["causal_lm", "t5", "whisper", "vision_language"])
+@pytest.mark.parametrize("example", ["causal_lm", "flex_attention", "t5", "whisper", "vision_language"])
 def test_compiled_code_generates_the_tokens_of_eager(
     generation: Built, example: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,6 +23,9 @@ from aotc.reads.attributes import (
 
 _MISSING = object()
 
+_OF_A_PROCESS = "._original_object_hash"
+"""What transformers keeps in a GenerationConfig: the hash of a text, which is another one in each process."""
+
 
 class Reads:
     """The attributes that were read.
@@ -43,7 +46,7 @@ class Reads:
 
     def take_all(self) -> None:
         """Count every attribute as read: torch's Dynamo traces branches of `torch.cond`, and its reads are not seen."""
-        self.names_read |= self._all
+        self.names_read |= {name for name in self._all if not name.endswith(_OF_A_PROCESS)}
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""`generate()` of a causal language model whose attention is torch's FlexAttention: the mask over the cache is compiled."""
+"""`generate()` of a causal language model with FlexAttention: its mask over the cache is part of the compiled code."""
 
 from __future__ import annotations
 

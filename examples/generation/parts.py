@@ -74,7 +74,7 @@ def llama() -> Any:
 
 
 def llama_flex() -> Any:
-    """The same, with FlexAttention. transformers' own `attn_implementation="flex_attention"` compiles within forward."""
+    """The same, with FlexAttention: transformers' own `attn_implementation="flex_attention"` compiles when it runs."""
     AttentionInterface.register("flex", _attend)
     AttentionMaskInterface.register("flex", _mask)
     return made(LlamaForCausalLM, LlamaConfig(**LLAMA.to_diff_dict(), attn_implementation="flex"))

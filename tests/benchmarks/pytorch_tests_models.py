@@ -108,7 +108,7 @@ def _hop_db() -> Tests:
 
 
 class Called(nn.Module):
-    """A function, called with these tensors among what is no tensor."""
+    """A function, called with these tensors among other arguments."""
 
     def __init__(self, function: Callable[..., Any], are_tensors: list[bool], others: list[Any], tree: Any) -> None:
         super().__init__()

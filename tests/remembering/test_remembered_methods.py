@@ -100,7 +100,7 @@ def test_what_a_build_would_not_find_is_refused_with_a_way_out(tmp_path: Path, m
             aotc.compile(function, store=tmp_path)
     net = Coder()
     net.shorter = local.__get__(net)
-    with pytest.raises(aotc.BindError, match="local is no method of the class Coder"):
+    with pytest.raises(aotc.BindError, match="local is not a method of the class Coder"):
         aotc.compile(net.shorter, store=tmp_path)
     monkeypatch.setenv("AOTC_COMPILE", "off")
     assert aotc.compile(Net.forward) is Net.forward

@@ -41,7 +41,7 @@ def test_steps_and_evaluations_are_compiled_in_the_second_run_and_give_eager_s_g
         "    same &= agree(model)\n"
         "    model.eval()\n"
         "    same &= called(model, (2, 16))\n"
-        "aotc.compile(model.module.train()).wait()\n"  # it loads nothing for another mode, and blames nobody
+        "aotc.compile(model.module.train()).wait()\n"  # it loads nothing for another mode, and logs no failure
         f"{TELL}"
     )
     assert (second["forms"], second["built"], second["failed"]) == (1, 1, {})

@@ -103,7 +103,7 @@ def test_a_process_that_runs_can_be_watched_once(begun: dict[str, str], tmp_path
         "open('a/read.py').read()\n"
         "import os, pathlib\n"
         "from aotc.tools.caches.receipt import read\n"
-        "assert len(read(pathlib.Path(os.environ['AOTC_RECEIPT'])).used) == 1\n"  # which is no use of the others
+        "assert len(read(pathlib.Path(os.environ['AOTC_RECEIPT'])).used) == 1\n"  # the others count as unused
     )
     unwatched = {"AOTC_RECEIPT": begun["AOTC_RECEIPT"], "PYTHONPATH": environment()["PYTHONPATH"]}
     ran = finish(start("-c", code, cwd=tmp_path / "fresh", **unwatched))

@@ -91,7 +91,8 @@ class Receipt(msgspec.Struct, frozen=True):
 
 
 _COMPILED = (".o", ".so", ".cubin")
-"""Names of files that a compiler made, also one that nobody saw: within the process, or started by ninja."""
+"""Names of files that compilers make, also compilers that the receipt does not see: those within the process, and those
+that ninja starts."""
 
 _HOW = f"export AOTC_RECEIPT=FOLDER PYTHONPATH={WATCHER} where the program starts; or `aotc cache run REF -- COMMAND`"
 

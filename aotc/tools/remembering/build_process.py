@@ -59,7 +59,7 @@ def main() -> None:
     if memory is not None and (kinds := place.unbuilt(memory)):
         try:
             wait_for_memory(memory.facts["target"].partition(":")[0], memory.state_bytes)
-        except BuildError as error:  # no fault of the model's, so there is no tombstone
+        except BuildError as error:  # not the model's fault: no tombstone
             sys.exit(str(error))
         _build(job, place, memory, kinds)
 

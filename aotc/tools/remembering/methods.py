@@ -54,7 +54,7 @@ def of_method(module: nn.Module, method: MethodType, options: Options) -> Rememb
     own = getattr(type(module), method.__name__, None)
     if own is not method.__func__:
         raise BindError(
-            f"{method.__name__} is no method of the class {type(module).__name__}, and a build would not find it",
+            f"{method.__name__} is not a method of the class {type(module).__name__}, and a build would not find it",
             hint="define it in the class",
         )
     return RememberedMethod(module, method, options)

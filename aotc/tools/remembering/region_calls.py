@@ -22,7 +22,7 @@ from aotc.runtime.regions import CompiledRegions
 
 class Run:
     """One call of a module by regions: the code of its parts, by their identity; whether a part ran in eager since no
-    code takes its call; and why, where the part is no longer what was built."""
+    code takes its call; and why, where the part differs from what was built."""
 
     def __init__(self, forwards: Mapping[int, Callable[..., Any]]) -> None:
         self.forwards = forwards

@@ -340,7 +340,7 @@ class Remembering:
                     call.on_miss = self._missed
 
     def _note_regions(self, artifact: Artifact, memory: Memory | None) -> None:
-        """Tell that a model is compiled by regions, where nobody asked for that."""
+        """Log that a model is compiled by regions, where `regions` was not given."""
         if memory is not None and "regions" not in memory.asked:
             parts = listed([region.name for region in artifact.regions], 3)
             self._note(

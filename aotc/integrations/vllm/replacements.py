@@ -146,7 +146,7 @@ def started_engine(root: Path, started: Callable[[], None]) -> None:
     Expected: a hook after the start, for whoever saves caches or reports what the start compiled.
     Seen: `vllm.general_plugins` are called before the configuration is made; `log_engine_initialized` of a stat logger
     is called with the asynchronous engine only. The log says "Directly load AOT compilation" where kernels are compiled
-    behind it, so somebody has to look when the start is over.
+    behind it, which only a look at the cache after the start shows.
     """
     from vllm.v1.engine.core import EngineCore
 

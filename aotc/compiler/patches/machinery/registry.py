@@ -46,7 +46,6 @@ HOOKS: Mapping[str, tuple[str, ...]] = {
     "capture/custom_backward.py": ("torch.autograd.function:_SingleLevelFunction.apply",),
     "capture/operator_trace.py": ("torch.autograd.function:_SingleLevelFunction.apply",),
     "training/halves.py": ("torch._decomp.decompositions:select_one_layer_lstm_function(input, hx, params)",),
-    "capture/analysis/build_only.py": ("torch.distributions.distribution:Distribution._validate_args",),
     "capture/analysis/custom_operators.py": ("torch:_ops._Ops.load_library(path)", "torch.library:define"),
     "capture/distributed_tensors.py": ("torch._export.wrappers:_maybe_find_pre_dispatch_tf_mode_for_export()",),
     "cross_compile/lowering.py": (

@@ -93,7 +93,7 @@ def _push_signatures(transfer: Transfer, store: Store, digest: str) -> None:
         wanted = merged(there.signatures, new, datetime.now(UTC))
         return None if wanted == there.signatures else encode_signatures(wanted, there.others)
 
-    _change_attachment(transfer, signature_tag(digest), change)
+    change_attachment(transfer, signature_tag(digest), change)
 
 
 def push_attestations(transfer: Transfer, store: Store, digest: str, keys: Sequence[PublicKey] = ()) -> None:
@@ -103,14 +103,14 @@ def push_attestations(transfer: Transfer, store: Store, digest: str, keys: Seque
         return
     new = read_envelopes(reader_of(store), ours).layers
     subject = _subject(store, digest)
-    _change_attachment(transfer, name, lambda theirs: with_envelopes(transfer.read, theirs, new, subject, keys))
+    change_attachment(transfer, name, lambda theirs: with_envelopes(transfer.read, theirs, new, subject, keys))
 
 
 def _subject(store: Store, digest: str) -> Descriptor:
     return Descriptor(media_type=oci.INDEX, digest=digest, size=store.blobs.size(digest) or 0)
 
 
-def _change_attachment(transfer: Transfer, name: str, change: Callable[[Descriptor | None], Encoded | None]) -> None:
+def change_attachment(transfer: Transfer, name: str, change: Callable[[Descriptor | None], Encoded | None]) -> None:
     """Write what `change` makes of the manifest that is there; None where nothing is to be changed."""
     remote = transfer.remote
     for _ in range(_ROUNDS):  # each checks afterwards whether another client wrote meanwhile

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import signal
 import sys
@@ -22,22 +23,26 @@ from pathlib import Path
 import msgspec
 
 from aotc.amounts import size_text
-from aotc.errors import AotcError, BuildError
+from aotc.errors import AotcError, BuildError, RemoteError, StoreError
 from aotc.machine.memory import memory_here
 from aotc.records import Dims
 from aotc.tools.remembering.memory import Kind, Memory, Place
+
+_log = logging.getLogger("aotc")
 
 NICENESS = 10
 CHECK_SECONDS = 120.0
 MEMORY_SECONDS = 120.0
 """How long a build waits for free memory."""
+MOST_ROUNDS = 4
+"""How often it begins again since another machine has built for the same module, in the same store at a URL."""
 MOST_ATTEMPTS = 3
 """Builds in a row that may end without a result: what ends them, as too little memory, may be the build itself."""
 
 
 class BuildJob(msgspec.Struct, frozen=True):
     """What to build: the memory called `name` in `folder`, into `store`. `cores` 0: all that this process may use.
-    `lock`: a descriptor of the lock, which is held."""
+    `lock`: a descriptor of the lock, which is held. `url`: of which store `store` is a copy."""
 
     folder: str
     name: str
@@ -45,6 +50,7 @@ class BuildJob(msgspec.Struct, frozen=True):
     seconds: float
     cores: int
     lock: int
+    url: str = ""
 
 
 def main() -> None:
@@ -55,12 +61,41 @@ def main() -> None:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-job.cores :])
     os.set_inheritable(job.lock, False)  # the processes of this build do not hold it
     place = Place(Path(job.folder), job.name)
+    try:
+        if job.url:
+            _build_and_share(job, place)
+        else:
+            _build_missing(job, place)
+    except (BuildError, StoreError) as error:  # not the model's fault: no tombstone
+        sys.exit(str(error))
+
+
+def _build_and_share(job: BuildJob, place: Place) -> None:
+    """Build what no machine has built, and let the others know. Raises as `_build_missing`, and RemoteError."""
+    from aotc.tools.remembering.shared import SharedMemory
+
+    shared = SharedMemory(job.url, place)
+    for _ in range(MOST_ROUNDS):
+        try:
+            shared.pull()
+        except StoreError as error:  # this machine needs its code all the same
+            _log.warning("aotc.compile: %s", error)
+        _build_missing(job, place)
+        if shared.push():
+            return
+    raise RemoteError(
+        f"{job.url} has had another machine's code for {job.name} each of {MOST_ROUNDS} times",
+        hint="the next run tries again",
+        url=job.url,
+        transient=True,
+    )
+
+
+def _build_missing(job: BuildJob, place: Place) -> None:
+    """Build what has no code on this machine. Raises BuildError where memory is short."""
     memory = place.read()
     if memory is not None and (kinds := place.unbuilt(memory)):
-        try:
-            wait_for_memory(memory.facts["target"].partition(":")[0], memory.state_bytes)
-        except BuildError as error:  # not the model's fault: no tombstone
-            sys.exit(str(error))
+        wait_for_memory(memory.facts["target"].partition(":")[0], memory.state_bytes)
         _build(job, place, memory, kinds)
 
 
@@ -104,7 +139,8 @@ def _build(job: BuildJob, place: Place, memory: Memory, kinds: list[int]) -> Non
         now.builds, now.attempts = now.builds + 1, 0
         for n in kinds:
             if place.model(n) not in failed:
-                now.kinds[n].built, now.kinds[n].regions = len(memory.kinds[n].calls), memory.kinds[n].regions
+                kind = now.kinds[n]
+                kind.built, kind.regions, kind.pushed = len(memory.kinds[n].calls), memory.kinds[n].regions, ""
 
     place.change(None, ended)
 

@@ -97,6 +97,11 @@ class Builds:
             self._timer.daemon = True
             self._timer.start()
 
+    def are_due(self, place: Place) -> bool:
+        """Whether something has no code yet that may get it; or the store at a URL lacks it."""
+        memory = place.read()
+        return memory is not None and bool(place.unbuilt(memory) or (self.options.url and memory.unpushed()))
+
     def start(self) -> Building | None:
         """Start a process that builds what has no code yet, unless another one does. None where there is nothing to
         build, or it may not be."""
@@ -112,7 +117,7 @@ class Builds:
             return self._process
         place, options = self.place, self.options
         memory = place.read() if place is not None else None
-        if place is None or memory is None or options.build == "never" or not place.unbuilt(memory):
+        if place is None or memory is None or options.build == "never" or not self.are_due(place):
             return None
         if memory.builds >= options.builds:
             self._note(f"the limit of {counted(options.builds, 'build')} is reached: raise builds=, or retry=True")
@@ -136,7 +141,9 @@ class Builds:
         from aotc.tools.remembering.build_process import BuildJob
 
         given = self.options
-        job = BuildJob(*(str(place.folder), place.name, given.store, given.seconds, given.cores, descriptor))
+        job = BuildJob(
+            *(str(place.folder), place.name, str(place.store), given.seconds, given.cores, descriptor, given.url)
+        )
         with tempfile.NamedTemporaryFile(prefix="aotc-build-", suffix=".job", delete=False) as file:
             file.write(msgspec.json.encode(job))
         paths = [path or str(Path.cwd()) for path in sys.path]

@@ -118,8 +118,8 @@ def compile(
             `package.module:function`, or `path/to/file.py:function`. Known are models of transformers and diffusers, by
             their configuration, and classes whose arguments can be read from the attributes of their names.
         kwargs: the arguments of `factory`, as a manifest holds them.
-        store: a store's folder; else `$AOTC_STORE`, else `remembered` in the cache folder (`$AOTC_CACHE_DIR`). A URL
-            only with `build="never"`.
+        store: a store's folder or URL; else `$AOTC_STORE`, else `remembered` in the cache folder (`$AOTC_CACHE_DIR`).
+            Machines that name the same URL build for one another.
         ranges: the least and the greatest size of dims, by the names that `aotc.record` gives them:
             `{"seq": (1, 2048)}`.
         mode: a mode of torch.compile.
@@ -169,9 +169,9 @@ def compile(
     if wrong := [(name, value, expected) for name, value, fits, expected in checks if not fits]:
         raise options_error(wrong, "compile")
     where = os.fspath(store or default_store())
-    if is_remote(where) and build != "never":
-        message = f"{where} is a remote store, into which aotc.compile does not build"
-        raise BindError(message, hint='build into a folder and `aotc push` that; give build="never" to load only')
+    if is_remote(where) and build != "never" and os.environ.get("AOTC_TRUSTED_KEYS"):
+        message = f"aotc.compile signs nothing, and $AOTC_TRUSTED_KEYS asks for signatures of code from {where}"
+        raise BindError(message, hint='give build="never", to load only; build without that variable, then `aotc sign`')
     if build != "never" and importlib.util.find_spec("yaml") is None:
         message = "aotc.compile writes a manifest to build from, for which PyYAML is missing"
         raise ManifestError(message, hint="pip install 'aotc[build]'; or give build=\"never\" to load only")

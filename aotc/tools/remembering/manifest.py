@@ -20,6 +20,7 @@ from aotc.tools.recording.first_manifest import to_yaml, writing
 from aotc.tools.recording.module_factories import Made, factory_of
 from aotc.tools.recording.seen_calls import Seen, SeenTensor, bound_arguments, inputs_of_calls, look_at
 from aotc.tools.remembering.memory import Kind, Memory, Place, remembered_in
+from aotc.tools.remembering.shared import remembered_of
 
 
 def made_from(module: nn.Module, factory: str | None, kwargs: Mapping[str, Any] | None) -> Made:
@@ -131,7 +132,7 @@ def write_remembered(output: Path, store: str | Path, name: str, *, check: bool)
     """Write the manifest of what a store remembers of a module, and give its text; `check` as in `aotc init`. Raises
     ManifestError where `output` exists or cannot be written, and NotFoundError."""
     place = Place(remembered_in(store), name)
-    if (memory := place.read()) is None:
+    if (memory := remembered_of(str(store), name)) is None:
         known = tuple(sorted(path.stem for path in place.folder.glob("*.json")))
         message = f"{store} remembers nothing of {name}"
         raise NotFoundError(message, hint=f"it remembers {listed(known, 10) if known else 'nothing'}", known=known)

@@ -26,30 +26,52 @@ from aotc.tools.remembering.identity import Facts
 
 VERSION = 1
 LOCK_TIMEOUT = 30.0
+MOST_KINDS = 8
 MOST_CALLS = 256
 """Forms that are kept of calls of one kind."""
 
 
 def remembered_in(store: str | os.PathLike[str]) -> Path:
     """The folder of what is remembered in a store's folder."""
-    return Path(store).absolute() / ".aotc" / "remembered"
+    return Path(store).absolute().joinpath(*_FOLDER)
+
+
+_FOLDER = (".aotc", "remembered")
 
 
 class Kind(msgspec.Struct):
     """Calls that one model takes: they differ in the sizes and values of tensors alone. `ambient` are the modes that
     they were made in, as the manifest says them. `calls` only grow; the first `built` of them have code. `regions` are
-    those that the last build chose, if it was to choose, or if the model cannot be captured whole."""
+    those that the last build chose, if it was to choose, or if the model cannot be captured whole. `pushed` is the
+    digest of the bundle that a store at a URL has of it."""
 
     ambient: dict[str, str | None]
     calls: list[dict[str, Any]] = []
     built: int = 0
     regions: list[str] = []
+    pushed: str = ""
+
+    def takes(self, seen: Mapping[str, Any], ambient: Mapping[str, str | None]) -> bool:
+        """Whether a call that was made in these modes is of this kind."""
+        from aotc.tools.recording.seen_calls import kind_of_call
+        from aotc.tools.remembering.manifest import from_json
+
+        return self.ambient == ambient and kind_of_call(from_json(self.calls[0])) == kind_of_call(from_json(seen))
+
+    def has(self, seen: Mapping[str, Any]) -> bool:
+        """Whether a call of this kind with the same sizes is known."""
+        from aotc.tools.recording.seen_calls import sizes_of_call
+        from aotc.tools.remembering.manifest import from_json
+
+        sizes = sizes_of_call(from_json(seen))
+        return any(sizes_of_call(from_json(call)) == sizes for call in self.calls)
 
 
 class Memory(msgspec.Struct):
     """All that is remembered of a module. `asked` is what the build was asked for; `attempts` are builds in a row that
-    have begun and not ended; `state_bytes` are those of its parameters and buffers. What another `version` of this
-    struct wrote is as nothing."""
+    have begun and not ended; `state_bytes` are those of its parameters and buffers; `shared` is the digest of what was
+    last merged from, or written to, a URL (`aotc.tools.remembering.shared`). What another `version` of this struct
+    wrote is as nothing."""
 
     facts: Facts
     asked: dict[str, Any]
@@ -60,18 +82,22 @@ class Memory(msgspec.Struct):
     builds: int = 0
     attempts: int = 0
     state_bytes: int = 0
+    shared: str = ""
     version: int = VERSION
 
     def kind_of(self, seen: Mapping[str, Any], ambient: Mapping[str, str | None]) -> int | None:
         """The number of the kind of a call that was made in these modes; None where it is a new one."""
-        from aotc.tools.recording.seen_calls import kind_of_call
-        from aotc.tools.remembering.manifest import from_json
+        return next((number for number, kind in enumerate(self.kinds) if kind.takes(seen, ambient)), None)
 
-        of_call = kind_of_call(from_json(seen))
-        for number, kind in enumerate(self.kinds):
-            if kind.ambient == ambient and kind_of_call(from_json(kind.calls[0])) == of_call:
-                return number
-        return None
+    def unpushed(self) -> list[int]:
+        """The kinds with code that a store at a URL lacks."""
+        return [number for number, kind in enumerate(self.kinds) if kind.built and not kind.pushed]
+
+    def to_share(self) -> Memory:
+        """What other machines are told: of each kind the forms that have code. A kind without keeps its number, and one
+        form."""
+        kinds = [msgspec.structs.replace(kind, calls=kind.calls[: kind.built or 1]) for kind in self.kinds]
+        return msgspec.structs.replace(self, kinds=kinds, builds=0, attempts=0, shared="")
 
 
 class _Versioned(msgspec.Struct):
@@ -84,6 +110,11 @@ class Place:
     def __init__(self, folder: Path, name: str) -> None:
         self.folder, self.name = folder, name
         self.lock, self.log, self.manifest = (folder / f"{name}.{ending}" for ending in ("lock", "log", "yaml"))
+
+    @property
+    def store(self) -> Path:
+        """The folder of the store."""
+        return self.folder.parents[len(_FOLDER) - 1]
 
     def model(self, kind: int) -> str:
         """The name of a kind's model in the store."""
@@ -147,11 +178,16 @@ def _as_new(memory: Memory) -> None:
 
 def _read(path: Path) -> Memory | None:
     try:
-        data = path.read_bytes()
+        return decode_memory(path.read_bytes(), str(path))
+    except FileNotFoundError:
+        return None
+
+
+def decode_memory(data: bytes, where: str) -> Memory | None:
+    """None for what another version wrote. Raises CorruptError."""
+    try:
         if msgspec.json.decode(data, type=_Versioned).version != VERSION:
             return None
         return msgspec.json.decode(data, type=Memory)
-    except FileNotFoundError:
-        return None
     except msgspec.MsgspecError as error:
-        raise CorruptError(f"{path} cannot be read: {error}", hint="remove it: its module is built anew") from None
+        raise CorruptError(f"{where} cannot be read: {error}", hint="remove it: its module is built anew") from None

@@ -32,14 +32,13 @@ from aotc.store.reference import is_registry, is_remote
 from aotc.tools.remembering.builds import Builds
 from aotc.tools.remembering.forms import ambient_here, form_of, records_gradients
 from aotc.tools.remembering.identity import Facts, differences, facts_of, name_of
-from aotc.tools.remembering.memory import MOST_CALLS, Kind, Memory, Place, remembered_in
+from aotc.tools.remembering.memory import MOST_CALLS, MOST_KINDS, Kind, Memory, Place, remembered_in
 from aotc.tools.remembering.region_calls import RegionCode, in_eager, parts_free
 
 _log = logging.getLogger("aotc")
 
 When = Literal["background", "exit", "now", "never"]
 
-MOST_KINDS = 8
 MOST_MISSES = 3
 """Misses of one form until its calls are made in eager at once: to explain a miss takes milliseconds."""
 MOST_FORMS = 4096
@@ -64,6 +63,11 @@ class Options(NamedTuple):
     regions: Sequence[str] | Literal["auto"] | None = None
     gpu: bool = False
     method: str = ""
+
+    @property
+    def url(self) -> str:
+        """Where the store is a remote one, that this process works in a copy of; "" for any other."""
+        return self.store if is_remote(self.store) and self.build != "never" else ""
 
     @property
     def asked(self) -> dict[str, Any]:
@@ -129,6 +133,8 @@ class Remembering:
         self._facts: Facts = {}
         self._name = ""
         self._device = "cpu"
+        self._store = options.store
+        """What code is loaded from: of a remote one, its copy on this host, or itself where nothing is built."""
         self._tables: list[Mapping[str, Any]] = []
         self.builds = Builds(options, self._note, self._ended)
         _live.add(self)
@@ -280,11 +286,17 @@ class Remembering:
         self.builds.uses_gpu = self._device == "cuda"
         self._name = name_of(self._facts)
         try:
-            if not is_remote(self.options.store):
-                self._place = self.builds.place = Place(remembered_in(self.options.store), self._name)
+            if self.options.url:
+                from aotc.tools.remembering.shared import copy_of
+
+                self._store = str(copy_of(self.options.url))
+            if not is_remote(self._store):
+                self._place = self.builds.place = Place(remembered_in(self._store), self._name)
                 if self._retry:
                     self._place.forget_failures()
                     self._retry = False
+                if self.options.url and self._place.read() is None:
+                    self._pull(self._place)
             self._load()
             place, state = self._place, self.state()
             if place is not None and not state.forms and (before := place.latest_of_class(self._facts)) is not None:
@@ -295,13 +307,22 @@ class Remembering:
             self._note(f"{self.options.store} cannot be used: {error}")
             return
         _log.info("aotc.compile: %s", state.line())
-        if place is not None and self.options.build != "never" and state.built < state.forms:
+        if place is not None and self.options.build != "never" and self.builds.are_due(place):
             self.builds.soon()
+
+    def _pull(self, place: Place) -> None:
+        """Bring what other machines have built to this one."""
+        from aotc.tools.remembering.shared import LOAD_ATTEMPTS, SharedMemory
+
+        try:
+            SharedMemory(self.options.url, place, attempts=LOAD_ATTEMPTS).pull(self._new_memory)
+        except (AotcError, OSError) as error:
+            self._note(f"{self.options.url} cannot be read: {error}")
 
     def _load(self) -> None:
         """Load all code that there is for the module as it is."""
         self._forget_code()
-        if self.options.build != "never" and not (Path(self.options.store) / "oci-layout").exists():
+        if self.options.build != "never" and not (Path(self._store) / "oci-layout").exists():
             self._built_then = []
             return  # the first call that is remembered makes the store
         with parts_free(self.module):
@@ -312,7 +333,7 @@ class Remembering:
         self._only = self._compiled[0] if len(self._compiled) == 1 and not self._regions else None
 
     def _load_all(self) -> None:
-        store = self.options.store
+        store = self._store
         memory = self._place.read() if self._place is not None else None
         self._built_then = [kind.built for kind in memory.kinds] if memory else []
         for kind in range(len(memory.kinds)) if memory else itertools.count():
@@ -395,10 +416,8 @@ class Remembering:
         """Keep a call that the loaded code does not take. What its form lacks: code, code that is loaded, or nothing,
         where code cannot be built, or refuses the call."""
         from aotc.store.layout.store import Store
-        from aotc.tools.recording.seen_calls import sizes_of_call
-        from aotc.tools.remembering.manifest import dtype_to_cast, from_json, made_from
 
-        ambient, call = ambient_here(self._device), from_json(seen)
+        ambient = ambient_here(self._device)
         number = -1
 
         def keep(memory: Memory) -> bool:
@@ -410,10 +429,9 @@ class Remembering:
                 found = len(memory.kinds)
                 memory.kinds.append(Kind(ambient))
             number, kind = found, memory.kinds[found]
-            known = {sizes_of_call(from_json(each)) for each in kind.calls}
-            if sizes_of_call(call) in known:
+            if kind.has(seen):
                 return False
-            if len(known) == MOST_CALLS:
+            if len(kind.calls) == MOST_CALLS:
                 self._note(f"calls of more than {MOST_CALLS} sizes: name ranges=, or pad them", "sizes")
                 return False
             kind.calls.append(seen)
@@ -425,11 +443,8 @@ class Remembering:
                 if self._place is None:
                     return ""
                 if self._place.read() is None:
-                    Store.create(self.options.store)
-                    made = made_from(self.module, self.options.factory, self.options.kwargs)
-                    size = sum(tensor.nbytes for tensor in plain_state(self.module).values())
-                    cast = dtype_to_cast(self.module)
-                    new = Memory(self._facts, self.options.asked, made.factory, made.kwargs, cast, state_bytes=size)
+                    new = self._new_memory()
+                    Store.create(self._store)
                 memory = self._place.change(new, keep)
                 if memory is None or number < 0:
                     return ""
@@ -443,6 +458,15 @@ class Remembering:
                 self._note(f"nothing is built: {error}")
                 self._place = self.builds.place = None
                 return ""
+
+    def _new_memory(self) -> Memory:
+        """What there is to remember before the first call. Raises ManifestError where no build can make the module."""
+        from aotc.tools.remembering.manifest import dtype_to_cast, made_from
+
+        made = made_from(self.module, self.options.factory, self.options.kwargs)
+        size = sum(tensor.nbytes for tensor in plain_state(self.module).values())
+        cast = dtype_to_cast(self.module)
+        return Memory(self._facts, self.options.asked, made.factory, made.kwargs, cast, state_bytes=size)
 
     # -- builds -------------------------------------------------------------------------------------------------------
 

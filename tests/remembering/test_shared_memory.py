@@ -1,0 +1,270 @@
+"""What a store at a URL remembers for several machines, each of which is a folder here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from registry_server import free_port, needs, running_registry
+from sample_artifacts import stored_artifact
+
+import aotc
+from aotc.errors import BindError, CorruptError, NotFoundError, RemoteError
+from aotc.records import Artifact
+from aotc.store.layout.bundle import read_artifact, read_bundle
+from aotc.store.layout.publishing import publish
+from aotc.store.layout.store import Store
+from aotc.store.opening import open_readable
+from aotc.store.reference import Reference
+from aotc.tools.remembering import shared as shared_memory
+from aotc.tools.remembering.manifest import write_remembered
+from aotc.tools.remembering.memory import Kind, Memory, Place, remembered_in
+from aotc.tools.remembering.shared import SharedMemory, remembered_of
+
+
+def call(batch: int, double: bool = False) -> dict[str, Any]:
+    return {"x": {"shape": [batch, 2], "dtype": "float32"}, "double": double}
+
+
+def new() -> Memory:
+    return Memory({"class": "Net", "target": "cpu:native"}, {}, "remembered_nets:Net", {})
+
+
+class Machine:
+    """A host with its own copy of the store at `url`. What it "builds" has a variant for each batch."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.folder, self.store = folder, Store.create(folder / "copy")
+        self.place = Place(remembered_in(folder / "copy"), "net")
+        self.shared = SharedMemory(url, self.place)
+
+    def sees(self, *calls: dict[str, Any]) -> None:
+        def keep(memory: Memory) -> None:
+            for one in calls:
+                if (number := memory.kind_of(one, {})) is None:
+                    memory.kinds.append(Kind({}, [one]))
+                else:
+                    memory.kinds[number].calls.append(one)
+
+        self.place.change(new(), keep)
+
+    def builds(self) -> None:
+        memory = self.memory
+        for number in self.place.unbuilt(memory):
+            kind, model = memory.kinds[number], self.place.model(number)
+            batches = tuple(one["x"]["shape"][0] for one in kind.calls)
+            work = self.folder / f"work-{model}-{len(batches)}"
+            work.mkdir()
+            artifact = stored_artifact(self.store, work, batches, model=model)
+            publish(self.store, model, "latest", [artifact])
+            kind.built, kind.pushed = len(kind.calls), ""
+        self.place.change(None, lambda now: setattr(now, "kinds", memory.kinds))
+
+    def shares(self) -> bool:
+        """As a build process does."""
+        self.shared.pull()
+        self.builds()
+        return self.shared.push()
+
+    @property
+    def memory(self) -> Memory:
+        found = self.place.read()
+        assert found is not None
+        return found
+
+    @property
+    def known(self) -> list[list[int]]:
+        """Of each kind, the batches that are remembered and have code, which this machine's store must have."""
+        found = []
+        for number, kind in enumerate(self.memory.kinds):
+            batches = [one["x"]["shape"][0] for one in kind.calls[: kind.built]]
+            if batches:
+                bundle = read_bundle(self.store, Reference(None, self.place.model(number), tag="latest"))
+                artifact: Artifact = read_artifact(self.store, bundle.artifacts[0].digest)
+                assert [variant.bucket["batch"] for variant in artifact.variants] == batches
+            found.append(batches)
+        return found
+
+
+@pytest.fixture(scope="module")
+def registry_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with running_registry(tmp_path_factory.mktemp("registry")) as server:
+        yield f"oci+http://{server.host}"
+
+
+@pytest.fixture(params=["folder", pytest.param("registry", marks=needs("docker-registry"))])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "registry":
+        return f"{request.getfixturevalue('registry_url')}/{tmp_path.name.replace('_', '-').lower()}"
+    return f"file://{tmp_path}/url"
+
+
+@pytest.fixture
+def one(tmp_path: Path, url: str) -> Machine:
+    return Machine(tmp_path / "one", url)
+
+
+@pytest.fixture
+def other(tmp_path: Path, url: str) -> Machine:
+    return Machine(tmp_path / "other", url)
+
+
+def test_another_machine_has_the_code_and_builds_nothing(one: Machine, other: Machine) -> None:
+    one.sees(call(1), call(4))
+    assert one.shares() and one.known == [[1, 4]]
+    other.shared.pull(new)
+    assert other.known == [[1, 4]] and not other.place.unbuilt(other.memory) and not other.memory.unpushed()
+
+
+def test_where_nothing_is_remembered_nothing_is_read(one: Machine) -> None:
+    one.shared.pull(new)
+    assert one.place.read() is None and one.shared.read() is None
+
+
+def test_of_two_that_build_at_once_the_second_begins_again_and_nothing_is_lost(one: Machine, other: Machine) -> None:
+    one.sees(call(1), call(4))
+    other.sees(call(4), call(8))
+    for machine in (one, other):
+        machine.shared.pull()
+        machine.builds()
+    assert one.shared.push() and not other.shared.push()
+    assert other.shares() and other.known == [[1, 4, 8]]
+    one.sees(call(2))
+    assert one.shares() and one.known == [[1, 4, 8, 2]]
+    other.shared.pull()
+    assert other.known == [[1, 4, 8, 2]]
+
+
+def test_kinds_of_calls_keep_the_numbers_that_the_first_machine_gave_them(one: Machine, other: Machine) -> None:
+    one.sees(call(1))
+    other.sees(call(3, double=True), call(1), call(2))
+    other.builds()
+    assert other.known == [[3], [1, 2]]
+    assert one.shares() and other.shares()
+    assert other.known == [[1, 2], [3]]
+    one.shared.pull()
+    assert one.known == [[1, 2], [3]]
+
+
+def test_a_form_that_failed_elsewhere_keeps_its_number_and_may_be_tried_here(one: Machine, other: Machine) -> None:
+    one.sees(call(1), call(2), call(3, double=True))
+    one.place.fail(0, "too little memory")
+    assert one.shares() and one.known == [[], [3]]
+    other.shared.pull(new)
+    assert other.known == [[], [3]] and [len(kind.calls) for kind in other.memory.kinds] == [1, 1]
+
+
+def test_code_that_was_removed_from_the_url_is_built_again(
+    one: Machine, other: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one.sees(call(1))
+    one.shares()
+
+    def gone(*_: object, **__: object) -> None:
+        raise NotFoundError("no such bundle", known=())
+
+    monkeypatch.setattr(shared_memory, "fetch", gone)
+    other.shared.pull(new)
+    assert other.known == [[]] and other.shares() and other.known == [[1]]
+
+
+def test_a_pull_that_broke_leaves_forms_to_build_and_goes_on_later(
+    one: Machine, other: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one.sees(call(1))
+    one.shares()
+
+    def broken(*_: object, **__: object) -> None:
+        raise RemoteError("reset by peer", url="", transient=True)
+
+    with monkeypatch.context() as patched, pytest.raises(RemoteError):
+        patched.setattr(shared_memory, "fetch", broken)
+        other.shared.pull(new)
+    assert other.known == [[]] and other.place.unbuilt(other.memory) == [0]
+    other.shared.pull()
+    assert other.known == [[1]]
+
+
+def test_only_forms_are_taken_from_the_url(one: Machine, other: Machine) -> None:
+    """Who writes to the store may not choose what the builds of others import."""
+    one.place.change(Memory({"class": "Bad"}, {"mode": "bad"}, "os:system", {"command": "true"}), lambda memory: None)
+    one.sees(call(1))
+    one.shares()
+    other.shared.pull(new)
+    found = other.memory
+    assert (found.facts, found.asked, found.factory, found.kwargs) == (new().facts, {}, "remembered_nets:Net", {})
+
+
+def test_what_is_remembered_is_read_by_its_url(one: Machine, url: str, tmp_path: Path) -> None:
+    one.sees(call(1), call(4))
+    assert remembered_of(url, "net") is None
+    one.shares()
+    found = remembered_of(url, "net")
+    assert found is not None and found.kinds[0].calls == [call(1), call(4)] and found.factory == "remembered_nets:Net"
+    if url.startswith("file:"):
+        assert [entry.model for entry in open_readable(url).tags()] == ["net"]
+
+
+def test_a_document_that_cannot_be_read_is_corrupt(tmp_path: Path) -> None:
+    one = Machine(tmp_path / "one", f"file://{tmp_path}/url")
+    one.sees(call(1))
+    one.shares()
+    (document,) = (
+        path for path in (tmp_path / "url" / "blobs" / "sha256").iterdir() if path.read_bytes().startswith(b'{"facts"')
+    )
+    document.write_bytes(b"{}")
+    with pytest.raises(CorruptError):
+        one.shared.read()
+
+
+SCRIPT = """
+model = aotc.compile(Net().eval(), store={url!r}, build={build!r})
+assert called(model, *{sizes})
+waited = model.wait()
+assert called(model, *{sizes})
+tell(model, waited=waited)
+"""
+
+
+@pytest.mark.compile
+@needs("docker-registry")
+def test_a_program_on_another_machine_loads_what_the_first_one_built(program: Any, registry_url: str) -> None:
+    url, machines = f"{registry_url}/programs", [str(program.folder / name) for name in ("one", "other")]
+
+    def run(machine: str, sizes: str, build: str = "background") -> dict[str, Any]:
+        found: dict[str, Any] = program.run(
+            SCRIPT.format(url=url, build=build, sizes=sizes), AOTC_CACHE_DIR=machine, AOTC_REMOTE_ATTEMPTS="1"
+        )
+        assert found["compilers"] == []
+        return found
+
+    first = run(machines[0], "[(2, 3), (2, 9)]")
+    assert (first["forms"], first["built"], first["waited"], first["failed"]) == (2, 2, True, {})
+    second = run(machines[1], "[(2, 3), (2, 7)]")
+    assert (second["forms"], second["built"], second["models"]) == (2, 2, [first["name"]])
+    assert "is built by process" not in second["log"] and second["notes"] == []
+    never = run(str(program.folder / "third"), "[(2, 3), (2, 7)]", build="never")
+    assert never["models"] == [first["name"]]
+    written = write_remembered(program.folder / "from_store.yaml", url, first["name"], check=False)
+    assert "factory: remembered_nets:Net" in written
+
+
+@pytest.mark.compile
+def test_where_the_url_cannot_be_reached_the_program_has_its_code_all_the_same(program: Any) -> None:
+    code = SCRIPT.format(url=f"oci+http://127.0.0.1:{free_port()}/x", build="background", sizes="[(2, 3)]")
+    found = program.run(code, AOTC_CACHE_DIR=str(program.folder), AOTC_REMOTE_ATTEMPTS="1")
+    assert (found["compilers"], found["built"], found["models"]) == ([], 1, [found["name"]])
+    assert any("cannot be read" in note for note in found["notes"])
+    assert any("the build ended with status 1" in note for note in found["notes"])
+
+
+def test_code_that_must_be_signed_is_not_built_for_a_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    from remembered_nets import Net
+
+    monkeypatch.setenv("AOTC_TRUSTED_KEYS", "key.pub")
+    with pytest.raises(BindError, match="signs nothing") as caught:
+        aotc.compile(Net(), store="oci://registry.example/team/remembered")
+    assert 'build="never"' in caught.value.hint
+    assert aotc.compile(Net(), store="oci://registry.example/team/remembered", build="never") is not None

@@ -86,3 +86,93 @@ print(json.dumps(model.explain().building))
 def test_a_build_leaves_the_gpu_to_the_program_until_its_end(tmp_path: Path) -> None:
     assert run_python(BACKGROUND, tmp_path / "store").splitlines()[-1] == "false"
     assert json.loads(run_python(PROGRAM, tmp_path / "store", "now").splitlines()[-1])[0] is True
+
+
+REGIONS = """
+import copy, json, sys, torch, aotc
+
+sys.path.insert(0, sys.argv[3])
+from remembered_nets import Branches
+
+BANNED = ("triton", "sympy", "torch._dynamo", "torch._inductor")
+before = {name for name in BANNED if name in sys.modules}
+trains = sys.argv[4] == "train"
+torch.manual_seed(0)
+module = Branches(width=64).train(trains).cuda()
+eager = copy.deepcopy(module)
+model = aotc.compile(module, regions="auto", train=trains, store=sys.argv[1], build=sys.argv[2])
+
+def agree(x):
+    ours, theirs = model(x), eager(x)
+    results = [(ours, theirs)]
+    if trains:
+        for each, result in ((module, ours), (eager, theirs)):
+            each.zero_grad()
+            result.square().mean().backward()
+        results += [(a.grad, b.grad) for a, b in zip(module.parameters(), eager.parameters(), strict=True)]
+    return all(torch.allclose(a, b, rtol=1e-3, atol=1e-5) for a, b in results)
+
+with torch.set_grad_enabled(trains):
+    x = torch.randn(3, 64, device="cuda")
+    same = all([agree(x * i) for i in range(1, 5)])
+    with torch.no_grad():
+        for each in (module, eager):
+            for parameter in each.parameters():
+                parameter.mul_(2)
+    same = same and agree(x)
+remembering = model._remembering
+codes = getattr(remembering, "training", remembering)._regions
+calls = [each.stats() for code in codes for each in code.call.regions.values()]
+compilers = [name for name in BANNED if name in sys.modules and name not in before]
+told = [sum(each.calls for each in calls), sum(each.misses for each in calls), model.explain().notes]
+print(json.dumps([same, *told, compilers]))
+"""
+
+
+@pytest.mark.parametrize("what", ["inference", "train"])
+def test_the_blocks_of_a_model_that_cannot_be_captured_whole_are_compiled(tmp_path: Path, what: str) -> None:
+    def told(build: str) -> Any:
+        nets = Path(__file__).parents[1] / "remembering"
+        return json.loads(run_python(REGIONS, tmp_path / "store", build, nets, what).splitlines()[-1])
+
+    assert told("now") == [True, 3 * 4, 0, [], []]  # the first of five calls is in eager, and builds
+    assert told("never") == [True, 3 * 5, 0, [], []]
+
+
+PIPELINE = """
+import json, sys, torch, aotc
+from diffusers import CMStochasticIterativeScheduler, ConsistencyModelPipeline, UNet2DModel
+
+torch.manual_seed(0)
+unet = UNet2DModel(
+    sample_size=32, in_channels=3, out_channels=3, layers_per_block=1, block_out_channels=(32, 64),
+    down_block_types=("DownBlock2D", "AttnDownBlock2D"), up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+    norm_num_groups=8,
+).eval()
+pipe = ConsistencyModelPipeline(unet, CMStochasticIterativeScheduler()).to("cuda")
+pipe.set_progress_bar_config(disable=True)
+
+def image(seed):
+    return torch.from_numpy(pipe(
+        timesteps=[22, 11, 0], generator=torch.Generator().manual_seed(seed), output_type="np"
+    ).images)
+
+expected, other = image(0), image(1)
+pipe.unet = aotc.compile(pipe.unet, store=sys.argv[1], build=sys.argv[2])
+found = image(0)
+is_built = sys.argv[2] == "never" or pipe.unet.wait()
+calls = sum(code.stats().calls for code in pipe.unet._remembering._compiled)
+state = pipe.unet.explain()
+apart = [float((each - expected).abs().max()) for each in (found, other)]
+print(json.dumps([is_built, calls, len(state.models), state.notes, apart[0] < 0.02 < apart[1]]))
+"""
+
+
+def test_the_unet_of_a_pipeline_is_compiled_in_the_second_process(tmp_path: Path) -> None:
+    pytest.importorskip("diffusers")
+
+    def told(build: str) -> Any:
+        return json.loads(run_python(PIPELINE, tmp_path / "store", build).splitlines()[-1])
+
+    assert told("background") == [True, 0, 1, [], True]
+    assert told("never") == [True, 3, 1, [], True]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +15,7 @@ from remembered_nets import Net
 
 import aotc
 from aotc.errors import BindError, BuildError
-from aotc.tools.remembering import build_process, remembering
+from aotc.tools.remembering import build_process, builds, remembering
 from aotc.tools.remembering.build_process import Attempt, BuildJob
 from aotc.tools.remembering.builds import Builds
 from aotc.tools.remembering.memory import Kind, Memory, Place
@@ -134,10 +137,62 @@ def test_a_build_waits_for_memory_and_says_what_it_lacks(monkeypatch: pytest.Mon
     assert caught.value.fields["expected"] > 32 << 30
 
 
+def background(**options: Any) -> Builds:
+    """Builds in the background, of no module."""
+    given = Options(None, None, "", {}, "default", "background", 60, 0, 8, False, **options)
+    return Builds(given, lambda note: None, lambda place, status: None)
+
+
+class Clock:
+    """Stands for the module `time`, and makes timers that fire by it."""
+
+    def __init__(self) -> None:
+        self.now, self.timers = 0.0, list[Any]()
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def timer(self, delay: float, start: Callable[[], None]) -> Any:
+        timer = SimpleNamespace(due=self.now + delay, function=start)
+        timer.start, timer.cancel = partial(self.timers.append, timer), partial(self.timers.remove, timer)
+        timer.is_alive = partial(self.timers.__contains__, timer)
+        return timer
+
+    def advance(self, end: float) -> None:
+        for timer in [each for each in self.timers if each.due <= end]:
+            self.now = timer.due
+            timer.cancel()
+            timer.function()
+        self.now = end
+
+
+@pytest.mark.parametrize(
+    ("forms", "begun"),
+    [
+        ([0.0], [3.0]),
+        ([0.0, 2.0, 4.0], [7.0]),
+        ([0.0, 5.0], [3.0, 8.0]),
+        ([n * 2.5 for n in range(1, 15)], [32.5, 38.0]),  # from 2.5 to 35.0
+    ],
+)
+def test_a_build_begins_3_seconds_after_the_last_new_form_and_30_after_the_first(
+    monkeypatch: pytest.MonkeyPatch, forms: list[float], begun: list[float]
+) -> None:
+    clock, found = Clock(), list[float]()
+    monkeypatch.setattr(builds, "time", clock)
+    monkeypatch.setattr("threading.Timer", clock.timer)
+    monkeypatch.setattr(Builds, "start", lambda self: found.append(clock.now))
+    of_module = background()
+    for form in forms:
+        clock.advance(form)
+        of_module.soon()
+    clock.advance(100.0)
+    assert found == begun
+
+
 def test_no_build_uses_the_gpu_while_the_program_runs_unless_allowed() -> None:
     def timer(**options: Any) -> Any:
-        given = Options(None, None, "", {}, "default", "background", 60, 0, 8, False, **options)
-        builds = Builds(given, lambda note: None, lambda place, status: None)
+        builds = background(**options)
         builds.uses_gpu = True
         builds.soon()
         found = builds._timer

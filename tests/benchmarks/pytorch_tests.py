@@ -3,6 +3,7 @@
     python tests/benchmarks/pytorch_tests.py --jobs 2 --out pytorch_tests.json
     python tests/benchmarks/pytorch_tests.py --tests FOLDER --source test_aot_inductor.py --out aot_inductor.json
     python tests/benchmarks/pytorch_tests.py --capture --source exportdb
+    python tests/benchmarks/pytorch_tests.py --device cuda --jobs 12 --out cuda.json
     python tests/benchmarks/pytorch_tests.py --table pytorch_tests.json aot_inductor.json
 
 The models of `torch._export.db` (`exportdb`) and of torch's higher-order operators (`hop_db`) are in its wheel. The
@@ -53,19 +54,21 @@ from aotc.tensors.contents import contents  # noqa: E402
 from tests.benchmarks.outcomes import Said, build, in_processes, kind_of, parser, run, say  # noqa: E402
 from tests.benchmarks.pytorch_tests_models import IN_THE_WHEEL, Call, case_of, entry, names_of  # noqa: E402
 
-Named = tuple[str, str]
-"""A source and the name of one of its cases."""
+Named = tuple[str, str, str]
+"""A source, the name of one of its cases, and the device."""
 AT_ONCE = 12
-"""Models in one build, after which the outcomes are written."""
+"""Models in one build, after which the outcomes are written; two for each job where that is more."""
 
 
-def outcomes(sources: Sequence[str], capture_only: bool, jobs: int, folder: Path, known: Said) -> Iterator[Said]:
+def outcomes(
+    sources: Sequence[str], device: str, capture_only: bool, jobs: int, folder: Path, known: Said
+) -> Iterator[Said]:
     said = dict(known)
     named: list[Named] = []
-    for source, names in in_processes(__file__, "names", sources, jobs):
+    for source, names in in_processes(__file__, "names", sources, jobs, device):
         if isinstance(names, str):
             sys.exit(f"{source}: {names}")
-        named += [(source, name) for name in names if _shown(source, name) not in known]
+        named += [(source, name, device) for name in names if _shown(source, name) not in known]
     models: dict[str, dict[str, Any]] = {}
     for each, found in in_processes(__file__, "capture", named, jobs):
         shown = _shown(*each)
@@ -81,7 +84,8 @@ def outcomes(sources: Sequence[str], capture_only: bool, jobs: int, folder: Path
         return
     left = [*models.items()]
     while left:
-        batch, left = dict(left[:AT_ONCE]), left[AT_ONCE:]
+        count = max(AT_ONCE, 2 * jobs)
+        batch, left = dict(left[:count]), left[count:]
         shown_by = {name: _shown(**model["kwargs"]) for name, model in batch.items()}
         errors = build(batch, folder, jobs)
         said |= {shown_by[name]: [kind_of(error), error] for name, error in errors.items()}
@@ -91,42 +95,42 @@ def outcomes(sources: Sequence[str], capture_only: bool, jobs: int, folder: Path
         yield said
 
 
-def _shown(source: str, name: str) -> str:
+def _shown(source: str, name: str, device: str = "") -> str:
     return f"{Path(source).stem}:{name}"
 
 
 # -- the processes ----------------------------------------------------------------------------------------------------
 
 
-def run_names(sources: Sequence[str]) -> None:
+def run_names(device: str, sources: Sequence[str]) -> None:
     for source in sources:
-        say(names_of(source))
+        say(names_of(source, device))
 
 
 def run_capture(named: Sequence[Named]) -> None:
     """Say the model of a manifest that can be captured, or what came of it."""
-    for source, name in named:
+    for each in named:
         try:
-            say({"outcome": ["not tried", why]} if (why := _why_not(source, name)) else _captured(source, name))
+            say({"outcome": ["not tried", why]} if (why := _why_not(*each)) else _captured(*each))
         except AotcError as error:
             say({"outcome": _refusal(error)})
 
 
-def _why_not(source: str, name: str) -> str:
+def _why_not(*named: str) -> str:
     """Why a case cannot be tried."""
-    case = case_of(source, name)
+    case = case_of(*named)
     try:
-        (results, _, _), (others, _, _) = (_eager(source, name, case.calls[0], seed) for seed in (0, 1))
+        (results, _, _), (others, _, _) = (_eager(named, case.calls[0], seed) for seed in (0, 1))
     except Exception as error:  # of the model
         return f"eager: {type(error).__name__}: {error}"
     return "draws random numbers" if _difference(results, others) else ""
 
 
-def _captured(source: str, name: str) -> dict[str, Any]:
+def _captured(*named: str) -> dict[str, Any]:
     from aotc.compiler.fix_buckets import fix_buckets
     from aotc.manifest.edit import edited
 
-    text = yaml.safe_dump({"version": 1, "models": {"one": entry(source, name)}}, sort_keys=False)
+    text = yaml.safe_dump({"version": 1, "models": {"one": entry(*named)}}, sort_keys=False)
     edit = fix_buckets(_read(text), ROOT)
     if edit.problem is not None:
         told = f"{edit.problem.message}, at {edit.problem.source}" if edit.problem.source else edit.problem.message
@@ -152,21 +156,21 @@ def _refusal(error: AotcError) -> list[str]:
 
 def run_compare(store: str, models: Sequence[tuple[str, dict[str, Any]]]) -> None:
     for name, model in models:
-        source, case = model["kwargs"]["source"], model["kwargs"]["name"]
+        named = tuple(model["kwargs"].values())
         try:
-            flaw = _flaw(f"{store}#{name}", source, case, [*case_of(source, case).calls, *_at_the_ends(model)])
+            flaw = _flaw(f"{store}#{name}", named, [*case_of(*named).calls, *_at_the_ends(model)])
             say(["wrong", flaw] if flaw else ["right", ""])
         except AotcError as error:
             say(_refusal(error))
 
 
-def _flaw(ref: str, source: str, name: str, calls: Sequence[Call]) -> str:
+def _flaw(ref: str, named: Sequence[str], calls: Sequence[Call]) -> str:
     for number, call in enumerate(calls):
         try:
-            expected = _eager(source, name, call)
+            expected = _eager(named, call)
         except Exception:  # of the model: an input that aotc has drawn
             continue
-        module = case_of(source, name).module.eval()
+        module = case_of(*named).module.eval()
         compiled = aotc.load(ref, module, on_miss="error")
         found = _called(compiled, module, call)
         for what, ours, eager in zip(("results", "inputs", "state"), found, expected, strict=True):
@@ -183,15 +187,15 @@ def _at_the_ends(model: dict[str, Any]) -> Iterator[Call]:
     signature = make_signature(spec, case_of(**model["kwargs"]).module)
     for bucket in spec.buckets:
         for dims in extreme_dims(bucket, bucket):
-            yield arguments_of(signature, signature_leaves(spec, signature, dims, "cpu", 7, ROOT))
+            yield arguments_of(signature, signature_leaves(spec, signature, dims, model["kwargs"]["device"], 7, ROOT))
 
 
 Ran = tuple[Any, Any, dict[str, torch.Tensor]]
 """The results of a call, its inputs after it, and the module's state."""
 
 
-def _eager(source: str, name: str, call: Call, seed: int = 0) -> Ran:
-    module = case_of(source, name).module.eval()
+def _eager(named: Sequence[str], call: Call, seed: int = 0) -> Ran:
+    module = case_of(*named).module.eval()
     return _called(module, module, call, seed)
 
 
@@ -240,13 +244,14 @@ def main() -> int:
         return 0
     options = parser(__doc__)
     options.add_argument("--tests", type=Path, metavar="FOLDER", help="where the test files are")
+    options.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options.add_argument("--source", action="append", default=[], help="exportdb, hop_db, or a file of FOLDER")
     options.add_argument("--capture", action="store_true", help="compile nothing")
     asked = options.parse_args()
     files = sorted(path.name for path in asked.tests.glob("test_*.py")) if asked.tests else []
     chosen = asked.source or [*IN_THE_WHEEL, *files]
     sources = [each if each in IN_THE_WHEEL else str((asked.tests / each).resolve()) for each in chosen]
-    return run(asked, functools.partial(outcomes, sources, asked.capture, asked.jobs))
+    return run(asked, functools.partial(outcomes, sources, asked.device, asked.capture, asked.jobs))
 
 
 if __name__ == "__main__":

@@ -45,27 +45,30 @@ class Case(NamedTuple):
     dynamic_shapes: Any = None
 
 
-def names_of(source: str) -> list[str]:
+def names_of(source: str, device: str) -> list[str]:
     """The names of a source's cases."""
-    return [name for name, _ in _cases(source, None)]
+    return [name for name, _ in _cases(source, None, device)]
 
 
-def case_of(source: str, name: str) -> Case:
-    """The same at each call, with weights and inputs of seed 0."""
+def case_of(source: str, name: str, device: str) -> Case:
+    """The same at each call, with weights and inputs of seed 0, on a device."""
     test = name.rpartition("#")[0]
-    return next(case for each, case in _cases(source, test) if each == name)
+    case = next(case for each, case in _cases(source, test, device) if each == name)
+    calls = [pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), call) for call in case.calls]
+    return case._replace(module=case.module.to(device), calls=calls)
 
 
-def module_of(source: str, name: str) -> nn.Module:
+def module_of(source: str, name: str, device: str) -> nn.Module:
     """The factory of the manifest."""
-    return case_of(source, name).module
+    return case_of(source, name, device).module
 
 
-def _cases(source: str, test: str | None) -> Iterator[tuple[str, Case]]:
+def _cases(source: str, test: str | None, device: str) -> Iterator[tuple[str, Case]]:
     """Those of all tests, or of one, by `TEST#N`."""
     do_without_expecttest()
     _seed()  # `exportdb` draws tensors when it is imported
-    tests = {"exportdb": _exportdb, "hop_db": _hop_db}.get(source, functools.partial(_of_file, Path(source)))()
+    in_the_wheel = {"exportdb": _exportdb, "hop_db": functools.partial(_hop_db, device)}
+    tests = in_the_wheel.get(source, functools.partial(_of_file, Path(source), device))()
     for name, cases in tests.items():
         if test in (None, name):
             _seed()
@@ -93,11 +96,11 @@ def _exportdb() -> Tests:
     return {name: functools.partial(case_of, example) for name, example in all_examples().items()}
 
 
-def _hop_db() -> Tests:
+def _hop_db(device: str) -> Tests:
     from torch.testing._internal.hop_db import hop_db
 
     def cases(operator: Any) -> list[Case]:
-        sample = next(iter(operator.sample_inputs("cpu", torch.float32, False)))
+        sample = next(iter(operator.sample_inputs(device, torch.float32, False)))
         leaves, tree = pytree.tree_flatten(((sample.input, *sample.args), sample.kwargs))
         tensors = [leaf.detach() for leaf in leaves if isinstance(leaf, Tensor)]
         others = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
@@ -189,7 +192,7 @@ def _copied(call: Call) -> Call:
 
 
 @functools.cache
-def _of_file(path: Path) -> Tests:
+def _of_file(path: Path, device: str) -> Tests:
     handed = Handed()
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
@@ -202,7 +205,7 @@ def _of_file(path: Path) -> Tests:
     tests: Tests = {}
     for own in list(vars(module).values()):
         if inspect.isclass(own) and own.__module__ == path.stem and any(key.startswith("test") for key in vars(own)):
-            tests |= _tests_of(own, handed)
+            tests |= _tests_of(own, handed, device)
     return tests
 
 
@@ -221,13 +224,13 @@ class Neighbours(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         pass
 
 
-def _tests_of(own: type, handed: Handed) -> Tests:
-    """The tests of a class, or of a template of classes, on the CPU."""
+def _tests_of(own: type, handed: Handed, device: str) -> Tests:
+    """The tests of a class, or of a template of classes, on a device."""
     from torch.testing._internal.common_utils import instantiate_parametrized_tests
 
     members = {
-        "device": "cpu",
-        "device_type": "cpu",
+        "device": device,
+        "device_type": device,
         "use_minimal_arrayref_interface": False,
         "check_model": staticmethod(handed.check_model),
         "check_model_with_multiple_inputs": staticmethod(handed.check_many),
@@ -253,12 +256,12 @@ def _tests_of(own: type, handed: Handed) -> Tests:
 # -- as a model of a manifest -----------------------------------------------------------------------------------------
 
 
-def entry(source: str, name: str) -> dict[str, Any]:
+def entry(source: str, name: str, device: str) -> dict[str, Any]:
     """The case as a model of a manifest, as `aotc.record` writes it, with the dims that the test names.
 
     Raises ManifestError for arguments that a manifest cannot hold.
     """
-    case = case_of(source, name)
+    case = case_of(source, name, device)
     given = [bound_arguments(case.module, *call) for call in case.calls]
     seen = [{key: look_at(value, key) for key, value in each.items()} for each in given]
     if case.dynamic_shapes is None:
@@ -270,7 +273,8 @@ def entry(source: str, name: str) -> dict[str, Any]:
         buckets = [dims.bucket]
     return {
         "factory": f"{__name__}:module_of",
-        "kwargs": {"source": source, "name": name},
+        "kwargs": {"source": source, "name": name, "device": device},
+        "targets": ["native" if device == "cpu" else device],
         "inputs": inputs,
         "buckets": buckets,
         "mode": "default",

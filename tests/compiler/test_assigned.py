@@ -65,20 +65,6 @@ class Masked(nn.Module):
         return x * self.mask * self.scale
 
 
-class Replaced(nn.Module):
-    """Takes another part for rows that are few, as BigBird does: the parts of that one are not there before a call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.kind, self.attention = "sparse", nn.Sequential(nn.Linear(4, 4))
-
-    def forward(self, x: Tensor) -> Any:
-        if self.kind == "sparse" and len(x) < 100:
-            self.kind, self.attention = "full", nn.Sequential(self.attention[0], nn.Sequential(nn.Dropout(), nn.ReLU()))
-            self.attention.eval()
-        return self.attention(x)
-
-
 class Checked(nn.Module):
     """Asks for the form of what it keeps."""
 
@@ -116,11 +102,10 @@ def test_a_model_that_sets_nothing_is_not_called_again() -> None:
         (Vocoder, ["first.weight", "second.weight"], {}),
         (Anchored, ["anchors", "rows", "shape"], {}),
         (Masked, [], {"mask": None, "scale": 0.5, "calls": 1}),
-        (Replaced, [], {"kind": "full"}),
         (Checked, [], {"table": None}),
         (lambda: nn.Linear(4, 4), [], {}),
     ],
-    ids=["weight norm", "anchors", "mask", "parts", "form", "nothing"],
+    ids=["weight norm", "anchors", "mask", "form", "nothing"],
 )
 @torch.no_grad()
 def test_what_forward_sets(make: Any, first: list[str], left: dict[str, Any]) -> None:

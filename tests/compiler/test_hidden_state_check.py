@@ -285,6 +285,73 @@ def test_an_assignment_that_export_loses_is_named_with_its_line(module: nn.Modul
     assert not any(buffer.any() for buffer in module.buffers())
 
 
+class Sparse(nn.Linear):
+    """An attention for many rows."""
+
+
+class Full(nn.Linear):
+    """An attention for few rows, with a submodule that the other one lacks."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, width)
+        self.dropout = nn.Dropout()
+
+
+class Replaces(nn.Module):
+    """Puts another attention in the place of its own where rows are few, as BigBird does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kind, self.layer = "sparse", nn.Sequential(Sparse(8, 8), Sparse(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kind == "sparse" and len(x) < 100:
+            self.kind = "full"
+            for index, sparse in enumerate(self.layer):
+                full = Full(8).eval()
+                full.weight, full.bias = sparse.weight, sparse.bias
+                self.layer[index] = full  # here
+        return self.layer(x)
+
+
+class MakesLate(nn.Module):
+    """Makes a submodule in its first call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.act = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.act is None:
+            self.act = nn.ReLU().eval()  # here
+        return self.act(x)
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        (Replaces(), "`layer.0` is a Sparse before the call and a Full after it, and 1 more"),
+        (MakesLate(), "`act` is none before the call and a ReLU after it"),
+    ],
+)
+def test_a_submodule_that_forward_replaces_is_named_with_its_line(module: nn.Module, said: str) -> None:
+    """Compiled code would be refused after eager's first call, which leaves other submodules than those of the load."""
+    before = dict(module.eval().named_modules())
+    with pytest.raises(BuildError) as caught:
+        checked(module)
+    assert said in str(caught.value) and "let the factory do what this line does" in str(caught.value)
+    line = caught.value.fields["source"].partition(" in ")[0].partition(":")[2]
+    assert linecache.getline(__file__, int(line)).endswith("# here\n")
+    assert dict(module.named_modules()) == before
+
+
+def test_a_module_that_has_replaced_its_submodules_is_as_any_other() -> None:
+    """The way out of the error: a factory that calls the model once."""
+    module = Replaces().eval()
+    module(torch.ones(2, 8))
+    checked(module)
+
+
 class Fills(nn.Module):
     def forward(self, d: dict[str, Tensor]) -> Tensor:
         d["x"] = torch.tanh(d["x"])  # filled

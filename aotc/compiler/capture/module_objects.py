@@ -30,14 +30,21 @@ class Change(NamedTuple):
     now: Any
 
     def is_made(self) -> bool:
-        return not _same(self.holder.before.get(self.key, _ABSENT), self.holder.read().get(self.key, _ABSENT))
+        return not _same(self.before, self.holder.read().get(self.key, _ABSENT))
 
     @property
     def attribute(self) -> str:
         return self.path.partition("[")[0].rpartition(".")[2]
 
+    @property
+    def before(self) -> Any:
+        return self.holder.before.get(self.key, _ABSENT)
+
+    def is_of_submodule(self) -> bool:
+        return isinstance(self.holder, _Submodules)
+
     def is_to_another_value(self) -> bool:
-        return not _equal(self.holder.before.get(self.key, _ABSENT), self.now)
+        return not _equal(self.before, self.now)
 
     def make(self) -> None:
         """Apply the change again."""
@@ -119,6 +126,10 @@ class _Holder:
         return f"{self.path}.{key}" if self.path else str(key)
 
 
+class _Submodules(_Holder):
+    """The table of a module's own submodules."""
+
+
 class _Dict(_Holder):
     def path_of(self, key: Any) -> str:
         return f"{self.path}[{key!r}]"
@@ -186,7 +197,8 @@ def _reached(module: nn.Module) -> Iterator[_Holder]:
 def _holders_of(path: str, value: Any) -> Iterator[_Holder]:
     own = getattr(value, "__dict__", None)
     if isinstance(value, nn.Module):
-        yield from (_Holder(path, held) for held in (own, value._parameters, value._buffers, value._modules))
+        yield from (_Holder(path, held) for held in (own, value._parameters, value._buffers))
+        yield _Submodules(path, value._modules)
         yield from (_Dict(f"{path}.{name}".removeprefix("."), vars(value)[name]) for name in _HOOKS)
         yield from (_Members(path, cls) for cls in type(value).__mro__ if is_anothers(cls))
     elif isinstance(value, dict):

@@ -45,7 +45,6 @@ def assigned_attributes(
     if not kept.has_changed:
         return Assigned()
     before, after = _attributes(module), dict[Name, Any]()
-    parts: dict[str, nn.Module] = dict(module.named_modules(remove_duplicate=False))
     values: dict[str, dict[str, Any]] = {}
 
     def look() -> None:
@@ -55,7 +54,7 @@ def assigned_attributes(
     def gives_the_same(stand_ins: Iterable[tuple[Name, Any]]) -> bool:
         kept.put_back()
         for (path, name), value in stand_ins:
-            vars(parts[path])[name] = value
+            vars(module.get_submodule(path))[name] = value
         try:
             again = call_model(module, signature, written, leaves, look)
         except Exception:  # whatever the model raises at such a value
@@ -66,9 +65,7 @@ def assigned_attributes(
 
     if not gives_the_same(()):
         return Assigned()
-    changed = {  # of parts that are there before a call, which are those that a load sees
-        name: value for name, value in after.items() if name[0] in parts and before.get(name, _ABSENT) is not value
-    }
+    changed = {name: value for name, value in after.items() if before.get(name, _ABSENT) is not value}
     plain = {(path, name): values[path][name] for path, name in changed if name in values.get(path, {})}
 
     def are_first(names: Collection[Name]) -> bool:

@@ -42,9 +42,9 @@ def check_second_call(
 ) -> Result:
     """The result of `call_model` for `leaves`.
 
-    Raises BuildError if a call with other inputs before it changes the result, through the objects of `kept`, or if the
-    model assigns to a buffer or parameter that is not in `written`. Exceptions of the model pass through. Afterwards
-    `kept` is restored.
+    Raises BuildError if a call with other inputs before it changes the result, through the objects of `kept`, if the
+    model assigns to a buffer or parameter that is not in `written`, or replaces a submodule. Exceptions of the model
+    pass through. Afterwards `kept` is restored.
     """
 
     def call(values: Sequence[Any], look: Callable[[], None] = lambda: None) -> Result:
@@ -61,7 +61,11 @@ def check_second_call(
             raise _lost(others.replaced, _line_of(others.are_replaced, lambda: call(leaves)))
         if problem := _reshaped(module, signature, written, leaves, first):
             raise problem
-        if kept.changes() and (problem := _problem(first, call, kept, leaves, other_leaves)):
+        changes = kept.changes()
+        if replaced := [change for change in changes if change.is_of_submodule()]:
+            kept.put_back()
+            raise _replaced(replaced, _line_of(replaced[0].is_made, lambda: call(leaves)))
+        if changes and (problem := _problem(first, call, kept, leaves, other_leaves)):
             raise problem
         return first
     finally:
@@ -201,6 +205,22 @@ def _forgotten(changes: Sequence[Change], source: str) -> BuildError:
         "second call gives another result, and compiled code would not",
         hint="keep the value in a buffer of the module, even if it is a number, and let forward write to it: "
         "register_buffer(name, tensor, persistent=False); or let forward take and return it",
+        stage="export",
+        source=source,
+    )
+
+
+def _replaced(changes: Sequence[Change], source: str) -> BuildError:
+    def kind_of(part: Any) -> str:
+        return f"a {type(part).__qualname__}" if isinstance(part, nn.Module) else "none"
+
+    first, *others = changes
+    more = f", and {len(others)} more" if others else ""
+    return BuildError(
+        f"forward replaces submodules of its own model, to which compiled code is bound: `{first.path}` is "
+        f"{kind_of(first.before)} before the call and {kind_of(first.now)} after it{more}",
+        hint="build and load the model as this call leaves it: by the option of its configuration that decides this "
+        '(BigBird in transformers: `attention_type: original_full`), or let the factory do what this line does',
         stage="export",
         source=source,
     )

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
 from torch import fx
@@ -88,6 +89,11 @@ _HINTS: tuple[tuple[str, str], ...] = (
     (
         r"CantSplit",
         "Inductor cannot divide the loops of a kernel over a range of sizes: list fixed buckets instead of the range",
+    ),
+    (
+        r"^InductorError.* NotImplementedError: ",
+        "torch's compiler lacks code for this: write the line with other operators, or compile the parts around it: "
+        "`aotc build MANIFEST --suggest-regions`",
     ),
     (OUT_OF_MEMORY + "|Killed signal terminated", FREE_MEMORY),
     (r"No space left on device", "free the disk, or set TMPDIR to a folder with room"),
@@ -172,6 +178,10 @@ _PLAIN: tuple[tuple[str, str], ...] = (
     (
         r"^SpecViolationError: Operator '<function (?:\S+\.)?(\w+) at .+?>' is not an allowed operator type(?s:.*)",
         r"torch.export's graphs cannot hold the function `\1`, which torch calls here",
+    ),
+    (
+        r"^InductorError: NotImplementedError: NYI cpp wrapper for (\w+)",
+        r"AOTInductor has no code for the operator `\1`",
     ),
     (
         r"^RuntimeError: (\S+) does not support tracing with fx\.symbolic_trace\. .*",
@@ -311,8 +321,7 @@ def _line_of_node(error: BaseException) -> str:
     """The line of the model that created the graph node, or uses the constant, which torch was processing."""
     for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
         for value in frame.f_locals.values():
-            nodes = (value, *value.users) if isinstance(value, fx.Node) else ()
-            if line := _line_of_nodes(nodes):
+            if line := _line_of_nodes(_nodes_of(value)):
                 return line
         constant, artifact = frame.f_locals.get("const"), frame.f_locals.get("export_artifact")
         if isinstance(constant, str) and artifact is not None:
@@ -320,6 +329,13 @@ def _line_of_node(error: BaseException) -> str:
             inputs = [node for graph in graphs for node in graph.nodes if node.name.endswith(constant)]
             return _line_of_nodes(user for node in inputs for user in node.users)
     return ""
+
+
+def _nodes_of(value: Any) -> Iterable[fx.Node]:
+    """A graph node, and those that use it; the nodes from which Inductor made an operation."""
+    if isinstance(value, fx.Node):
+        return (value, *value.users)
+    return getattr(value, "origins", ()) if type(value).__module__ == "torch._inductor.ir" else ()
 
 
 def _line_of_nodes(nodes: Iterable[fx.Node]) -> str:

@@ -185,6 +185,17 @@ class Factored(torch.nn.Module):
 """
 
 
+LOOPS = """
+import torch
+from torch._higher_order_ops.while_loop import while_loop_stack_output_op
+
+class Loops(torch.nn.Module):
+    def forward(self, x):
+        n = x.argmax()
+        return while_loop_stack_output_op(lambda n, x: n > 0, lambda n, x: (n - 1, x * 2), (n, x), ())
+"""
+
+
 KILLED = """
 import os, signal, sys, __main__
 import torch
@@ -231,6 +242,7 @@ MODELS: dict[str, Any] = {
         for name in ("assigned", "added")
     },
     "factored": {"factory": "factored.py:Factored", "inputs": {"x": {"shape": [4, 4]}}},
+    "loops": {"factory": "loops.py:Loops", "mode": "default", **X},
     **{name: {"factory": f"dying.py:{name}", **INPUT} for name in ("killed", "left", "refused")},
     "long": {
         "factory": "dying.py:left",
@@ -245,6 +257,7 @@ CODE = {
     "grows": GROWS,
     "counts": COUNTS,
     "factored": FACTORED,
+    "loops": LOOPS,
     "dying": KILLED,
 }
 
@@ -360,6 +373,13 @@ def test_what_only_values_tell_fails_before_anything_is_compiled_with_eager_s_wo
     stages = {event["name"] for event in events if event.get("args", {}).get("unit", "").startswith("factored ")}
     assert "export" in stages and "compile" not in stages
     assert "wait for a turn: --jobs" in {event["name"] for event in events}  # of more units than run at a time
+
+
+def test_an_operator_that_aotinductor_lacks_fails_with_its_line_and_a_way_out(failures: Failures) -> None:
+    _, where, message, hint, *_ = failures.said_of("loops").splitlines()
+    assert failures.line("loops", "return while_loop_stack_output_op") in where
+    assert message == "  compile: AOTInductor has no code for the operator `while_loop_stack_output`"
+    assert "--suggest-regions" in hint
 
 
 def test_a_worker_that_dies_is_a_failed_unit(failures: Failures) -> None:
@@ -671,6 +691,8 @@ def test_a_folder_where_a_log_should_be_is_an_error_that_names_it(tmp_path: Path
         ("a view of a leaf is used in an in-place operation", "write the change as a new tensor"),
         ("OSError: /tmp/cache/abc.main.so: failed to map segment from shared object", "TMPDIR is mounted noexec"),
         ("you marked rows as dynamic but your code specialized it to be a constant (4)", "narrow the range"),
+        ("InductorError LoweringException: NotImplementedError: View", "write the line with other operators"),
+        ("NotImplementedError: View", ""),
         ("InductorError: CantSplit: 4*(((s0 + 127)//128)) not divisible by 8", "list fixed buckets"),
     ],
 )

@@ -20,7 +20,7 @@ from aotc.compiler.explain_failure import explain_failure
 from aotc.errors import BuildError
 from aotc.models.calls import arguments_of
 from aotc.reads.tensors import named_state
-from aotc.records import ConstantLeaf, Parameter, Signature, SizeRange, TensorLeaf
+from aotc.records import ConstantLeaf, Output, Parameter, Signature, SizeRange, TensorLeaf
 
 
 class Keywords(nn.Module):
@@ -193,6 +193,26 @@ def test_what_is_written_to_in_one_of_several_parts_or_in_a_list_is_known() -> N
     assert found.mutated_leaves == (0, 1)
     with pytest.raises(BuildError, match="writes to its own buffer `total`; frozen weights cannot"):
         capture(Halves(), signature, [torch.ones(4), torch.ones(4)], None, frozen=True)
+
+
+class WritesToAll(nn.Module):
+    """Computes nothing: it writes to its inputs, by an operator that returns nothing."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        torch._foreach_add_([x, y], 1.0)
+        return y
+
+
+def test_a_model_that_only_writes_by_an_operator_that_returns_nothing_is_captured() -> None:
+    signature = Signature(
+        (Parameter("x", 0), Parameter("y", 1)), (TensorLeaf("x", "float32", (4,)), TensorLeaf("y", "float32", (4,)))
+    )
+    found = capture(WritesToAll(), signature, [torch.zeros(4), torch.zeros(4)], None, frozen=False)
+    assert found.mutated_leaves == (0, 1) and found.outputs == (Output(leaf=1),)
+    x, y = torch.zeros(4), torch.ones(4)
+    returned = found.graph(x, y)
+    assert len(returned) == 1 and isinstance(returned[0], Tensor)  # a library returns at least one
+    assert x.tolist() == [1.0] * 4 and y.tolist() == [2.0] * 4
 
 
 VIEWS: dict[str, Any] = {

@@ -138,6 +138,11 @@ class Lone(nn.Module):
         return m * 3 if m.shape[0] == 1 else m * 2, x, y
 
 
+class Rounded(nn.Module):
+    def forward(self, x):
+        return x[: round(x.shape[0] / 2)]
+
+
 class Counted(nn.Module):
     def forward(self, x):
         return x[: int(x.shape[0] / 1)]
@@ -379,6 +384,14 @@ def refusal(spec: ModelSpec, folder: Path) -> BuildError:
             id="a branch on length",
         ),
         pytest.param(
+            "Rounded",
+            ONE,
+            "{n: {range: [2, 12], tune_at: 4}}",
+            "`n: 2..12` as one graph: it needs `round(n / 2) != 1`; the range also holds 2",
+            "`n: 2` and `n: {range: [3, 12], tune_at: 4}`",
+            id="a rounded quotient",
+        ),
+        pytest.param(
             "AllButTwo",
             ONE,
             "{n: {range: [1, 32], tune_at: 8}}",
@@ -457,6 +470,7 @@ def test_the_line_that_makes_a_size_a_number_is_told(spec_of: Any, tmp_path: Pat
         ("Eights", "inputs: {x: {shape: [2, seq]}}", "{seq: 8}"),
         ("LoneBatch", ONE, "{n: {range: [2, 32], tune_at: 8}}"),
         ("NotNine", ONE, "{n: {range: [10, 32]}}"),
+        ("Rounded", ONE, "{n: {range: [3, 12], tune_at: 4}}"),
         ("NeedsOne", ONE, "{n: {range: [1, 32], tune_at: 8}}"),
         ("FirstTwo", ONE, "{n: {range: [2, 32], tune_at: 8}}"),
         ("FirstTwo", ONE, "{n: 1}"),
@@ -633,6 +647,25 @@ def test_fixes_that_torch_suggests_are_said_in_the_manifest_s_dims(
     problem = explain_constraints(text, make_signature(spec, _Identity()), spec.buckets[0])
     assert problem is not None
     assert message in problem.message and hint in problem.hint
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        ("Not all values of a satisfy the generated guard L['x'].size()[0] * 2 > L['y'].size()[0]", "`a * 2 > b`"),
+        ("a is not what it should be", "a is not what it should be"),
+        ("Not all values of a satisfy the generated guard unknown(L['x'].size()[0])", "unknown(L['x'].size()[0])"),
+    ],
+)
+def test_a_range_that_torch_refuses_for_any_other_reason_is_named_with_what_to_write(
+    spec_of: Any, tmp_path: Path, reason: str, said: str
+) -> None:
+    spec = spec_of("Pair", TWO, "{a: {range: [2, 32], tune_at: 8}, b: {range: [2, 8], multiple_of: 2}}")
+    text = f"Constraints violated (a, b_over_2)! For more information, run.\n  - {reason}.\n"
+    problem = explain_constraints(text, make_signature(spec, build_module(spec, tmp_path)), spec.buckets[0])
+    assert problem is not None and said in problem.message and "onstraints violated" not in problem.message
+    assert "holds for all of `a: 2..32` and `b: 2..8 step 2`" in problem.message
+    assert "in the manifest's buckets: `a: 8`, … and `b: 8`, …" in problem.hint
 
 
 def test_a_dim_that_follows_from_another_is_said_as_an_expression(spec_of: Any, tmp_path: Path) -> None:

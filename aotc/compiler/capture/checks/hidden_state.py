@@ -220,7 +220,7 @@ def _replaced(changes: Sequence[Change], source: str) -> BuildError:
         f"forward replaces submodules of its own model, to which compiled code is bound: `{first.path}` is "
         f"{kind_of(first.before)} before the call and {kind_of(first.now)} after it{more}",
         hint="build and load the model as this call leaves it: by the option of its configuration that decides this "
-        '(BigBird in transformers: `attention_type: original_full`), or let the factory do what this line does',
+        "(BigBird in transformers: `attention_type: original_full`), or let the factory do what this line does",
         stage="export",
         source=source,
     )

@@ -399,10 +399,8 @@ class _Lifting:
         if not computed:
             # All outputs are inputs or buffers. A library returns at least one tensor: return one that it wrote to.
             given = [value for value in cast("tuple[Any, ...]", node.args[0]) if isinstance(value, fx.Node)]
-            writes = [
-                each for each in self.graph.nodes if written_values(each) and isinstance(each.meta.get("val"), Tensor)
-            ]
-            computed = [value for value in (*given, *writes) if value.op == "call_function"][:1]
+            written = [value for each in self.graph.nodes for value in written_values(each)]
+            computed = [*(value for value in given if value.op == "call_function"), *written][:1]
         node.args = (tuple(computed),)
         if not computed:
             raise BuildError(

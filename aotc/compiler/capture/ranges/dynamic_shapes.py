@@ -127,6 +127,10 @@ _SIZE = re.compile(r"""L(?P<path>(?:\[(?:'[^']*'|"[^"]*"|\d+)\])+)\.size\(\)\[(?
 
 def _in_dims(guard: str, signature: Signature) -> Expression:
     """A guard of export as a condition over dims. Raises KeyError, IndexError or ValueError for any other guard."""
+    return Expression(_text_in_dims(guard, signature))
+
+
+def _text_in_dims(guard: str, signature: Signature) -> str:
     trees = {parameter.name: parameter.tree for parameter in signature.parameters}
     shapes = {
         keystr(path): leaf.shape  # `['batch']['ids']` and `['xs'][0]`, as export writes them
@@ -140,19 +144,51 @@ def _in_dims(guard: str, signature: Signature) -> Expression:
 
     text = _SIZE.sub(entry, guard).replace("torch.sym_max(", "max(").replace("torch.sym_min(", "min(")
     try:
-        return Expression(ast.unparse(ast.parse(text, mode="eval")))
+        return ast.unparse(ast.parse(text, mode="eval"))
     except SyntaxError as error:
         raise ValueError(f"`{text}` is not an expression") from error
 
 
-def _refuse_narrower(needed: Sequence[Expression], bucket: Bucket) -> None:
+class _Computed:
+    """A guard that no record can hold, such as `round(n / 2) != 1`, to find the sizes that it refuses. Python evaluates
+    it, since torch wrote it."""
+
+    def __init__(self, text: str, bucket: Bucket) -> None:
+        self.text = text
+        tree = ast.parse(text, mode="eval")
+        self.names = frozenset(node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id in bucket)
+        self._code = compile(tree, "<a guard of torch.export>", "eval")
+
+    def evaluate(self, sizes: Mapping[str, int]) -> bool:
+        return bool(eval(self._code, {"math": math, "torch": torch}, dict(sizes)))
+
+
+def _needed(guard: str, signature: Signature, bucket: Bucket) -> Expression | _Computed | None:
+    """A guard of export as a condition; None for one that cannot be evaluated, or refuses the captured sizes."""
+    try:
+        text = _text_in_dims(guard, signature)
+    except (KeyError, IndexError, ValueError):
+        return None
+    try:
+        return Expression(text)
+    except ValueError:
+        computed = _Computed(text, bucket)
+    try:
+        return computed if computed.evaluate(tuned_dims(bucket)) else None
+    except Exception:  # a function that is not Python's
+        return None
+
+
+def _refuse_narrower(needed: Sequence[Expression | _Computed], bucket: Bucket) -> None:
     """Raises BuildError where a dim's own conditions refuse a size of its range."""
     for dim, sizes in bucket.items():
         if isinstance(sizes, SizeRange) and (problem := _narrowed(dim, sizes, needed, bucket)):
             raise problem
 
 
-def _narrowed(dim: str, sizes: SizeRange, needed: Sequence[Expression], bucket: Bucket) -> BuildError | None:
+def _narrowed(
+    dim: str, sizes: SizeRange, needed: Sequence[Expression | _Computed], bucket: Bucket
+) -> BuildError | None:
     fixed = tuned_dims({name: size for name, size in bucket.items() if isinstance(size, int)})
     own = [condition for condition in needed if dim in condition.names and condition.names <= {dim, *fixed}]
 
@@ -171,7 +207,7 @@ def _narrowed(dim: str, sizes: SizeRange, needed: Sequence[Expression], bucket: 
     return _split_error(dim, sizes, refused, reasons, split_sizes(sizes, takes))
 
 
-def _plainly(condition: Expression, dim: str, sizes: SizeRange, fixed: Dims) -> str:
+def _plainly(condition: Expression | _Computed, dim: str, sizes: SizeRange, fixed: Dims) -> str:
     """A condition as text, divisibility simplified: `2 * seq % 16 == 0` as `seq % 8 == 0`."""
     every = sizes_of(sizes)
     accepted = [size for size in every if holds(condition, {**fixed, dim: size})]
@@ -180,10 +216,10 @@ def _plainly(condition: Expression, dim: str, sizes: SizeRange, fixed: Dims) -> 
     return f"{dim} % {step} == 0" if divisible else condition.text
 
 
-def holds(condition: Expression, dims: Mapping[str, int]) -> bool:
+def holds(condition: Expression | _Computed, dims: Mapping[str, int]) -> bool:
     try:
         return bool(condition.evaluate(dims))
-    except ArithmeticError:
+    except (ArithmeticError, ValueError):  # it has no value at these sizes
         return False
 
 
@@ -310,16 +346,30 @@ def explain_constraints(text: str, signature: Signature, bucket: Bucket) -> Buil
         return _related(match["dim"], match["by"])
     if match := _CONSTANT.search(text):
         return _specialized(_public(match["dim"]), int(match[2]), bucket)
-    needed = []
-    for match in _GUARD.finditer(text):
-        try:
-            needed.append(_in_dims(match["guard"], signature))
-        except (KeyError, IndexError, ValueError):
-            continue
+    found = (_needed(match["guard"], signature, bucket) for match in _GUARD.finditer(text))
+    needed = [condition for condition in found if condition is not None]
     for dim, sizes in bucket.items():
         if isinstance(sizes, SizeRange) and (problem := _narrowed(dim, sizes, needed, bucket)):
             return problem
-    return _suggested(text.partition("uggested fixes")[2], bucket)
+    return _suggested(text.partition("uggested fixes")[2], bucket) or _not_proved(text, needed, bucket)
+
+
+def _not_proved(text: str, needed: Sequence[Expression | _Computed], bucket: Bucket) -> BuildError | None:
+    """The BuildError that names the ranges which torch.export refuses, whatever its reason is."""
+    named = re.search(r"onstraints violated \((?P<dims>[\w, ]+)\)", text)
+    dims = dict.fromkeys(map(_public, named["dims"].split(", "))) if named else {}
+    ranges = {dim: sizes for dim in dims if isinstance(sizes := bucket.get(dim), SizeRange)}
+    if not ranges:
+        return None
+    reasons = [f"`{condition.text}`" for condition in needed[:SHOWN]] or re.findall(r"^\s*- (.+?)\.?$", text, re.M)[:1]
+    because = f": {' and '.join(reasons)}" if reasons else ""
+    return BuildError(
+        f"torch.export cannot prove that one graph holds for all of "
+        f"{' and '.join(f'`{dim}: {sizes}`' for dim, sizes in ranges.items())}{because}",
+        hint="narrow the range, or list sizes in its place in the manifest's buckets: "
+        + " and ".join(f"`{dim}: {sizes.tune_at}`, …" for dim, sizes in ranges.items()),
+        stage="export",
+    )
 
 
 _FIX = re.compile(r"^\s*(?P<name>\w+) = (?P<value>.+)$", re.MULTILINE)

@@ -21,7 +21,7 @@ from aotc.compiler.capture.module_objects import KeptObjects
 from aotc.compiler.capture.unit_graph import export, subject_of
 from aotc.compiler.codegen.aot_inductor import LIBRARY, CompiledFiles, compile_capture
 from aotc.compiler.codegen.graph_key import graph_key
-from aotc.compiler.codegen.inductor_options import inductor_options
+from aotc.compiler.codegen.inductor_options import inductor_options, options_of_the_model_undone
 from aotc.compiler.codegen.stored_code import stored_code
 from aotc.compiler.cross_compile.capture import export_for_absent_gpu
 from aotc.compiler.messages import Autotuned, Job
@@ -50,6 +50,12 @@ Stage = Callable[[str], None]
 def capture_unit(job: Job, stage: Stage) -> CapturedUnit:
     """Make the unit's module and capture its graph. `stage` is called as by `compile_unit`, and exceptions pass
     through as there."""
+    with options_of_the_model_undone() as notes:
+        captured = _captured(job, stage)
+    return captured._replace(notes=(*captured.notes, *notes))
+
+
+def _captured(job: Job, stage: Stage) -> CapturedUnit:
     spec, target = job.unit.spec, job.unit.target
     registrations = Registrations()
     # What needs values runs on the CPU where the GPU is absent.

@@ -1,4 +1,5 @@
-"""Models whose code prints, leaves processes behind, refuses a precision, or takes its inputs by `**kwargs`."""
+"""Models whose code prints, leaves processes behind, sets Inductor's options, refuses a precision, or takes its inputs
+by `**kwargs`."""
 
 from __future__ import annotations
 
@@ -36,8 +37,13 @@ class Counting(nn.Module):
         self.calls.add_(1)
         return x * self.calls + more["one"] - more["two"]
 
+def fail(graph):
+    raise AssertionError("a pass that is not in the manifest")
+
 def unruly():
     print("printed by Python")
+    import torch._inductor.config as config
+    config.post_grad_custom_pre_pass, config.coordinate_descent_tuning = fail, True  # as torchao's `quantize_` does
     os.write(1, b"written by something else\\n")
     multiprocessing.get_context("fork").Process(target=time.sleep, args=(3600,), daemon=True).start()
     return Counting()
@@ -57,7 +63,10 @@ def test_what_a_model_prints_or_leaves_running_disturbs_nothing(manifest: Path, 
     """Results are alone on standard output, and nobody waits for what a factory has started."""
     ran = run_aotc("build", manifest, "--store", tmp_path / "store", "--json", cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
-    assert [unit["status"] for unit in json.loads(ran.stdout)["units"]] == ["built"]
+    (unit,) = json.loads(ran.stdout)["units"]
+    assert unit["status"] == "built"
+    (note,) = (note for note in unit["notes"] if "options of Inductor" in note)
+    assert "coordinate_descent_tuning: True" in note and "post_grad_custom_pre_pass: <function fail" in note
     assert "printed by Python" in ran.stderr and "written by something else" in ran.stderr
     verified = run_aotc("verify", manifest, "--store", tmp_path / "store", "--json", cwd=tmp_path)
     # It counts its calls and cannot be run in float64: its reference is eager, of the same count.

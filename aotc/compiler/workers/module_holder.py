@@ -115,8 +115,10 @@ def _state_of_thread() -> tuple[Any, ...]:
 
 
 def _state_of_process() -> tuple[Any, ...]:
-    """Settings of this process, which a factory may change, and the number of its threads."""
-    return take_ambient("cpu"), take_ambient("cuda"), torch.get_num_threads(), threading.active_count()
+    """Settings of this process, which a factory may change, with Inductor's, and the number of its threads."""
+    inductor = sys.modules.get("torch._inductor.config")
+    options = inductor._get_dict(skip_default=True) if inductor else {}
+    return take_ambient("cpu"), take_ambient("cuda"), options, torch.get_num_threads(), threading.active_count()
 
 
 def _is_shared(module: nn.Module) -> bool:

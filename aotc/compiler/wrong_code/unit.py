@@ -7,7 +7,7 @@ from pathlib import Path
 
 from aotc.compiler.capture.export import capture
 from aotc.compiler.capture.unit_graph import subject_of
-from aotc.compiler.codegen.inductor_options import inductor_options
+from aotc.compiler.codegen.inductor_options import inductor_options, options_of_the_model_undone
 from aotc.compiler.messages import Job, WrongPart
 from aotc.compiler.training.compile import differentiable_arguments
 from aotc.compiler.training.halves import draws
@@ -25,7 +25,8 @@ def wrong_part(job: Job) -> WrongPart:
     """The smallest part of the unit's graph that is wrong, and what mends it. Raises what the model and torch do."""
     spec, target = job.unit.spec, job.unit.target
     make_meshes_on(target.device)
-    made = build_module(spec, Path(job.folder), dummy_weights=job.settings.dummy_weights, rank=job.rank)
+    with options_of_the_model_undone():
+        made = build_module(spec, Path(job.folder), dummy_weights=job.settings.dummy_weights, rank=job.rank)
     subject = subject_of(job, made.to(target.device), target)
     leaves = subject.leaves_at(tuned_dims(job.unit.bucket), 0)
     frozen = spec.weights == "frozen"

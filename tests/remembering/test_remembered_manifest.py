@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from aotc.errors import CorruptError
+from aotc.errors import CorruptError, ManifestError
 from aotc.manifest import ModelSpec, read_manifest
 from aotc.records import SizeRange
 from aotc.tools.remembering.forms import ambient_here, form_of
@@ -85,6 +85,14 @@ def test_what_was_seen_survives_the_file() -> None:
     seen = seen_call(net, net, (torch.arange(6),), {"more": more, "scale": 2.0})
     assert from_json(as_json(seen)) == seen
     assert as_json(seen)["x"] == {"shape": (6,), "dtype": "int64", "low": 0, "high": 5}
+
+
+def test_a_tensor_on_another_device_than_the_module_s_is_refused() -> None:
+    net = torch.nn.Linear(2, 2)
+    here, elsewhere = torch.ones(1, 2), torch.ones(1, 2, device="meta")
+    with pytest.raises(ManifestError, match="`input` is on the device meta, and the module on cpu"):
+        seen_call(net, net, (elsewhere,), {})
+    assert form_of((here,), {}, "cpu") != form_of((elsewhere,), {}, "cpu")
 
 
 def test_a_damaged_memory_is_told_with_its_file(tmp_path: Path) -> None:

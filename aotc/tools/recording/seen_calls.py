@@ -93,10 +93,15 @@ def _is_default(argument: Argument) -> bool:
     return value is None or (not isinstance(value, Tensor | Mapping | list | tuple) and value == argument.default)
 
 
-def look_at(value: Any, path: str, gradients: bool = False) -> Seen:
+def look_at(value: Any, path: str, gradients: bool = False, device: torch.device | None = None) -> Seen:
     """An argument without its values; with `gradients`, which tensors require them. Raises ManifestError for what a
-    manifest cannot hold."""
+    manifest cannot hold, as a tensor that is not on the module's `device`."""
     if isinstance(value, Tensor):
+        if device is not None and value.device != device:
+            raise ManifestError(
+                f"`{path}` is on the device {value.device}, and the module on {device}",
+                hint=f"pass it on the module's device, as all that a manifest says lies there: .to({str(device)!r})",
+            )
         return _look_at_tensor(value, path, gradients)
     if isinstance(value, Mapping):
         if other := [key for key in value if not isinstance(key, str)]:
@@ -104,7 +109,7 @@ def look_at(value: Any, path: str, gradients: bool = False) -> Seen:
                 f"`{path}` is a dict with the key {other[0]!r}, and a manifest's keys are strings",
                 hint="let forward take a dict with strings as keys, or a list",
             )
-        seen = {key: look_at(item, f"{path}.{key}", gradients) for key, item in value.items()}
+        seen = {key: look_at(item, f"{path}.{key}", gradients, device) for key, item in value.items()}
         if is_tensor(seen):
             raise ManifestError(
                 f"`{path}` is a mapping with a key `shape`, `dtype` or `init`, which says a tensor",
@@ -112,7 +117,7 @@ def look_at(value: Any, path: str, gradients: bool = False) -> Seen:
             )
         return seen
     if isinstance(value, list | tuple):
-        return [look_at(item, f"{path}[{index}]", gradients) for index, item in enumerate(value)]
+        return [look_at(item, f"{path}[{index}]", gradients, device) for index, item in enumerate(value)]
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise ManifestError(

@@ -12,7 +12,8 @@ from aotc.reads.tensors import dtype_name
 
 
 def form_of(args: Sequence[Any], kwargs: Mapping[str, Any], device: str) -> Hashable:
-    """Sizes, dtypes and layouts of tensors, constants, containers, and the modes of torch that a manifest can say."""
+    """Of tensors the size, dtype, device and layout; constants, containers, and the modes of torch that a manifest can
+    say."""
     autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     named = tuple([(name, _form(value)) for name, value in kwargs.items()]) if kwargs else ()
     return tuple(map(_form, args)), named, autocast, torch.get_float32_matmul_precision()
@@ -20,7 +21,7 @@ def form_of(args: Sequence[Any], kwargs: Mapping[str, Any], device: str) -> Hash
 
 def _form(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return value.shape, value.dtype, value.dim() != 4 or value.is_contiguous(), value.requires_grad
+        return value.shape, value.dtype, value.device, value.dim() != 4 or value.is_contiguous(), value.requires_grad
     if value is None or isinstance(value, bool | int | float | str):
         return type(value), value
     if isinstance(value, list | tuple):

@@ -13,7 +13,7 @@ from torch import nn
 from aotc.amounts import listed
 from aotc.errors import ManifestError, NotFoundError
 from aotc.models.casting import changed_by_cast
-from aotc.reads.tensors import dtype_name
+from aotc.reads.tensors import dtype_name, named_state
 from aotc.records import Dims
 from aotc.tools.recording.check_written import check_written
 from aotc.tools.recording.first_manifest import to_yaml, writing
@@ -71,7 +71,9 @@ def seen_call(
     require `gradients`, if that is asked. Raises ManifestError for what no manifest holds."""
     method = None if call is module else call
     wanted = gradients and torch.is_grad_enabled()
-    return {name: look_at(value, name, wanted) for name, value in bound_arguments(module, args, kwargs, method).items()}
+    device = next((tensor.device for tensor in named_state(module).values()), None)
+    bound = bound_arguments(module, args, kwargs, method)
+    return {name: look_at(value, name, wanted, device) for name, value in bound.items()}
 
 
 def as_json(seen: Seen) -> Any:

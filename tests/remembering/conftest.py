@@ -35,18 +35,18 @@ def tell(model, **more):
 
 
 class Program:
-    """`run(code)`: what the program told, with its log as `log`."""
+    """`run(code)`: what the program told, with its log as `log`. `above` stands before the code, for imports too."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self.above = folder, ""
         self.store = folder / "store"
         self.files = self.store / ".aotc" / "remembered"
         shutil.copy(HERE / "remembered_nets.py", folder)
 
     def start(self, code: str, **changes: str) -> subprocess.Popen[str]:
         script = self.folder / "program.py"
-        text = f"{HEAD}\nif __name__ == '__main__':\n" + "".join(f"    {line}\n" for line in code.strip().split("\n"))
-        script.write_text(text)
+        lines = "".join(f"    {line}\n" for line in code.strip().split("\n"))
+        script.write_text(f"{HEAD}\n{self.above}\nif __name__ == '__main__':\n{lines}")
         return start(script, cwd=self.folder, AOTC_STORE=str(self.store), AOTC_LOG="info", **changes)
 
     def result(self, process: subprocess.Popen[str]) -> dict[str, Any]:

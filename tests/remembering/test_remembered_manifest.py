@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+import aotc
 from aotc.errors import CorruptError, ManifestError
 from aotc.manifest import ModelSpec, read_manifest
 from aotc.records import SizeRange
 from aotc.tools.remembering.forms import ambient_here, form_of
-from aotc.tools.remembering.manifest import as_json, from_json, manifest_of, seen_call
+from aotc.tools.remembering.functions import function_of, with_function
+from aotc.tools.remembering.manifest import as_json, from_json, made_from, manifest_of, seen_call
 from aotc.tools.remembering.memory import Kind, Memory, Place
 
 
@@ -93,6 +95,39 @@ def test_a_tensor_on_another_device_than_the_module_s_is_refused() -> None:
     with pytest.raises(ManifestError, match="`input` is on the device meta, and the module on cpu"):
         seen_call(net, net, (elsewhere,), {})
     assert form_of((here,), {}, "cpu") != form_of((elsewhere,), {}, "cpu")
+
+
+def test_the_manifest_of_a_function_names_it_and_how_its_module_is_made(tmp_path: Path) -> None:
+    files = {"factory": str(tmp_path / "nets" / "own.py") + ":Own", "kwargs": {"width": 8}}
+    made = made_from(function_of(scaled, torch.nn.Linear(2, 2)), files["factory"], files["kwargs"])
+    assert made.kwargs == {"function": "test_remembered_manifest:scaled", "module": files}
+    memory = memory_of((2, 16))
+    memory.factory, memory.kwargs = made.factory, made.kwargs
+    spec = spec_of(memory, tmp_path)
+    assert spec.factory == "aotc.tools.remembering.functions:with_function"
+    assert spec.kwargs["module"] == {"factory": "nets/own.py:Own", "kwargs": {"width": 8}}
+    again = with_function("test_remembered_manifest:scaled", torch.nn.Linear(2, 2))
+    assert torch.equal(again(torch.ones(1, 2)), again.module(torch.ones(1, 2)) * 2)
+
+
+def scaled(net: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    y: torch.Tensor = net(x)
+    return y * 2
+
+
+@torch.no_grad()
+@aotc.compile(build="never")
+@torch.inference_mode()
+def decorated(net: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return scaled(net, x)
+
+
+def test_a_build_finds_a_function_between_its_decorators() -> None:
+    function = decorated.__wrapped__.function
+    net = torch.nn.Linear(2, 2)
+    made = made_from(function_of(function, net), "nets:Own", {})
+    assert made.kwargs["decorators"] == 1
+    assert with_function(**{**made.kwargs, "module": net}).function is function
 
 
 def test_a_damaged_memory_is_told_with_its_file(tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
-"""`aotc.compile` of a method, and as a decorator."""
+"""`aotc.compile` of a method, of a function that takes its module, and as a decorator."""
 
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +89,110 @@ def test_a_decorated_method_has_a_memory_for_each_module(tmp_path: Path) -> None
     assert torch.equal(Further(2.0)(X), X * 2 + 1)
 
 
+FUNCTION = """
+from torch import nn
+
+SHIFT = 1.0
+
+class Own(nn.Module):
+    def __init__(self, width=8):
+        super().__init__()
+        self.width = width
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x):
+        return self.linear(x)
+
+@aotc.compile(build="exit")
+def scored(model, x, factor: float = 2.0):
+    return model(x).sum(-1) * factor + SHIFT
+"""
+
+
+@pytest.mark.compile
+def test_a_function_is_compiled_for_each_module_that_it_takes(program: Any) -> None:
+    program.above = FUNCTION
+    code = (
+        "own, coder = Own().eval(), Coder().eval()\n"
+        "x, right = torch.randn(2, 8), True\n"
+        "with torch.no_grad():\n"
+        "    for net in (own, coder, own, coder):\n"
+        "        right &= torch.allclose(scored(net, x), net(x).sum(-1) * 2 + 1, atol=1e-6)\n"
+        "    right &= torch.allclose(scored(x=x, factor=3.0, model=own), own(x).sum(-1) * 3 + 1, atol=1e-6)\n"
+        "    own.linear.bias += 1\n"
+        "    right &= torch.allclose(scored(own, x), own(x).sum(-1) * 2 + 1, atol=1e-6)\n"
+        "    states = [scored.explain(net) for net in (own, coder)]\n"
+        "    calls = [scored._of(net)._compiled for net in (own, coder)]\n"
+        "    ran = [sum(each.stats().calls for each in compiled) for compiled in calls]\n"
+        "    SHIFT = 5.0\n"
+        "    changed = torch.allclose(scored(own, x), own(x).sum(-1) * 2 + 5, atol=1e-6)\n"
+        "tell(aotc.compile(own, build='never'), right=right, ran=ran, changed=changed, names=[s.name for s in states],"
+        " loaded=[s.models for s in states], why=[s.notes for s in states])"
+    )
+    first = program.run(code)
+    assert (first["right"], first["ran"], first["changed"]) == (True, [0, 0], True)
+    second = program.run(code)
+    own, coder = second["names"]
+    assert (second["right"], second["changed"], second["why"], second["compilers"]) == (True, True, [[], []], [])
+    assert second["loaded"] == [[own, f"{own}-2"], [coder]]
+    assert second["ran"] == [4, 2]
+    assert own.startswith("scored-") and coder.startswith("scored-")
+
+
+@pytest.mark.compile
+def test_a_function_runs_the_blocks_of_its_module_where_it_cannot_be_captured_whole(program: Any) -> None:
+    program.above = (
+        "@aotc.compile(regions=['blocks.*'], train=True, build='exit')\n"
+        "def doubled(model, x):\n"
+        "    return model(x) * 2\n"
+    )
+    code = (
+        "import copy\n"
+        "net = Branches().train(); eager = copy.deepcopy(net); x = torch.randn(2, 8)\n"
+        "doubled(net, x).square().sum().backward()\n"
+        "(eager(x) * 2).square().sum().backward()\n"
+        "right = torch.allclose(net.blocks[0].linear.weight.grad, eager.blocks[0].linear.weight.grad, rtol=1e-4)\n"
+        "ran = sum(each.stats().calls for code in doubled._of(net).training._regions "
+        "for each in code.call.regions.values())\n"
+        "tell(aotc.compile(net, build='never'), right=right, ran=ran, why=doubled.explain(net).notes)"
+    )
+    first, second = program.run(code), program.run(code)
+    assert (first["right"], first["ran"]) == (True, 0)
+    assert (second["right"], second["ran"], second["why"]) == (True, 3, [])
+
+
+def test_what_is_known_of_a_function_s_calls_lives_as_long_as_its_module(tmp_path: Path) -> None:
+    compiled: Any = aotc.compile(shifted, store=tmp_path, build="never")
+    assert (compiled.__name__, compiled.__doc__) == ("shifted", "Of a module.")
+    net = Coder().eval()
+    remembered = aotc.compile(net, store=tmp_path, build="never")
+    for _ in range(2):
+        assert torch.equal(compiled(net, X), net(X) + 1)
+        assert torch.equal(compiled(x=X, net=remembered), net(X) + 1)
+    assert compiled._of(remembered) is compiled._of(net) is not compiled._of(Coder())
+    assert list(net.state_dict()) == list(Coder().state_dict())
+    for copied in (copy.copy(net), copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        assert compiled._of(copied) is not compiled._of(net)
+        assert torch.equal(compiled(copied, X), net(X) + 1)
+    assert compiled._of(net.train()).module.training is True
+    gone = weakref.ref(net)
+    del net, remembered, copied
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_function_without_its_module_runs_in_eager(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    compiled: Any = aotc.compile(shifted, store=tmp_path, build="never")
+    assert torch.equal(compiled(torch.tanh, X), X.tanh() + 1)
+    assert "shifted runs in eager: its first argument is builtin_function_or_method, no module" in caplog.text
+
+
+def shifted(net: Any, x: torch.Tensor) -> torch.Tensor:
+    """Of a module."""
+    y: torch.Tensor = net(x)
+    return y + 1
+
+
 def test_what_a_build_would_not_find_is_refused_with_a_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def local(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
         return x
@@ -96,12 +202,14 @@ def test_what_a_build_would_not_find_is_refused_with_a_way_out(tmp_path: Path, m
             return x
 
     for function in (lambda x: x, local, len, Cell.forward, 3):
-        with pytest.raises(aotc.BindError, match=r"is not a module.*\n.*decorate a method in its class"):
+        with pytest.raises(aotc.BindError, match=r"is not a module.*\n.*a function of a file"):
             aotc.compile(function, store=tmp_path)
     net = Coder()
     net.shorter = local.__get__(net)
     with pytest.raises(aotc.BindError, match="local is not a method of the class Coder"):
         aotc.compile(net.shorter, store=tmp_path)
+    with pytest.raises(aotc.BindError, match=r"another decorator stands above @aotc.compile of Coder.encode"):
+        torch.no_grad()(aotc.compile(Coder.encode))(net, X)
     monkeypatch.setenv("AOTC_COMPILE", "off")
     assert aotc.compile(Net.forward) is Net.forward
     assert aotc.compile(mode="default")(Net.forward) is Net.forward

@@ -2,7 +2,8 @@
 
 - `compile`: the function, and the module that stands in the place of another one.
 - `remembering`: its calls, in the order in which they meet things; `forms`: what each call is looked at for.
-- `methods`: the same of a method, and as a decorator. `by_mode`: calls in training mode beside the others.
+- `methods`: the same of a method, and as a decorator. `functions`: of a function that takes its module first.
+- `by_mode`: calls in training mode beside the others.
 - `region_calls`: how a module runs compiled regions, in these calls alone.
 - `builds`: when code is built, and by which process.
 - `identity`: what a module's name in the store depends on. `memory`: the files beside the store's own.

@@ -113,7 +113,8 @@ def compile(
 
     Args:
         module: the module, or a method of one: `model.encode = aotc.compile(model.encode)`. It is compiled as it is at
-            its first call. In a class of modules, `@aotc.compile` or `@aotc.compile(mode=…)` stands before a method.
+            its first call. `@aotc.compile` or `@aotc.compile(mode=…)` stands before a method in a class of modules, or
+            before a function of a file whose first argument is the module.
         factory: how the build makes the module again, where its class and attributes do not say so:
             `package.module:function`, or `path/to/file.py:function`. Known are models of transformers and diffusers, by
             their configuration, and classes whose arguments can be read from the attributes of their names.
@@ -140,7 +141,8 @@ def compile(
     Returns:
         An `nn.Module` of the module's class, with its attributes, that can stand where it stood:
         `pipe.transformer = aotc.compile(pipe.transformer)`. `explain()` says what it does; `wait()` builds, and waits.
-        Of a method, a callable with these two; of one that is decorated in its class, a function.
+        Of a method, a callable with these two; of one that is decorated in its class, a function. Of a function, one
+        with `explain(module)` and `wait(module)`.
 
     Raises:
         ManifestError: PyYAML is not installed, and `build` is not "never".

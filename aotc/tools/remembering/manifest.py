@@ -13,28 +13,36 @@ from torch import nn
 from aotc.amounts import listed
 from aotc.errors import ManifestError, NotFoundError
 from aotc.models.casting import changed_by_cast
+from aotc.reads.sources import public_name
 from aotc.reads.tensors import dtype_name, named_state
 from aotc.records import Dims
 from aotc.tools.recording.check_written import check_written
 from aotc.tools.recording.first_manifest import to_yaml, writing
 from aotc.tools.recording.module_factories import Made, factory_of
 from aotc.tools.recording.seen_calls import Seen, SeenTensor, bound_arguments, inputs_of_calls, look_at
+from aotc.tools.remembering.functions import FunctionOf, undecorated, with_function
 from aotc.tools.remembering.memory import Kind, Memory, Place, remembered_in
 from aotc.tools.remembering.shared import remembered_of
 
 
 def made_from(module: nn.Module, factory: str | None, kwargs: Mapping[str, Any] | None) -> Made:
     """How a build makes the module again, with absolute paths. Raises ManifestError where that is not known."""
+    if isinstance(module, FunctionOf):
+        function, of = module.function, made_from(module.module, factory, kwargs)
+        if function.__module__ == "__main__":
+            _check_script(_script(function.__qualname__), function.__qualname__)
+        named: dict[str, Any] = {"function": f"{public_name(function.__module__)}:{function.__qualname__}"}
+        if decorators := len(undecorated(function)) - 1:
+            named["decorators"] = decorators
+        nested = {"factory": of.factory, "kwargs": of.kwargs}
+        return Made(f"{with_function.__module__}:{with_function.__name__}", named | {"module": nested})
     if factory is not None:
         file, colon, name = factory.partition(":")
         return Made(f"{Path(file).absolute() if file.endswith('.py') else file}{colon}{name}", dict(kwargs or {}))
     cls, root = type(module), Path("/")
-    made, main = factory_of(module, root), cls.__module__ == "__main__"
-    if main and made is None and not str(getattr(__import__("__main__"), "__file__", "")).endswith(".py"):
-        raise ManifestError(
-            f"{cls.__qualname__} is defined in a notebook or at a prompt, where the process that builds cannot find it",
-            hint="write the class into a file (in a notebook: `%%writefile my_models.py`) and import it from there",
-        )
+    made = factory_of(module, root)
+    if made is None and cls.__module__ == "__main__":
+        _script(cls.__qualname__)
     if made is None:
         raise ManifestError(
             f"how to make {cls.__qualname__} again for the build cannot be read from its attributes",
@@ -44,12 +52,27 @@ def made_from(module: nn.Module, factory: str | None, kwargs: Mapping[str, Any] 
     if not file.endswith(".py"):
         return made
     script = (root / file).resolve()
+    _check_script(script, cls.__qualname__)
+    return made._replace(factory=f"{script}{colon}{name}")
+
+
+def _script(name: str) -> Path:
+    """The file that this process runs, in which `name` is defined. Raises ManifestError where there is none."""
+    file = str(getattr(__import__("__main__"), "__file__", ""))
+    if not file.endswith(".py"):
+        raise ManifestError(
+            f"{name} is defined in a notebook or at a prompt, where the process that builds cannot find it",
+            hint="write it into a file (in a notebook: `%%writefile my_models.py`) and import it from there",
+        )
+    return Path(file).resolve()
+
+
+def _check_script(script: Path, name: str) -> None:
     if "__name__" not in script.read_text(errors="replace"):
         raise ManifestError(
-            f"{cls.__qualname__} is defined in {script}, all of which would run again in the build",
-            hint='let what the script does stand under `if __name__ == "__main__":`, or import the class from a module',
+            f"{name} is defined in {script}, all of which would run again in the build",
+            hint='let what the script does stand under `if __name__ == "__main__":`, or import it from a module',
         )
-    return made._replace(factory=f"{script}{colon}{name}")
 
 
 def dtype_to_cast(module: nn.Module) -> str:
@@ -99,12 +122,11 @@ def manifest_of(
     """The text of a manifest in `folder` of these kinds by the names of their models, and the sizes of each one's
     calls. `wide`: ranges that were seen are widened, so that not each further length needs a build."""
     ranges = memory.asked.get("ranges") or {}
-    file, colon, name = memory.factory.partition(":")
-    factory = f"{os.path.relpath(file, folder)}{colon}{name}" if file.endswith(".py") else memory.factory
+    made = _relative({"factory": memory.factory, "kwargs": memory.kwargs}, folder)
     lines, sizes = ["# By `aotc.compile`, from the calls that a program made.", "version: 1", "models:"], {}
     for model, kind in models.items():
         calls = inputs_of_calls([from_json(call) for call in kind.calls])
-        settings = {"kwargs": memory.kwargs, "dtype": memory.dtype, "mode": memory.asked.get("mode"), **kind.ambient}
+        settings = {"kwargs": made["kwargs"], "dtype": memory.dtype, "mode": memory.asked.get("mode"), **kind.ambient}
         asked = memory.asked.get("regions")
         settings |= {
             "train": memory.asked.get("train"),
@@ -113,7 +135,7 @@ def manifest_of(
         }
         lines += [
             f"  {model}:",
-            f"    factory: {to_yaml(factory)}",
+            f"    factory: {to_yaml(made['factory'])}",
             *(f"    {name}: {to_yaml(value)}" for name, value in settings.items() if value),
             f"    targets: [{to_yaml(memory.facts['target'])}]",
             "    inputs:" if calls.inputs else "    inputs: {}",
@@ -148,6 +170,15 @@ def write_remembered(output: Path, store: str | Path, name: str, *, check: bool)
     if check:
         check_written(output, sizes)
     return output.read_text()
+
+
+def _relative(value: Any, folder: Path) -> Any:
+    """A factory with its arguments: with files relative to the folder of a manifest, where they are absolute."""
+    if not isinstance(value, Mapping):
+        return value
+    made = {name: _relative(item, folder) for name, item in value.items()}
+    file, colon, name = str(made.get("factory", "")).partition(":")
+    return made | {"factory": f"{os.path.relpath(file, folder)}:{name}"} if colon and Path(file).is_absolute() else made
 
 
 def _widened(size: Any) -> Any:

@@ -1,4 +1,4 @@
-"""`aotc.compile` of a method of a module, and as a decorator: calls of the method are compiled, for each module."""
+"""`aotc.compile` of a method of a module, and as a decorator: calls are compiled, for each module."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import nn
 
 from aotc.errors import BindError
 from aotc.tools.remembering.by_mode import remembering_of
+from aotc.tools.remembering.functions import CompiledFunction
 from aotc.tools.remembering.region_calls import InPlace
 from aotc.tools.remembering.remembering import Options, State
 
@@ -79,14 +80,21 @@ class _Decorated:
         setattr(owner, name, function)
         owner.__init__ = init  # type: ignore[assignment, method-assign]
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise BindError(
+            f"another decorator stands above @aotc.compile of {self.function.__qualname__}",
+            hint="let @aotc.compile stand above all others, and call the method within torch.no_grad()",
+        )
+
 
 def decorated(function: Any, options: Options) -> Any:
-    """What stands before a method in its class. Raises BindError for what is not a method that a build can find."""
+    """What stands before a method in its class, or in the place of a function that takes its module first. Raises
+    BindError for what a build cannot find."""
     name = getattr(function, "__qualname__", repr(function))
-    if not isinstance(function, FunctionType) or "<" in name or "." not in name:
+    if not isinstance(function, FunctionType) or "<" in name:
         raise BindError(
-            f"{name} is not a module, nor a method of a class of modules in a file",
-            hint="give a module, its method (model.encode), or decorate a method in its class; a function that takes a "
-            "module may become a method, or a module with that one in it",
+            f"{name} is not a module, nor a method of a class of modules or a function in a file",
+            hint="give a module, its method (model.encode), or decorate a method in its class, or a function of a file "
+            "that takes its module first",
         )
-    return _Decorated(function, options)
+    return _Decorated(function, options) if "." in name else CompiledFunction(function, options)

@@ -90,11 +90,6 @@ _HINTS: tuple[tuple[str, str], ...] = (
         r"CantSplit",
         "Inductor cannot divide the loops of a kernel over a range of sizes: list fixed buckets instead of the range",
     ),
-    (
-        r"^InductorError.* NotImplementedError: ",
-        "torch's compiler lacks code for this: write the line with other operators, or compile the parts around it: "
-        "`aotc build MANIFEST --suggest-regions`",
-    ),
     (OUT_OF_MEMORY + "|Killed signal terminated", FREE_MEMORY),
     (r"No space left on device", "free the disk, or set TMPDIR to a folder with room"),
     (r"failed to map segment", "TMPDIR is mounted noexec: let it be a folder from which code may be run"),
@@ -194,6 +189,10 @@ _ONLY_EXPORT = (
     "the model runs in eager and fails under torch.export: change this line, or compile the parts around it: "
     "`aotc build MANIFEST --suggest-regions`"
 )
+_ONLY_COMPILE = (
+    "torch's compiler fails here, or lacks code for it: write this line with other operators, try a newer torch, or "
+    "compile the parts around it: `aotc build MANIFEST --suggest-regions`"
+)
 
 
 def explain_failure(error: BaseException, stage: str) -> BuildError:
@@ -210,6 +209,8 @@ def explain_failure(error: BaseException, stage: str) -> BuildError:
     hint = own or _fake_kernel_hint(f"{type(error).__name__}: {text}") or hint_for(f"{type(error).__name__} {text}")
     if stage == "export" and not hint:
         hint = _NESTED if "torch.nested" in source else _ONLY_EXPORT
+    if stage == "compile" and not hint and any("/torch/_inductor/" in frame.filename for frame in stack):
+        hint = _ONLY_COMPILE
     hint = next(
         (
             better
@@ -221,10 +222,17 @@ def explain_failure(error: BaseException, stage: str) -> BuildError:
     if "expert" in source and "data-dependent" in text:
         hint += "; transformers: `experts_implementation: batched_mm` in the kwargs of the configuration"
     said = f"{type(error).__name__}: {_first_lines(text)}"
+    if re.fullmatch(r"(\w+: )*AssertionError:? *", said) and stack:
+        said = f"{said.rstrip(': ')}: `{stack[-1].line}` of {_place(stack[-1])}"
     message = _plain(said)
     if hint == _ONLY_EXPORT and message == said:
         message = f"torch.export fails where eager does not: {said}"
     return BuildError(f"{stage}: {message}", hint=hint, stage=stage, source=source)
+
+
+def _place(frame: traceback.FrameSummary) -> str:
+    """`torch/_inductor/ir.py:9485`, of a frame in an installed package."""
+    return f"{frame.filename.rpartition('site-packages/')[2]}:{frame.lineno}"
 
 
 def _plain(message: str) -> str:
@@ -363,7 +371,7 @@ def stack_of(frame: FrameType, line: int = 0) -> list[traceback.FrameSummary]:
 def line_named(text: str) -> str:
     """The innermost line, neither torch's nor aotc's, of a text that contains lines of a traceback."""
     found = re.findall(r'File "([^"]+)", line (\d+), in (\w+)', text)
-    named = [match for match in found if not match[0].startswith((_TORCH, _AOTC))]
+    named = [match for match in found if not match[0].startswith((_TORCH, _AOTC, "<"))]
     return f"{Path(named[-1][0]).name}:{named[-1][1]} in {named[-1][2]}" if named else ""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -18,7 +19,7 @@ from in_process import run_here
 from processes import ZOO, run_aotc
 
 from aotc.compiler.executors import host
-from aotc.compiler.explain_failure import hint_for
+from aotc.compiler.explain_failure import explain_failure, hint_for
 from aotc.compiler.pipeline import UnitBuild
 from aotc.compiler.planning.cache_lookup import PlannedUnit
 from aotc.compiler.workers.process_failure import begin_log, statically_linked_libstdcxx
@@ -382,6 +383,20 @@ def test_an_operator_that_aotinductor_lacks_fails_with_its_line_and_a_way_out(fa
     assert "--suggest-regions" in hint
 
 
+def test_an_assertion_of_torch_s_compiler_is_told_with_its_line_and_a_way_out() -> None:
+    from torch._inductor.utils import sympy_dot
+
+    with pytest.raises(AssertionError) as raised:
+        sympy_dot([], [1])
+    failure = explain_failure(raised.value, "compile")
+    assert re.fullmatch(
+        r"compile: AssertionError: `assert len\(seq1\) == len\(seq2\)` of torch/_inductor/utils\.py:\d+",
+        failure.message,
+    )
+    assert "--suggest-regions" in failure.hint
+    assert explain_failure(AssertionError(), "compile").hint == ""
+
+
 def test_a_worker_that_dies_is_a_failed_unit(failures: Failures) -> None:
     killed, left, refused = map(failures.said_of, ("killed", "left", "refused"))
     assert "was killed by SIGKILL during: model" in killed
@@ -691,8 +706,6 @@ def test_a_folder_where_a_log_should_be_is_an_error_that_names_it(tmp_path: Path
         ("a view of a leaf is used in an in-place operation", "write the change as a new tensor"),
         ("OSError: /tmp/cache/abc.main.so: failed to map segment from shared object", "TMPDIR is mounted noexec"),
         ("you marked rows as dynamic but your code specialized it to be a constant (4)", "narrow the range"),
-        ("InductorError LoweringException: NotImplementedError: View", "write the line with other operators"),
-        ("NotImplementedError: View", ""),
         ("InductorError: CantSplit: 4*(((s0 + 127)//128)) not divisible by 8", "list fixed buckets"),
     ],
 )

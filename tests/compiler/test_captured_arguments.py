@@ -87,6 +87,26 @@ def test_a_condition_on_such_a_tensor_is_one_on_the_manifests_dim() -> None:
     assert "17" in str(raised.value.hint)
 
 
+class Padded(nn.Module):
+    """As Pegasus-X: its operators compare the lengths of both inputs only after they are padded to blocks."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        missing = 512 - x.shape[1] % 512
+        x, mask = (nn.functional.pad(each, (0, missing)) for each in (x, mask))
+        return x + mask
+
+
+def test_axes_of_one_dim_have_one_symbol_though_forward_never_compares_them() -> None:
+    signature = Signature(
+        (Parameter("x", 0, "either"), Parameter("mask", 1, "either")),
+        (TensorLeaf("x", "float32", (2, "n")), TensorLeaf("mask", "float32", (2, "n"))),
+    )
+    shapes = dynamic_shapes(signature, {"n": SizeRange(8, 64, 1, 16)})
+    found = capture(Padded(), signature, [torch.randn(2, 16), torch.randn(2, 16)], shapes, frozen=False)
+    x, mask = (node.meta["val"] for node in found.graph.graph.find_nodes(op="placeholder"))
+    assert isinstance(x.shape[1], torch.SymInt) and x.shape[1].node.expr == mask.shape[1].node.expr
+
+
 class Masked(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         return x + mask[:, None]  # type: ignore[index]

@@ -48,7 +48,7 @@ from aotc.compiler.explain_failure import SPARSE, line_named
 from aotc.errors import BuildError
 from aotc.models.calls import arguments_of
 from aotc.reads.tensors import named_state, plain_state
-from aotc.records import Argument, Output, ResultContainer, Signature
+from aotc.records import Argument, Output, ResultContainer, Signature, TensorLeaf
 from aotc.tensors.layouts import has_memory
 from aotc.tensors.overlaps import extent, overlapping
 
@@ -114,6 +114,7 @@ class _Lifting:
         self.outside = outside
         self.leaves = leaves
         self.leaf_of = self._leaf_by_placeholder(signature)
+        self._tell_equal_sizes(signature)
         self.frozen, self.train = frozen, train
         self.state: list[str] = []
         self.arguments: list[Argument] = []
@@ -134,6 +135,20 @@ class _Lifting:
         assert in_spec is not None
         order = _reorder_kwargs(numbered, in_spec)
         return dict(zip(names, pytree.tree_leaves(order), strict=True))
+
+    def _tell_equal_sizes(self, signature: Signature) -> None:
+        """Let torch know that axes of one dim have one size. It has two symbols of them where the model's operators
+        compare only what is computed from both; Inductor's code would seem not to hold for all sizes."""
+        size_of: dict[str, Any] = {}
+        for name, number in self.leaf_of.items():
+            leaf, value = signature.leaves[number], self.nodes[name].meta.get("val")
+            if isinstance(leaf, TensorLeaf) and isinstance(value, Tensor):
+                sizes: tuple[Any, ...] = tuple(value.shape)
+                for entry, size in zip(leaf.shape, sizes, strict=True):
+                    expression = size.node.expr if isinstance(size, torch.SymInt) else None
+                    known = size_of.setdefault(str(entry), expression)
+                    if expression is not None and known != expression and expression.is_Symbol:
+                        size.node.shape_env._set_replacement(expression, known, "one dim of the manifest")
 
     def lift(self) -> Capture:
         with_offsets = [

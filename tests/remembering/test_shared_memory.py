@@ -156,6 +156,20 @@ def test_a_form_that_failed_elsewhere_keeps_its_number_and_may_be_tried_here(one
     assert other.known == [[], [3]] and [len(kind.calls) for kind in other.memory.kinds] == [1, 1]
 
 
+def test_a_tombstone_is_of_the_kind_that_failed(one: Machine, other: Machine) -> None:
+    one.sees(call(1))
+    one.shares()
+    other.sees(call(3, double=True), call(1))
+    other.place.fail(0, "too little memory")
+    other.shared.pull()
+    assert other.known == [[1], []] and other.place.failed(0) == "" and other.place.unbuilt(other.memory) == [1]
+    other.place.fail(1, "too little memory")
+    one.sees(call(2))
+    one.shares()
+    other.shared.pull()
+    assert other.known == [[1, 2], []] and other.place.unbuilt(other.memory) == []
+
+
 def test_code_that_was_removed_from_the_url_is_built_again(
     one: Machine, other: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,6 +272,19 @@ def test_where_the_url_cannot_be_reached_the_program_has_its_code_all_the_same(p
     assert (found["compilers"], found["built"], found["models"]) == ([], 1, [found["name"]])
     assert any("cannot be read" in note for note in found["notes"])
     assert any("the build ended with status 1" in note for note in found["notes"])
+
+
+@pytest.mark.parametrize("calls", [[], [{"x": {"shape": 3}}], [call(1), {"y": 1}]])
+def test_calls_of_another_form_are_corrupt(tmp_path: Path, calls: Any) -> None:
+    one = Machine(tmp_path / "one", f"file://{tmp_path}/url")
+    one.sees(call(1))
+    one.shares()
+    memory = one.memory
+    memory.kinds = [Kind({}, calls, built=max(1, len(calls)))]
+    one.place.change(None, lambda now: setattr(now, "kinds", memory.kinds))
+    assert one.shared.push()
+    with pytest.raises(CorruptError, match="unknown form"):
+        one.shared.read()
 
 
 def test_code_that_must_be_signed_is_not_built_for_a_url(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,15 +65,16 @@ class SharedMemory:
         RemoteError, CorruptError, StoreError.
         """
         found, ours = self._find(), self._place.read()
-        if found is None or (ours is not None and ours.shared == found.digest):
+        if found is None or (ours is None and own is None) or (ours is not None and ours.shared == found.digest):
             return
         theirs = self._decoded(found)
         new = own() if ours is None and own is not None else None
-        self._place.change(new, lambda memory: merge(memory, theirs, ()))  # a kill from here on makes builds, no misses
+        # Without code, first: killed before the end, this machine builds, and no call is taken for one that has code.
+        self._place.change(new, lambda memory: self._merge(memory, theirs, ()))
         there = {n for n, kind in enumerate(theirs.kinds) if kind.pushed and self._fetched(n, kind.pushed)}
 
         def end(memory: Memory) -> None:
-            merge(memory, theirs, there)
+            self._merge(memory, theirs, there)
             memory.shared = found.digest
 
         self._place.change(new, end)
@@ -114,6 +115,13 @@ class SharedMemory:
             self._place.change(None, end)
         return is_ours
 
+    def _merge(self, memory: Memory, theirs: Memory, there: Collection[int]) -> None:
+        before = memory.kinds
+        merge(memory, theirs, there)
+        for number, kind in enumerate(memory.kinds):
+            if number < len(before) and not kind.takes(before[number].calls[0], before[number].ambient):
+                self._place.tombstone(number).unlink(missing_ok=True)  # it is that of another kind
+
     def _find(self) -> Descriptor | None:
         transfer = open_transfer(self._repository, self._limits)
         try:
@@ -124,11 +132,21 @@ class SharedMemory:
     def _decoded(self, found: Descriptor) -> Memory:
         where = f"{self.url} {self._name}"
         layers = read_layers(open_transfer(self._repository, self._limits).read, found, REMEMBERED).layers
+        hint = "remove it: its forms are recorded anew"
         if len(layers) != 1:
-            raise CorruptError(
-                f"{where} has {len(layers)} documents", hint="remove it: its forms are recorded anew", expected="one"
+            raise CorruptError(f"{where} has {len(layers)} documents", hint=hint, expected="one")
+        memory = decode_memory(layers[0].data, where) or Memory({}, {}, "", {})
+        try:
+            are_known = all(
+                kind.calls
+                and all(kind.takes(call, kind.ambient) and kind.has(call) for call in kind.calls[:MOST_CALLS])
+                for kind in memory.kinds
             )
-        return decode_memory(layers[0].data, where) or Memory({}, {}, "", {})
+        except Exception:  # what another program wrote may be of any form
+            are_known = False
+        if not are_known:
+            raise CorruptError(f"{where} has calls of an unknown form", hint=hint, expected="calls")
+        return memory
 
     def _fetched(self, number: int, digest: str) -> bool:
         """Whether the code of a kind is now in the copy; it is built anew where it was removed from the URL."""

@@ -369,7 +369,7 @@ def stack_of(frame: FrameType, line: int = 0) -> list[traceback.FrameSummary]:
 
 
 def line_named(text: str) -> str:
-    """The innermost line, neither torch's nor aotc's, of a text that contains lines of a traceback."""
+    """The innermost line, neither torch's nor aotc's nor of generated code, of a text with lines of a traceback."""
     found = re.findall(r'File "([^"]+)", line (\d+), in (\w+)', text)
     named = [match for match in found if not match[0].startswith((_TORCH, _AOTC, "<"))]
     return f"{Path(named[-1][0]).name}:{named[-1][1]} in {named[-1][2]}" if named else ""

@@ -235,6 +235,29 @@ def test_a_model_that_only_writes_by_an_operator_that_returns_nothing_is_capture
     assert x.tolist() == [1.0] * 4 and y.tolist() == [2.0] * 4
 
 
+class BranchesOnViews(nn.Module):
+    """Its branches return a tensor, and a part of that."""
+
+    def forward(self, x: Tensor) -> Any:
+        def added(x: Tensor) -> tuple[Tensor, Tensor]:
+            z = x + 1
+            return z, z[1:]
+
+        def doubled(x: Tensor) -> tuple[Tensor, Tensor]:
+            z = x * 2
+            return z, z[1:]
+
+        return torch.cond(x.sum() > 0, added, doubled, (x,))
+
+
+def test_a_branch_that_returns_a_tensor_and_a_view_of_it_is_refused_with_its_line() -> None:
+    signature = Signature((Parameter("x", 0),), (TensorLeaf("x", "float32", (4,)),))
+    with pytest.raises(BuildError, match=r"a branch of `torch\.cond` returns two tensors that share memory") as raised:
+        capture(BranchesOnViews(), signature, [torch.ones(4)], None, frozen=False)
+    assert raised.value.fields["source"].startswith("test_captured_arguments.py:")
+    assert "z[1:].clone()" in raised.value.hint
+
+
 VIEWS: dict[str, Any] = {
     "chunk": lambda x: x.chunk(1)[0],
     "atleast_1d": torch.atleast_1d,

@@ -99,4 +99,10 @@ def test_other_strides_than_torch_told_have_a_hint() -> None:
     said = failed_by(LibraryError("input_handles[2]: unmatched stride value at 1, expected: 1, but got: 3\n"))
     assert said.message == "smoke run: input_handles[2]: unmatched stride value at 1, expected: 1, but got: 3"
     assert "`regions:`" in said.hint and "lies otherwise" in said.hint
+    said = failed_by(
+        LibraryError("the library failed: expected ndim 2 but got 1\nError in op: torch.ops.own.pack.default")
+    )
+    assert (
+        "torch.ops.own.pack.default" in said.message and "mend that kernel" in said.hint and "`regions:`" in said.hint
+    )
     assert failed_by(LibraryError("out of memory", hint="free some")).hint == "free some"

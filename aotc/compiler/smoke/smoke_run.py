@@ -52,6 +52,10 @@ OTHER_STRIDES = (
     "the result of an operator lies otherwise than torch's compiler takes it to lie, as that of "
     "`torch.linalg.solve_triangular` may: leave the part that calls it to eager, by `regions:`"
 )
+OTHER_SIZES = (
+    "the operator returns other sizes or strides than its fake kernel tells torch's compiler: mend that kernel, if the "
+    "operator is yours, or leave the part that calls it to eager, by `regions:`"
+)
 
 
 def smoke(job: Job) -> Smoked:
@@ -284,6 +288,8 @@ def failed_by(error: Exception) -> UnitFailed:
     message, hint = failure.message.strip(), failure.hint
     if not hint and "unmatched stride" in message:
         hint = OTHER_STRIDES
+    elif not hint and "Error in op: " in message:  # of what Inductor asserts of an operator's results
+        hint = OTHER_SIZES
     wrong = failure.fields.get("miscompiled", False)
     return UnitFailed(f"smoke run: {message}", hint, "smoke run", issues=tuple(failure.issues), miscompiled=wrong)
 

@@ -56,6 +56,14 @@ def another_view(name: str, node: fx.Node) -> BuildError:
     )
 
 
+def branch_returns_view(value: fx.Node) -> BuildError:
+    return _refused(
+        "a branch of `torch.cond` returns two tensors that share memory, which torch's compiler does not support",
+        hint="return one of them, and make the view behind `torch.cond`; or return a copy, as `z[1:].clone()`",
+        source=line_named(value.meta.get("stack_trace") or ""),
+    )
+
+
 def _refused(message: str, *, hint: str, source: str) -> BuildError:
     return BuildError(message, hint=hint, stage="export", source=source)
 

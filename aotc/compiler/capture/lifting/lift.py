@@ -22,6 +22,7 @@ from aotc.adapters import unregistered_scale
 from aotc.compiler.capture.lifting.errors import (
     another_view,
     becomes_another,
+    branch_returns_view,
     kind_of,
     reached_outside,
     unregistered,
@@ -41,6 +42,7 @@ from aotc.compiler.capture.lifting.shared_memory import (
     is_parameters,
     itself,
     leaves_gaps,
+    share_storage,
     sharing_memory,
     views_of,
 )
@@ -273,17 +275,25 @@ class _Lifting:
 
     def _copy_operands_that_branches_return(self) -> None:
         """Make each branch of `torch.cond` return new tensors: torch's compiler does not support a branch that returns
-        an operand, or one tensor twice."""
+        an operand, or one tensor twice.
+
+        Raises BuildError for a branch that returns a tensor and a view of it, which share memory in eager.
+        """
         for cond in self.graph.find_nodes(op="call_function", target=torch.ops.higher_order.cond):
             for branch in (getattr(self.graph_module, str(each.target)) for each in cond.args[1:3]):
                 output = branch.graph.output_node()
                 returned: list[Any] = []
+                own: list[Any] = []
                 for value in output.args[0]:
                     if isinstance(value, fx.Node) and (base_of(value) is not None or value in returned):
                         with branch.graph.inserting_before(output):
                             copy = branch.graph.call_function(torch.ops.aten.clone.default, (value,))
                         copy.meta = dict(value.meta)
                         value = copy
+                    elif any(share_storage(value, each) for each in own):
+                        raise branch_returns_view(value)
+                    else:
+                        own.append(value)
                     returned.append(value)
                 output.args = (tuple(returned),)
                 branch.recompile()

@@ -75,6 +75,14 @@ def views_of(value: Any) -> Iterator[fx.Node]:
         value = next((each for each in given if storage_of(each) == storage), None)
 
 
+def share_storage(one: Any, other: Any) -> bool:
+    """Whether two values of a graph are tensors in one storage."""
+    from torch._inductor.fx_utils import get_node_storage as storage_of
+
+    storages = [storage_of(each) if isinstance(each, fx.Node) else None for each in (one, other)]
+    return storages[0] is not None and storages[0] == storages[1]
+
+
 def leaves_gaps(view: fx.Node) -> bool:
     """Whether the windows of `unfold` leave out some elements, or may at some size of a range: torch's compiler
     rebuilds the whole tensor from written windows, and puts zeros there."""

@@ -155,6 +155,25 @@ def test_without_a_module_the_outermost_calls_are_recorded(nets: Any) -> None:
     assert nn.Module.__call__.__name__ == "_wrapped_call_impl", "torch's own again"
 
 
+@pytest.mark.parametrize(
+    ("seen", "init"),
+    [
+        ([torch.full((2, 2), 4), torch.full((2, 2), 4)], {"constant": 4}),  # the number of patches, say
+        ([torch.full((2, 2), 4), torch.full((2, 2), 5)], {"randint": [0, 6]}),
+        ([torch.tensor([[4]])], {"randint": [0, 5]}),  # a next token
+        ([torch.full((2, 2), -4)], {"constant": -4}),
+        ([torch.tensor([False, True])], {"randint": [0, 2]}),
+        ([torch.ones(2, dtype=torch.bool)], "ones"),
+    ],
+)
+def test_integers_are_drawn_as_they_were_seen(seen: list[Tensor], init: Any, tmp_path: Path) -> None:
+    module = Image()
+    with aotc.record(tmp_path / "image.yaml", module):
+        for steps in seen:
+            module(torch.ones(2), torch.ones(2), steps)
+    assert models_in(str(tmp_path / "image.yaml"))["image"]["inputs"]["steps"]["init"] == init
+
+
 class Image(nn.Module):
     def forward(self, x: Tensor, small: Tensor, steps: Tensor) -> Tensor:
         return x

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -45,8 +46,12 @@ class SeenTensor(NamedTuple):
     def form(self, shape: Sequence[int | str]) -> dict[str, Any]:
         form: dict[str, Any] = {"shape": list(shape), "dtype": self.dtype}
         if self.low is not None and self.high is not None:
-            same = {0: "zeros", 1: "ones"}.get(self.low) if self.low == self.high else None
-            form["init"] = same or {"randint": [min(self.low, 0), self.high + 1]}
+            if self.low == self.high in (0, 1):
+                form["init"] = "ones" if self.high else "zeros"
+            elif self.low == self.high and math.prod(self.shape) > 1:  # one element, as a next token, may be any other
+                form["init"] = {"constant": self.high}
+            else:
+                form["init"] = {"randint": [min(self.low, 0), self.high + 1]}
         if self.layout:
             form["layout"] = self.layout
         if self.requires_grad:

@@ -111,8 +111,8 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
         aotc.compile(lambda x: x)  # type: ignore[arg-type]
     with pytest.raises(aotc.BindError, match="build is 'later', and may be one of background, exit, now, never"):
         aotc.compile(Net(), build="later")  # type: ignore[arg-type]
-    with pytest.raises(aotc.BindError, match="remote store"):
-        aotc.compile(Net(), store="s3://bucket/models")
+    with pytest.raises(aotc.StoreError, match="is not a store that aotc knows"):
+        aotc.compile(Net(), store="ftp://host/models")
 
 
 def test_without_pyyaml_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

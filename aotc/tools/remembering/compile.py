@@ -85,6 +85,17 @@ def _are_patterns(value: Any) -> bool:
     return isinstance(value, list | tuple) and all(isinstance(each, str) and each for each in value) and bool(value)
 
 
+def _check_remote(url: str) -> None:
+    """Raises BindError, StoreError where no code that is built could be pushed to this store, or loaded from it."""
+    from aotc.store.opening import open_remote
+    from aotc.store.remote.interface import Limits
+
+    if os.environ.get("AOTC_TRUSTED_KEYS"):
+        message = f"aotc.compile signs nothing, and $AOTC_TRUSTED_KEYS asks for signatures of code from {url}"
+        raise BindError(message, hint='give build="never", to load only; build without that variable, then `aotc sign`')
+    open_remote(url, Limits.from_environment())
+
+
 def compile(
     module: Any = None,
     *,
@@ -171,9 +182,8 @@ def compile(
     if wrong := [(name, value, expected) for name, value, fits, expected in checks if not fits]:
         raise options_error(wrong, "compile")
     where = os.fspath(store or default_store())
-    if is_remote(where) and build != "never" and os.environ.get("AOTC_TRUSTED_KEYS"):
-        message = f"aotc.compile signs nothing, and $AOTC_TRUSTED_KEYS asks for signatures of code from {where}"
-        raise BindError(message, hint='give build="never", to load only; build without that variable, then `aotc sign`')
+    if is_remote(where) and build != "never":
+        _check_remote(where)
     if build != "never" and importlib.util.find_spec("yaml") is None:
         message = "aotc.compile writes a manifest to build from, for which PyYAML is missing"
         raise ManifestError(message, hint="pip install 'aotc[build]'; or give build=\"never\" to load only")

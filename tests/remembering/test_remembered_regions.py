@@ -5,6 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+from remembered_nets import Block
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from aotc.tools.remembering.region_calls import PartForward, Run, _within
 
 SAME = """
 def same(model, *sizes, **kwargs):
@@ -81,3 +87,32 @@ def test_patterns_that_match_nothing_are_told_by_the_build(program: Any) -> None
         "with torch.no_grad(): model(torch.ones(2, 8))\ntell(model)"
     )
     assert "the region `layers.*` matches no submodule" in told["failed"][told["name"]]
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_checkpoint_runs_again_what_its_part_ran_and_other_calls_run_in_eager(reentrant: bool) -> None:
+    block, ran = Block(2), []
+
+    def code(x: Tensor) -> Tensor:
+        ran.append("code")
+        return Block.forward(block, x)
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(block, x, use_reentrant=reentrant)  # type: ignore[no-any-return]
+
+    model, x = Model(), torch.ones(1, 2, requires_grad=True)
+    block.__dict__["forward"] = PartForward(block)
+    result = _within(Run({id(block): code}), model, (x,), {})
+    assert ran == ["code"]
+    result.sum().backward()
+    assert ran == ["code", "code"]
+    model(x).sum().backward()  # as `model.module(x)` of what `aotc.compile` returned
+    block.eval()(x)
+    assert ran == ["code", "code"]
+    again = _within(Run({id(block.train()): code}), model, (x,), {})
+    with torch.no_grad():
+        _within(Run({}), block.eval(), (x,), {})  # an evaluation in between
+    block.train()
+    again.sum().backward()
+    assert len(ran) == 4

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
 from aotc.errors import AotcError, BindError, GradientError
@@ -36,6 +37,9 @@ class _Here(threading.local):
 
 _here = _Here()
 
+_backward: Callable[[], int] = torch._C._current_graph_task_id
+"""The number of the backward that this thread runs; -1 outside of any."""
+
 
 class InPlace:
     """Stands among a module's own attributes in the place of a method of its class, but while code is loaded."""
@@ -45,18 +49,22 @@ class InPlace:
 
 
 class PartForward(InPlace):
-    """In the place of a part's forward. In training it runs outside of a call what it ran last: a checkpoint computes
-    the part again while the backward runs, and has to compute the same."""
+    """In the place of a part's forward. While a backward runs, a part in training runs what it ran last: a checkpoint
+    computes the part again, and has to compute the same."""
 
     def __init__(self, instance: nn.Module) -> None:
         self.instance = instance
         self.own = self.last = own_forward(instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        run = _here.run
+        run, trains = _here.run, self.instance.training
+        if run is None and trains and _backward() != -1:
+            return self.last(*args, **kwargs)
+        forward = self.own if run is None else run.forwards.get(id(self.instance), self.own)
+        if trains:
+            self.last = forward
         if run is None:
-            return (self.last if self.instance.training else self.own)(*args, **kwargs)
-        self.last = forward = run.forwards.get(id(self.instance), self.own)
+            return forward(*args, **kwargs)
         try:
             return forward(*args, **kwargs)
         except (BindError, GradientError) as error:  # found before any of the part ran

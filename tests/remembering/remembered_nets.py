@@ -97,3 +97,18 @@ class Decorated(nn.Module):
     @aotc.compile(build="exit")
     def forward(self, x: Tensor) -> Tensor:
         return x * self.factor
+
+
+class Counting(nn.Module):
+    """Its calls change an attribute that they read, and make another one."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.width, self.calls = width, 0
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.longest = max(vars(self).get("longest", 0), len(x))
+        y: Tensor = self.linear(x)
+        return y

@@ -184,6 +184,23 @@ def test_a_failed_build_is_not_tried_again_until_it_is_asked_for(program: Any) -
 
 
 @pytest.mark.compile
+def test_what_calls_of_a_module_change_is_no_fact_that_makes_another_name(program: Any) -> None:
+    code = (
+        "model = aotc.compile(Counting().eval(), build='now')\n"
+        "with torch.no_grad():\n"
+        "    right = all(torch.allclose(model(x), model.linear(x), atol=1e-6) for x in map(torch.randn, sizes))\n"
+        "tell(model, right=right, ready=model.wait())"
+    )
+    first = program.run(f"sizes = [(2, 8), (3, 8)]\n{code}")
+    assert (first["right"], first["models"], first["built"], first["failed"]) == (True, [], 2, {})
+    assert "a call in eager has changed attribute calls" in "".join(first["notes"])
+    second = program.run(f"sizes = [(2, 8), (3, 8), (2, 8)]\n{code}")
+    assert (second["right"], second["models"], second["ready"]) == (True, [first["name"]], True)
+    assert [path.stem for path in program.files.glob("*.json")] == [first["name"]]
+    assert program.memory(first["name"])["builds"] == 2
+
+
+@pytest.mark.compile
 def test_code_of_another_module_than_the_factory_s_is_not_run(program: Any) -> None:
     told = program.run(
         "model = aotc.compile(Net().eval(), factory='remembered_nets:another', build='now')\n"

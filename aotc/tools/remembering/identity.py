@@ -40,14 +40,21 @@ def facts_of(module: nn.Module, asked: Mapping[str, object]) -> Facts:
     facts |= {f"option {name}": _shown(value) for name, value in asked.items()}
     code = {**source_digests(module), **imported_files(module)}
     facts |= {f"code of {name}": digest for name, digest in code.items()}
-    for path, attributes in module_attributes(module).items():
-        for name, value in attributes.items():
-            if not origin_of(name):
-                facts[f"attribute {path}.{name}".replace(" .", " ")] = _shown(value)
+    facts |= attribute_facts(module)
     for name, tensor in named_state(module).items():
         strides = "" if tensor.is_contiguous() else f" strides {list(tensor.stride())}"
         facts[f"tensor {name}"] = f"{dtype_name(tensor.dtype)} {list(tensor.shape)}{strides}"
     return facts
+
+
+def attribute_facts(module: nn.Module) -> Facts:
+    """The plain attributes of a module and its parts, but for where its weights came from."""
+    return {
+        f"attribute {path}.{name}".replace(" .", " "): _shown(value)
+        for path, attributes in module_attributes(module).items()
+        for name, value in attributes.items()
+        if not origin_of(name)
+    }
 
 
 def target_of(module: nn.Module) -> str:
@@ -63,6 +70,11 @@ def name_of(facts: Facts) -> str:
     mode = "-train" if "option train" in facts else ""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", facts["class"].rpartition(".")[2]).lower()
     return f"{re.sub(r'[^a-z0-9]+', '-', words).strip('-')[:80] or 'model'}{mode}-{sha256_json(facts)[7:19]}"
+
+
+def without_changes(facts: Facts, before: Mapping[str, str | None]) -> Facts:
+    """The facts with those of `before` as they were; None is of one that was not there."""
+    return {name: value for name, value in {**facts, **before}.items() if value is not None}
 
 
 def differences(before: Facts, now: Facts) -> Iterator[str]:

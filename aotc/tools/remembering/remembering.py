@@ -31,7 +31,7 @@ from aotc.runtime.state.gate import Gate
 from aotc.store.reference import is_registry, is_remote
 from aotc.tools.remembering.builds import Builds
 from aotc.tools.remembering.forms import ambient_here, form_of, records_gradients
-from aotc.tools.remembering.identity import Facts, differences, facts_of, name_of
+from aotc.tools.remembering.identity import Facts, attribute_facts, differences, facts_of, name_of, without_changes
 from aotc.tools.remembering.memory import MOST_CALLS, MOST_KINDS, Kind, Memory, Place, remembered_in
 from aotc.tools.remembering.region_calls import RegionCode, in_eager, parts_free
 
@@ -131,6 +131,10 @@ class Remembering:
         self._changes = 0
         self._place: Place | None = None
         self._facts: Facts = {}
+        self._by_calls: dict[str, str | None] = {}
+        """The attributes that calls in eager have changed, as they were before: these make no other name."""
+        self._new: Memory | None = None
+        """What there is to remember before the first call, which may change the module."""
         self._name = ""
         self._device = "cpu"
         self._store = options.store
@@ -226,6 +230,7 @@ class Remembering:
             self._note(f"calls with what no manifest holds run in eager: {error}")
             self._runs[form] = self._eager
             return self._eager(*args, **kwargs)
+        before = attribute_facts(self.module)
         if (code := self._regions_for(seen)) is not None:
             result, is_covered = self._ran_by_regions(code, args, kwargs)
             if is_covered:
@@ -233,6 +238,7 @@ class Remembering:
                 return result
         else:
             result = self._eager(*args, **kwargs)
+        self._note_changes(before)
         if not builds:
             self._refused_again(form)
             return result
@@ -249,6 +255,13 @@ class Remembering:
         if lacking == "build" and self.options.build == "now":
             self.wait()
         return result
+
+    def _note_changes(self, before: Facts) -> None:
+        """Keep the attributes as they were `before` a call, of those that the call has changed."""
+        now = attribute_facts(self.module)
+        for name in {*before, *now}:
+            if before.get(name) != now.get(name):
+                self._by_calls.setdefault(name, before.get(name))
 
     def _refused_again(self, form: Hashable) -> None:
         """Of a form that gets no code: to ask all code, and to explain a miss, takes milliseconds."""
@@ -281,7 +294,7 @@ class Remembering:
         self._began, self._place = True, None
         self.builds.place = None
         self._tables = self._parameters()
-        self._facts = facts_of(self.module, self.options.asked)
+        self._facts = without_changes(facts_of(self.module, self.options.asked), self._by_calls)
         self._device = "cuda" if self._facts["target"].startswith("cuda:") else "cpu"
         self.builds.uses_gpu = self._device == "cuda"
         self._name = name_of(self._facts)
@@ -307,8 +320,14 @@ class Remembering:
             self._note(f"{self.options.store} cannot be used: {error}")
             return
         _log.info("aotc.compile: %s", state.line())
-        if place is not None and self.options.build != "never" and self.builds.are_due(place):
-            self.builds.soon()
+        if place is None or self.options.build == "never":
+            return
+        try:
+            self._new = self._new_memory() if place.read() is None else None
+            if self.builds.are_due(place):
+                self.builds.soon()
+        except (AotcError, OSError) as error:
+            self._build_nothing(error)
 
     def _pull(self, place: Place) -> None:
         """Bring what other machines have built to this one."""
@@ -381,6 +400,11 @@ class Remembering:
         say. It is built anew, but not if it was built just now."""
         if memory is None or self._place is None or self.options.build == "never":
             self._note(f"{model} is not for this module: {error}")
+        elif self._by_calls:
+            self._note(
+                f"a call in eager has changed {listed([*self._by_calls], 3)}: calls run in eager, and the next run loads "
+                f"{model}; keep in a buffer what forward changes. {error}"
+            )
         elif self._name in self.builds.own:
             self._place.fail(kind, f"what the factory makes is another module: {error}")
             self._unbuilt(kind)
@@ -443,7 +467,7 @@ class Remembering:
                 if self._place is None:
                     return ""
                 if self._place.read() is None:
-                    new = self._new_memory()
+                    new, self._new = self._new or self._new_memory(), None
                     Store.create(self._store)
                 memory = self._place.change(new, keep)
                 if memory is None or number < 0:
@@ -455,9 +479,12 @@ class Remembering:
                 then = self._built_then[number] if number < len(self._built_then) else 0
                 return "build" if kind.built < len(kind.calls) else "load" if kind.built > then else ""
             except (AotcError, OSError) as error:
-                self._note(f"nothing is built: {error}")
-                self._place = self.builds.place = None
+                self._build_nothing(error)
                 return ""
+
+    def _build_nothing(self, why: Exception) -> None:
+        self._note(f"nothing is built: {why}")
+        self._place = self.builds.place = None
 
     def _new_memory(self) -> Memory:
         """What there is to remember before the first call. Raises ManifestError where no build can make the module."""

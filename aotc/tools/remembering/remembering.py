@@ -402,8 +402,8 @@ class Remembering:
             self._note(f"{model} is not for this module: {error}")
         elif self._by_calls:
             self._note(
-                f"a call in eager has changed {listed([*self._by_calls], 3)}: calls run in eager, and the next run loads "
-                f"{model}; keep in a buffer what forward changes. {error}"
+                f"a call in eager has changed {listed([*self._by_calls], 3)}: calls run in eager, and the next run "
+                f"loads {model}; keep in a buffer what forward changes. {error}"
             )
         elif self._name in self.builds.own:
             self._place.fail(kind, f"what the factory makes is another module: {error}")

@@ -259,7 +259,7 @@ class Remembering:
     def _note_changes(self, before: Facts) -> None:
         """Keep the attributes as they were `before` a call, of those that the call has changed."""
         now = attribute_facts(self.module)
-        for name in {*before, *now}:
+        for name in dict.fromkeys([*before, *now]):
             if before.get(name) != now.get(name):
                 self._by_calls.setdefault(name, before.get(name))
 

@@ -14,7 +14,7 @@ def cache_folder() -> Path:
     folder/
     ├── store/            what was fetched: an ordinary store (`aotc.store.remote.fetch`)
     ├── remembered/       what `aotc.compile` builds: an ordinary store
-    ├── remembered-copies/  of stores at URLs, in which it works (`aotc.tools.remembering.shared`)
+    ├── remembered-copies/  of stores at URLs, in which it works (`aotc.tools.remembering.remote_memory`)
     ├── staging-v1/       stores of builds for a URL (`aotc.store.remote.staging`)
     ├── trust-v1/         the newest signatures that were accepted (`aotc.store.signing.trust`)
     └── …                 what builds keep (`aotc.compiler.toolchain.compile_cache`)

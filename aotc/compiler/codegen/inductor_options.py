@@ -51,17 +51,19 @@ def options_of_the_model_undone() -> Iterator[list[str]]:
     """At the end, Inductor's options are as they were. The yielded list has a note then if a model's code changed some.
 
     A build's options are those of its manifest, which are in its keys and records. torchao's `quantize_` sets options
-    for the whole process, among them the descent by coordinates, which compiles and measures each kernel dozens of
-    times, one after another.
+    for the whole process, among them coordinate descent tuning: each kernel is compiled and measured dozens of times,
+    one after another.
     """
     from torch._inductor import config
 
     notes: list[str] = []
     before = config.get_config_copy()
-    yield notes
-    changed = {name: now for name, now in config.get_config_copy().items() if now != before[name]}
-    for name in changed:
-        setattr(config, name, before[name])
+    try:
+        yield notes
+    finally:
+        changed = {name: now for name, now in config.get_config_copy().items() if now != before[name]}
+        for name in changed:
+            setattr(config, name, before[name])
     if changed:
         told = ", ".join(f"{name}: {value!r}" for name, value in changed.items())
         notes.append(

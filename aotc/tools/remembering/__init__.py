@@ -7,6 +7,6 @@
 - `region_calls`: how a module runs compiled regions, in these calls alone.
 - `builds`: when code is built, and by which process.
 - `identity`: what a module's name in the store depends on. `memory`: the files beside the store's own.
-- `shared`: what a store at a URL remembers, for many machines.
+- `remote_memory`: what a store at a URL remembers, for many machines.
 - `manifest`: from the memory to a manifest. `build_process`: the process that builds, which alone imports the compiler.
 """

@@ -72,16 +72,16 @@ def main() -> None:
 
 def _build_and_share(job: BuildJob, place: Place) -> None:
     """Build what no machine has built, and let the others know. Raises as `_build_missing`, and RemoteError."""
-    from aotc.tools.remembering.shared import SharedMemory
+    from aotc.tools.remembering.remote_memory import RemoteMemory
 
-    shared = SharedMemory(job.url, place)
+    remote = RemoteMemory(job.url, place)
     for _ in range(MOST_ROUNDS):
         try:
-            shared.pull()
+            remote.pull()
         except StoreError as error:  # this machine needs its code all the same
             _log.warning("aotc.compile: %s", error)
         _build_missing(job, place)
-        if shared.push():
+        if remote.push():
             return
     raise RemoteError(
         f"{job.url} has had another machine's code for {job.name} each of {MOST_ROUNDS} times",

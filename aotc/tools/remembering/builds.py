@@ -19,7 +19,7 @@ from aotc.amounts import counted
 from aotc.errors import AotcError
 from aotc.locks import close_lock, lock, open_lock
 from aotc.machine.processes import child_command, child_environment
-from aotc.tools.remembering.memory import Place
+from aotc.tools.remembering.memory import Memory, Place
 
 if TYPE_CHECKING:
     from aotc.tools.remembering.remembering import Options
@@ -97,9 +97,8 @@ class Builds:
             self._timer.daemon = True
             self._timer.start()
 
-    def are_due(self, place: Place) -> bool:
+    def is_due(self, place: Place, memory: Memory | None) -> bool:
         """Whether something has no code yet that may get it; or the store at a URL lacks it."""
-        memory = place.read()
         return memory is not None and bool(place.unbuilt(memory) or (self.options.url and memory.unpushed()))
 
     def start(self) -> Building | None:
@@ -117,7 +116,7 @@ class Builds:
             return self._process
         place, options = self.place, self.options
         memory = place.read() if place is not None else None
-        if place is None or memory is None or options.build == "never" or not self.are_due(place):
+        if place is None or memory is None or options.build == "never" or not self.is_due(place, memory):
             return None
         if memory.builds >= options.builds:
             self._note(f"the limit of {counted(options.builds, 'build')} is reached: raise builds=, or retry=True")

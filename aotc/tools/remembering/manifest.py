@@ -22,7 +22,6 @@ from aotc.tools.recording.module_factories import Made, factory_of
 from aotc.tools.recording.seen_calls import Seen, SeenTensor, bound_arguments, inputs_of_calls, look_at
 from aotc.tools.remembering.functions import FunctionOf, undecorated, with_function
 from aotc.tools.remembering.memory import Kind, Memory, Place, remembered_in
-from aotc.tools.remembering.shared import remembered_of
 
 
 def made_from(module: nn.Module, factory: str | None, kwargs: Mapping[str, Any] | None) -> Made:
@@ -155,6 +154,8 @@ def manifest_of(
 def write_remembered(output: Path, store: str | Path, name: str, *, check: bool) -> str:
     """Write the manifest of what a store remembers of a module, and give its text; `check` as in `aotc init`. Raises
     ManifestError where `output` exists or cannot be written, and NotFoundError."""
+    from aotc.tools.remembering.remote_memory import remembered_of  # not where a program records its calls
+
     place = Place(remembered_in(store), name)
     if (memory := remembered_of(str(store), name)) is None:
         known = tuple(sorted(path.stem for path in place.folder.glob("*.json")))

@@ -69,9 +69,9 @@ class Kind(msgspec.Struct):
 
 class Memory(msgspec.Struct):
     """All that is remembered of a module. `asked` is what the build was asked for; `attempts` are builds in a row that
-    have begun and not ended; `state_bytes` are those of its parameters and buffers; `shared` is the digest of what was
-    last merged from, or written to, a URL (`aotc.tools.remembering.shared`). What another `version` of this struct
-    wrote is as nothing."""
+    have begun and not ended; `state_bytes` are those of its parameters and buffers; `remote` is the digest of what was
+    last merged from, or written to, a URL (`aotc.tools.remembering.remote_memory`). What another `version` wrote is as
+    nothing."""
 
     facts: Facts
     asked: dict[str, Any]
@@ -82,7 +82,7 @@ class Memory(msgspec.Struct):
     builds: int = 0
     attempts: int = 0
     state_bytes: int = 0
-    shared: str = ""
+    remote: str = ""
     version: int = VERSION
 
     def kind_of(self, seen: Mapping[str, Any], ambient: Mapping[str, str | None]) -> int | None:
@@ -93,11 +93,11 @@ class Memory(msgspec.Struct):
         """The kinds with code that a store at a URL lacks."""
         return [number for number, kind in enumerate(self.kinds) if kind.built and not kind.pushed]
 
-    def to_share(self) -> Memory:
+    def for_others(self) -> Memory:
         """What other machines are told: of each kind the forms that have code. A kind without keeps its number, and one
         form."""
         kinds = [msgspec.structs.replace(kind, calls=kind.calls[: kind.built or 1]) for kind in self.kinds]
-        return msgspec.structs.replace(self, kinds=kinds, builds=0, attempts=0, shared="")
+        return msgspec.structs.replace(self, kinds=kinds, builds=0, attempts=0, remote="")
 
 
 class _Versioned(msgspec.Struct):

@@ -300,7 +300,7 @@ class Remembering:
         self._name = name_of(self._facts)
         try:
             if self.options.url:
-                from aotc.tools.remembering.shared import copy_of
+                from aotc.tools.remembering.remote_memory import copy_of
 
                 self._store = str(copy_of(self.options.url))
             if not is_remote(self._store):
@@ -323,18 +323,19 @@ class Remembering:
         if place is None or self.options.build == "never":
             return
         try:
-            self._new = self._new_memory() if place.read() is None else None
-            if self.builds.are_due(place):
+            memory = place.read()
+            self._new = self._new_memory() if memory is None else None
+            if self.builds.is_due(place, memory):
                 self.builds.soon()
         except (AotcError, OSError) as error:
             self._build_nothing(error)
 
     def _pull(self, place: Place) -> None:
         """Bring what other machines have built to this one."""
-        from aotc.tools.remembering.shared import LOAD_ATTEMPTS, SharedMemory
+        from aotc.tools.remembering.remote_memory import LOAD_ATTEMPTS, RemoteMemory
 
         try:
-            SharedMemory(self.options.url, place, attempts=LOAD_ATTEMPTS).pull(self._new_memory)
+            RemoteMemory(self.options.url, place, attempts=LOAD_ATTEMPTS).pull(self._new_memory)
         except (AotcError, OSError) as error:
             self._note(f"{self.options.url} cannot be read: {error}")
 

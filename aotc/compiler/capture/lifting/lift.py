@@ -147,10 +147,11 @@ class _Lifting:
             if isinstance(leaf, TensorLeaf) and isinstance(value, Tensor):
                 sizes: tuple[Any, ...] = tuple(value.shape)
                 for entry, size in zip(leaf.shape, sizes, strict=True):
-                    expression = size.node.expr if isinstance(size, torch.SymInt) else None
-                    known = size_of.setdefault(str(entry), expression)
-                    if expression is not None and known != expression and expression.is_Symbol:
-                        size.node.shape_env._set_replacement(expression, known, "one dim of the manifest")
+                    if isinstance(entry, str) and isinstance(size, torch.SymInt):
+                        expression = size.node.expr
+                        known = size_of.setdefault(entry, expression)
+                        if known != expression and expression.is_Symbol:
+                            size.node.shape_env._set_replacement(expression, known, "one dim of the manifest")
 
     def lift(self) -> Capture:
         with_offsets = [

@@ -42,7 +42,7 @@ def copy_of(url: str) -> Path:
     return cache_folder() / "remembered-copies" / hex_of(sha256_bytes(url.rstrip("/").encode()))[:16]
 
 
-class SharedMemory:
+class RemoteMemory:
     """What the store at `url` remembers of the module whose files on this host are `place`."""
 
     def __init__(self, url: str, place: Place, *, attempts: int | None = None) -> None:
@@ -59,13 +59,13 @@ class SharedMemory:
         return None if found is None else self._decoded(found)
 
     def pull(self, own: Callable[[], Memory] | None = None) -> None:
-        """Bring what other machines have added to this one, with their code. `own` gives the memory to begin with.
+        """Copy to this machine what others have added, with their code. `own` gives the memory to begin with.
 
         Of what is read, only the forms of calls are used: how the module is made is what this machine says. Raises
         RemoteError, CorruptError, StoreError.
         """
         found, ours = self._find(), self._place.read()
-        if found is None or (ours is None and own is None) or (ours is not None and ours.shared == found.digest):
+        if found is None or (ours is None and own is None) or (ours is not None and ours.remote == found.digest):
             return
         theirs = self._decoded(found)
         new = own() if ours is None and own is not None else None
@@ -75,7 +75,7 @@ class SharedMemory:
 
         def end(memory: Memory) -> None:
             self._merge(memory, theirs, there)
-            memory.shared = found.digest
+            memory.remote = found.digest
 
         self._place.change(new, end)
 
@@ -96,13 +96,13 @@ class SharedMemory:
                 memory.kinds[n].pushed = copied.digest
 
         mark(memory)
-        layer = Layer(msgspec.json.encode(memory.to_share()))
+        layer = Layer(msgspec.json.encode(memory.for_others()))
         encoded = encode_layers(REMEMBERED, [layer], artifact_type=REMEMBERED.media_type)
         is_ours = True
 
         def replace(theirs: Descriptor | None) -> Encoded | None:
             nonlocal is_ours
-            is_ours = (theirs.digest if theirs else "") in (memory.shared, encoded.descriptor.digest)
+            is_ours = (theirs.digest if theirs else "") in (memory.remote, encoded.descriptor.digest)
             return encoded if is_ours and (theirs is None or theirs.digest != encoded.descriptor.digest) else None
 
         change_attachment(open_transfer(self._repository, self._limits), self._name, replace)
@@ -110,7 +110,7 @@ class SharedMemory:
 
             def end(memory: Memory) -> None:
                 mark(memory)
-                memory.shared = encoded.descriptor.digest
+                memory.remote = encoded.descriptor.digest
 
             self._place.change(None, end)
         return is_ours
@@ -186,4 +186,4 @@ def remembered_of(store: str, name: str) -> Memory | None:
     """What a store in a folder or at a URL remembers of a module. Raises CorruptError, RemoteError."""
     if "://" not in store:
         return Place(remembered_in(store), name).read()
-    return SharedMemory(store, Place(remembered_in(copy_of(store)), name)).read()
+    return RemoteMemory(store, Place(remembered_in(copy_of(store)), name)).read()

@@ -16,12 +16,15 @@ from aotc.records import Artifact
 from aotc.store.layout.bundle import read_artifact, read_bundle
 from aotc.store.layout.publishing import publish
 from aotc.store.layout.store import Store
+from aotc.store.maintenance.fsck import fsck
+from aotc.store.maintenance.gc import collect
+from aotc.store.maintenance.retention import Policy
 from aotc.store.opening import open_readable
 from aotc.store.reference import Reference
-from aotc.tools.remembering import shared as shared_memory
+from aotc.tools.remembering import remote_memory
 from aotc.tools.remembering.manifest import write_remembered
 from aotc.tools.remembering.memory import Kind, Memory, Place, remembered_in
-from aotc.tools.remembering.shared import SharedMemory, remembered_of
+from aotc.tools.remembering.remote_memory import RemoteMemory, remembered_of
 
 
 def call(batch: int, double: bool = False) -> dict[str, Any]:
@@ -38,7 +41,7 @@ class Machine:
     def __init__(self, folder: Path, url: str) -> None:
         self.folder, self.store = folder, Store.create(folder / "copy")
         self.place = Place(remembered_in(folder / "copy"), "net")
-        self.shared = SharedMemory(url, self.place)
+        self.remote = RemoteMemory(url, self.place)
 
     def sees(self, *calls: dict[str, Any]) -> None:
         def keep(memory: Memory) -> None:
@@ -64,9 +67,9 @@ class Machine:
 
     def shares(self) -> bool:
         """As a build process does."""
-        self.shared.pull()
+        self.remote.pull()
         self.builds()
-        return self.shared.push()
+        return self.remote.push()
 
     @property
     def memory(self) -> Memory:
@@ -114,26 +117,26 @@ def other(tmp_path: Path, url: str) -> Machine:
 def test_another_machine_has_the_code_and_builds_nothing(one: Machine, other: Machine) -> None:
     one.sees(call(1), call(4))
     assert one.shares() and one.known == [[1, 4]]
-    other.shared.pull(new)
+    other.remote.pull(new)
     assert other.known == [[1, 4]] and not other.place.unbuilt(other.memory) and not other.memory.unpushed()
 
 
 def test_where_nothing_is_remembered_nothing_is_read(one: Machine) -> None:
-    one.shared.pull(new)
-    assert one.place.read() is None and one.shared.read() is None
+    one.remote.pull(new)
+    assert one.place.read() is None and one.remote.read() is None
 
 
 def test_of_two_that_build_at_once_the_second_begins_again_and_nothing_is_lost(one: Machine, other: Machine) -> None:
     one.sees(call(1), call(4))
     other.sees(call(4), call(8))
     for machine in (one, other):
-        machine.shared.pull()
+        machine.remote.pull()
         machine.builds()
-    assert one.shared.push() and not other.shared.push()
+    assert one.remote.push() and not other.remote.push()
     assert other.shares() and other.known == [[1, 4, 8]]
     one.sees(call(2))
     assert one.shares() and one.known == [[1, 4, 8, 2]]
-    other.shared.pull()
+    other.remote.pull()
     assert other.known == [[1, 4, 8, 2]]
 
 
@@ -144,7 +147,7 @@ def test_kinds_of_calls_keep_the_numbers_that_the_first_machine_gave_them(one: M
     assert other.known == [[3], [1, 2]]
     assert one.shares() and other.shares()
     assert other.known == [[1, 2], [3]]
-    one.shared.pull()
+    one.remote.pull()
     assert one.known == [[1, 2], [3]]
 
 
@@ -152,7 +155,7 @@ def test_a_form_that_failed_elsewhere_keeps_its_number_and_may_be_tried_here(one
     one.sees(call(1), call(2), call(3, double=True))
     one.place.fail(0, "too little memory")
     assert one.shares() and one.known == [[], [3]]
-    other.shared.pull(new)
+    other.remote.pull(new)
     assert other.known == [[], [3]] and [len(kind.calls) for kind in other.memory.kinds] == [1, 1]
 
 
@@ -161,12 +164,12 @@ def test_a_tombstone_is_of_the_kind_that_failed(one: Machine, other: Machine) ->
     one.shares()
     other.sees(call(3, double=True), call(1))
     other.place.fail(0, "too little memory")
-    other.shared.pull()
+    other.remote.pull()
     assert other.known == [[1], []] and other.place.failed(0) == "" and other.place.unbuilt(other.memory) == [1]
     other.place.fail(1, "too little memory")
     one.sees(call(2))
     one.shares()
-    other.shared.pull()
+    other.remote.pull()
     assert other.known == [[1, 2], []] and other.place.unbuilt(other.memory) == []
 
 
@@ -179,8 +182,8 @@ def test_code_that_was_removed_from_the_url_is_built_again(
     def gone(*_: object, **__: object) -> None:
         raise NotFoundError("no such bundle", known=())
 
-    monkeypatch.setattr(shared_memory, "fetch", gone)
-    other.shared.pull(new)
+    monkeypatch.setattr(remote_memory, "fetch", gone)
+    other.remote.pull(new)
     assert other.known == [[]] and other.shares() and other.known == [[1]]
 
 
@@ -194,10 +197,10 @@ def test_a_pull_that_broke_leaves_forms_to_build_and_goes_on_later(
         raise RemoteError("reset by peer", url="", transient=True)
 
     with monkeypatch.context() as patched, pytest.raises(RemoteError):
-        patched.setattr(shared_memory, "fetch", broken)
-        other.shared.pull(new)
+        patched.setattr(remote_memory, "fetch", broken)
+        other.remote.pull(new)
     assert other.known == [[]] and other.place.unbuilt(other.memory) == [0]
-    other.shared.pull()
+    other.remote.pull()
     assert other.known == [[1]]
 
 
@@ -206,7 +209,7 @@ def test_only_forms_are_taken_from_the_url(one: Machine, other: Machine) -> None
     one.place.change(Memory({"class": "Bad"}, {"mode": "bad"}, "os:system", {"command": "true"}), lambda memory: None)
     one.sees(call(1))
     one.shares()
-    other.shared.pull(new)
+    other.remote.pull(new)
     found = other.memory
     assert (found.facts, found.asked, found.factory, found.kwargs) == (new().facts, {}, "remembered_nets:Net", {})
 
@@ -217,8 +220,18 @@ def test_what_is_remembered_is_read_by_its_url(one: Machine, url: str, tmp_path:
     one.shares()
     found = remembered_of(url, "net")
     assert found is not None and found.kinds[0].calls == [call(1), call(4)] and found.factory == "remembered_nets:Net"
-    if url.startswith("file:"):
-        assert [entry.model for entry in open_readable(url).tags()] == ["net"]
+
+
+def test_what_is_remembered_is_kept_by_gc_and_no_flaw_of_the_store(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/url"
+    one = Machine(tmp_path / "one", url)
+    one.sees(call(1))
+    one.shares()
+    assert [entry.model for entry in open_readable(url).tags()] == ["net"]
+    freed = collect(Store.open(tmp_path / "url"), Policy(grace=0.0))
+    assert [each.kind for each in freed.removed if each.kind == "blob"] == []
+    assert fsck(tmp_path / "url").findings == ()
+    assert one.remote.read() is not None
 
 
 def test_a_document_that_cannot_be_read_is_corrupt(tmp_path: Path) -> None:
@@ -230,7 +243,7 @@ def test_a_document_that_cannot_be_read_is_corrupt(tmp_path: Path) -> None:
     )
     document.write_bytes(b"{}")
     with pytest.raises(CorruptError):
-        one.shared.read()
+        one.remote.read()
 
 
 SCRIPT = """
@@ -266,12 +279,24 @@ def test_a_program_on_another_machine_loads_what_the_first_one_built(program: An
 
 
 @pytest.mark.compile
-def test_where_the_url_cannot_be_reached_the_program_has_its_code_all_the_same(program: Any) -> None:
-    code = SCRIPT.format(url=f"oci+http://127.0.0.1:{free_port()}/x", build="background", sizes="[(2, 3)]")
-    found = program.run(code, AOTC_CACHE_DIR=str(program.folder), AOTC_REMOTE_ATTEMPTS="1")
-    assert (found["compilers"], found["built"], found["models"]) == ([], 1, [found["name"]])
-    assert any("cannot be read" in note for note in found["notes"])
-    assert any("the build ended with status 1" in note for note in found["notes"])
+@needs("docker-registry")
+def test_where_the_url_cannot_be_reached_the_program_has_its_code_and_the_next_run_pushes_it(program: Any) -> None:
+    port = free_port()
+    url = f"oci+http://127.0.0.1:{port}/x"
+    code = SCRIPT.format(url=url, build="background", sizes="[(2, 3)]")
+
+    def run() -> dict[str, Any]:
+        found: dict[str, Any] = program.run(code, AOTC_CACHE_DIR=str(program.folder), AOTC_REMOTE_ATTEMPTS="1")
+        assert (found["compilers"], found["built"], found["models"]) == ([], 1, [found["name"]])
+        return found
+
+    first = run()
+    assert any("cannot be read" in note for note in first["notes"])
+    assert any("the build ended with status 1" in note for note in first["notes"])
+    with running_registry(program.folder / "registry", port):
+        assert run()["notes"] == []
+        found = remembered_of(url, first["name"])
+    assert found is not None and (found.kinds[0].built, len(found.kinds[0].calls)) == (1, 1)
 
 
 @pytest.mark.parametrize("calls", [[], [{"x": {"shape": 3}}], [call(1), {"y": 1}]])
@@ -282,9 +307,9 @@ def test_calls_of_another_form_are_corrupt(tmp_path: Path, calls: Any) -> None:
     memory = one.memory
     memory.kinds = [Kind({}, calls, built=max(1, len(calls)))]
     one.place.change(None, lambda now: setattr(now, "kinds", memory.kinds))
-    assert one.shared.push()
+    assert one.remote.push()
     with pytest.raises(CorruptError, match="unknown form"):
-        one.shared.read()
+        one.remote.read()
 
 
 def test_code_that_must_be_signed_is_not_built_for_a_url(monkeypatch: pytest.MonkeyPatch) -> None:

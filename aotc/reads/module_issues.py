@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -89,6 +89,19 @@ def call_of_mode(training: bool, path: str) -> str:
 
 
 _SOURCE_HINT = "rebuild the model"
+_IMPORT_HINT = (
+    "import it as the manifest's factory names it; a module that a program loads itself belongs in sys.modules"
+)
+
+
+def _absent(name: str, modules_of: Mapping[str, str]) -> str:
+    """Why the source of a class of the build is not found in the module; `modules_of` has the module's own classes."""
+    if name not in modules_of:
+        return f"no part of it is a {name}"
+    return (
+        f"its class {name} is of a Python module `{modules_of[name]}` whose source file is not known here, and cannot "
+        "be compared with the build's"
+    )
 
 
 def _source_issues(guard: ModuleGuard, module: nn.Module) -> list[Issue]:
@@ -99,14 +112,15 @@ def _source_issues(guard: ModuleGuard, module: nn.Module) -> list[Issue]:
         here = {name: files[name] if files.get(name) == built.get(name) else text for name, text in here.items()}
     classes = {type(part) for part in module.modules()}
     files_of = {cls.__qualname__: f", in {file}" for cls in classes if (file := file_of(cls.__module__))}
+    modules_of = {cls.__qualname__: cls.__module__ for cls in classes}
     return [
         Issue(
             f"the source of class {name} changed since the build{files_of.get(name, '')}"
             if name in here
-            else f"no part of it is a {name}",
+            else _absent(name, modules_of),
             expected=built[name],
-            actual=here.get(name, "not part of the module"),
-            hint=_SOURCE_HINT,
+            actual=here.get(name, "no source file is known" if name in modules_of else "not part of the module"),
+            hint=_IMPORT_HINT if name in modules_of and name not in here else _SOURCE_HINT,
         )
         for name in sorted(built)
         if here.get(name) != built[name]

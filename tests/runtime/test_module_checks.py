@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import importlib.util
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -251,6 +252,17 @@ def test_a_changed_source_file(models: Any, tmp_path: Path) -> None:
     with pytest.raises(BindError, match="source of class Model changed") as caught:
         check_module(artifact, models.Model().eval(), (), read)
     assert caught.value.hint == 'where the difference cannot matter: aotc.load(…, ignore=["source"])'
+
+
+def test_a_class_of_a_python_module_that_cannot_be_found_is_told(models: Any, tmp_path: Path) -> None:
+    """As a program has it that executes a file by itself: the class is there, and its source is not known."""
+    artifact, read = built_from(models.Model().eval())
+    spec: Any = importlib.util.spec_from_file_location("elsewhere", tmp_path / "models_under_test.py")
+    other = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(other)
+    with pytest.raises(BindError, match="class Model is of a Python module `elsewhere` whose source file is not") as no:
+        check_module(artifact, other.Model().eval(), (), read)
+    assert any("sys.modules" in issue.hint for issue in no.value.issues)
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["built from these bytes", "from others"])

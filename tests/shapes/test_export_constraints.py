@@ -54,6 +54,16 @@ class LoneBatch(nn.Module):
         return x.sum(-1) if x.shape[0] != 1 else x.squeeze(0).sum(-1)
 
 
+class Chunks(nn.Module):
+    def forward(self, x):
+        count = x.shape[0] // 8
+        whole = x[: 8 * count].view(count, 8, 4)
+        states = [whole[0]]
+        for chunk in range(count):
+            states.append(states[-1] + whole[chunk])
+        return torch.cat([x, x[8 * count :], states[-1]])
+
+
 class LoneBatchOfOtherValues(nn.Module):
     def forward(self, x):
         return x * 2 if x.shape[0] != 1 else x * 3
@@ -304,6 +314,14 @@ def refusal(spec: ModelSpec, folder: Path) -> BuildError:
             id="batch 1 of another shape",
         ),
         pytest.param(
+            "LoneBatch",
+            ONE,
+            "{n: [1, 2]}",
+            "1 is a special size of `n: 1..2`: x is [1, 4] there, the code would be for [2, 4]",
+            "`n: 1` and `n: 2`",
+            id="of two sizes, both are kept",
+        ),
+        pytest.param(
             "LoneBatchOfOtherValues",
             ONE,
             "{n: {range: [1, 32], tune_at: 8}}",
@@ -411,7 +429,7 @@ def refusal(spec: ModelSpec, folder: Path) -> BuildError:
             "Learned",
             ONE,
             "{n: {range: [1, 32], tune_at: 16}}",
-            "the model accepts only `n` of 16, the manifest has 1..32",
+            "the captured graph holds for `n` of 16 only, the manifest has 1..32",
             "`n: 16`",
             id="one size only",
         ),
@@ -427,7 +445,7 @@ def refusal(spec: ModelSpec, folder: Path) -> BuildError:
             "Recurrent",
             ONE,
             "{n: {range: [2, 32], tune_at: 4}}",
-            "accepts only `n` of 4",
+            "the captured graph holds for `n` of 4",
             "under autocast, torch.export unrolls nn.LSTM",
             id="unrolled",
         ),
@@ -461,6 +479,15 @@ def test_the_line_that_makes_a_size_a_number_is_told(spec_of: Any, tmp_path: Pat
     counted, learned = (refusal(spec_of(name, ONE, "{n: [2, 32]}"), tmp_path) for name in ("Counted", "Learned"))
     assert "x[: int(x.shape[0] / 1)]" in counted.fields["source"] and "keep it a size there" in counted.hint
     assert "x + self.position" in learned.fields["source"] and "keep it a size" not in learned.hint
+
+
+def test_a_loop_over_a_size_is_told_where_another_line_than_the_models_asks_for_it(
+    spec_of: Any, tmp_path: Path
+) -> None:
+    """As xLSTM of transformers: the number of chunks becomes one in the loop, and the size itself in an operator."""
+    error = refusal(spec_of("Chunks", "inputs: {x: {shape: [seq, 4]}}", "{seq: [8, 32]}"), tmp_path)
+    assert "for chunk in range(count)" in error.fields["source"] and "without the loop" in error.hint
+    assert "holds for `seq` of 32 only" in error.message and "each other size" in error.hint
 
 
 @pytest.mark.parametrize(
@@ -635,7 +662,7 @@ def test_the_larger_and_the_smaller_of_sizes_are_said_in_pythons_words(spec_of: 
             "`n: 8..64 step 4` as one graph: it needs `n % 8 == 0",
             "`n: {range: [8, 24], multiple_of: 8}`",
         ),
-        ("  n = 64", "{n: [1, 64]}", "accepts only `n` of 64", "`n: 64`"),
+        ("  n = 64", "{n: [1, 64]}", "the captured graph holds for `n` of 64", "`n: 64`"),
     ],
 )
 def test_fixes_that_torch_suggests_are_said_in_the_manifest_s_dims(

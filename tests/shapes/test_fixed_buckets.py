@@ -42,6 +42,11 @@ class LongInBoth(nn.Module):
         return x, y * 2 if y.shape[0] == 1 else y * 3
 
 
+class LoneBatch(nn.Module):
+    def forward(self, x):
+        return x * 2 if x.shape[0] != 1 else x * 3
+
+
 class Counted(nn.Module):
     def forward(self, x):
         return x[: int(x.shape[0] / 1)]
@@ -105,10 +110,11 @@ def fixed(folder: Path, model: str, inputs: str, bucket: str, more: str = "") ->
         ("Long", ONE, "{n: [1, 32]}", ["n=1..4", "n=5..32"], "it needs `5 <= n"),
         ("Eights", "{x: {shape: [n]}}", "{n: [8, 64]}", ["n=8", "n=16..64 step 8"], "`n % 8 == 0`"),
         ("NeedsOne", ONE, "{n: [0, 32]}", ["n=1..32"], "the model itself fails there"),
+        ("LoneBatch", ONE, "{n: [1, 2]}", ["n=1", "n=2"], "1 is a special size"),
         ("Long", ONE, "{n: {range: [1, 32], tune_at: 1}}", ["n=1", "n=2..4", "n=5..32"], "tuned at 1"),
         ("Scattered", ONE, "{n: [2, 64]}", ["n=64"], "as one graph"),
-        ("Counted", ONE, "{n: [2, 64]}", ["n=64"], "accepts only `n` of 64"),
-        ("Counted", ONE, "{n: [2, 4]}", ["n=2", "n=3", "n=4"], "accepts only `n` of 4"),
+        ("Counted", ONE, "{n: [2, 64]}", ["n=64"], "the captured graph holds for `n` of 64"),
+        ("Counted", ONE, "{n: [2, 4]}", ["n=2", "n=3", "n=4"], "the captured graph holds for `n` of 4"),
         (
             "LongInBoth",
             TWO,

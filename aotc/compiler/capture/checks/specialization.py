@@ -17,13 +17,15 @@ from torch import Tensor, nn
 
 from aotc.compiler.capture.checks.captured_graph import call_captured
 from aotc.compiler.capture.lifting.lift import Capture
-from aotc.compiler.capture.ranges.bucket_proposals import proposal, sizes_of, split_sizes
+from aotc.compiler.capture.ranges.bucket_proposals import proposal, sizes_of, with_edges_apart
 from aotc.compiler.capture.ranges.dynamic_shapes import holds
 from aotc.errors import BuildError
 from aotc.expressions import Expression
 from aotc.models.calls import call_model, names_of, writable_buffers
 from aotc.records import Bucket, Dims, Signature, SizeRange, TensorLeaf, tuned_dims
 from aotc.tensors.comparison import Result, first_difference
+
+_FAILS = "the model itself fails there"
 
 
 class LeavesAt(Protocol):
@@ -53,7 +55,7 @@ def check_edges(
             if (others is smallest and dims == at_tuned) or not all(holds(condition, dims) for condition in needed):
                 continue
             if problem := _difference(module, signature, captured, dims, leaves_at):
-                instead = split_sizes(sizes, lambda other, edge=size: other > edge)  # type: ignore[misc]
+                instead = with_edges_apart(sizes, size, takes_edge=not problem.startswith(_FAILS))
                 small = " and ".join(f"`{name}` of {dims[name]}" for name in dims if dims[name] != at_tuned[name])
                 raise BuildError(
                     f"{size} is a special size of `{dim}: {sizes}`{small and f' with {small}'}: {problem}",
@@ -92,7 +94,7 @@ def _difference(module: nn.Module, signature: Signature, captured: Capture, dims
     try:
         expected = run(0)
     except Exception as error:
-        return f"the model itself fails there ({type(error).__name__}: {error})"
+        return f"{_FAILS} ({type(error).__name__}: {error})"
     try:
         actual, other_size = call_captured(module, captured, leaves_at(dims), written)
     except Exception as error:

@@ -46,6 +46,15 @@ def split_sizes(sizes: SizeRange, takes: Callable[[int], bool]) -> tuple[Size, .
     return tuple(_size(sizes, run, step) for run in _runs(candidates, step, set(accepted)))
 
 
+def with_edges_apart(sizes: SizeRange, edge: int, *, takes_edge: bool) -> tuple[Size, ...]:
+    """Every size of a range, with those up to `edge` alone: no graph of larger sizes holds for them. `edge` itself is
+    left out where the model does not take it."""
+    every = sizes_of(sizes)
+    alone = [size for size in every if size < edge or (size == edge and takes_edge)]
+    rest = [size for size in every if size > edge]
+    return (*alone, *([_size(sizes, rest, sizes.multiple_of)] if rest else []))
+
+
 def _runs(candidates: Iterable[int], step: int, inside: set[int]) -> list[list[int]]:
     """Runs of neighbouring sizes that are all accepted or all refused."""
     runs: list[list[int]] = []

@@ -261,6 +261,9 @@ def constraints_explained(module: nn.Module, signature: Signature, bucket: Bucke
             if any(isinstance(part, nn.RNNBase) for part in module.modules()):
                 problem.hint += _UNROLLED
             elif line := _line_of_constant(error, _public(constant["dim"]), signature):
+                problem.hint += (
+                    _UNROLLED_LOOP if re.search(r"\bfor\b.+\b(range|enumerate|zip)\(|\bwhile\b", line) else ""
+                )
                 problem.hint += _KEPT if re.search(r"\b(int|float|round|math)\b", line) else ""
                 problem = problem.with_fields(source=line)
         raise problem from error
@@ -273,6 +276,11 @@ _UNROLLED = (
 
 
 _KEPT = ". Or keep it a size there: `//`, `*`, `min` and `max` of sizes give sizes, `int` and `math` give numbers"
+
+_UNROLLED_LOOP = (
+    ". Or compute without the loop, which a graph holds unrolled, for one number of turns: by operators on whole "
+    "tensors (`cumsum`, products of matrices), or leave this part to eager, with `regions` for others"
+)
 
 _VALUE = re.compile(r"\bz?[uf]+\d+\b")
 """torch's symbols for values of tensors."""
@@ -293,13 +301,18 @@ def _in_words(error: BaseException, signature: Signature) -> str:
 
 
 def _line_of_constant(error: BaseException, dim: str, signature: Signature) -> str:
-    """The line of the model that made the dim's size a number; "" where it is not known."""
+    """The line of the model that made the dim's size a number, or the last that demanded an equation of it; "" where
+    none is known. torch's own words for the place, `framework_loc`, may be a line of ours that calls the operator."""
     environment = _environment(error)
-    for symbol, place in environment.replacements_slocs.items() if environment is not None else ():
-        frame = place.framework_loc
-        if isinstance(frame, traceback.FrameSummary) and _size_of(symbol, environment, signature) == dim:
-            return lines_shown([frame])
-    return ""
+    if environment is None:
+        return ""
+    symbols = {symbol for symbol in environment.var_to_sources if _size_of(symbol, environment, signature) == dim}
+    places = [place for symbol, place in environment.replacements_slocs.items() if symbol in symbols]
+    equations = [guard for guard in environment.guards if getattr(guard.expr, "is_Equality", False)]
+    places += [guard.sloc for guard in reversed(equations) if symbols & guard.expr.free_symbols]
+    frames = (place.framework_loc for place in places)
+    lines = (lines_shown([frame]) for frame in frames if isinstance(frame, traceback.FrameSummary))
+    return next(filter(None, lines), "")
 
 
 def _environment(error: BaseException) -> Any:
@@ -433,8 +446,9 @@ def _specialized(dim: str, constant: int, bucket: Bucket) -> BuildError | None:
             instead=(msgspec.structs.replace(sizes, tune_at=larger) if larger > 1 else sizes.max,),
         )
     return BuildError(
-        f"the model accepts only `{dim}` of {size}, the manifest has {sizes}",
-        hint=f"edit the manifest's buckets: `{dim}: {size}`",
+        f"the captured graph holds for `{dim}` of {size} only, the manifest has {sizes}: a size became a number in it, "
+        "whatever eager takes",
+        hint=f"edit the manifest's buckets: `{dim}: {size}`, and a bucket for each other size that is called",
         stage="export",
         dim=dim,
         instead=(size,),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
+import inspect
 import re
 import sys
 import types
@@ -25,6 +26,15 @@ from aotc.compiler.patches.machinery.patch import Patch, Stage, chosen, entry_of
 from aotc.compiler.patches.machinery.registry import HOOKS, PATCHES
 
 COMPILER = ROOT / "aotc" / "compiler"
+
+
+def example(first: int, second: int, *more: int, third: int = 0) -> None: ...
+
+
+def named(function: Any, name: str) -> Any:
+    function.__name__ = name
+    return function
+
 
 Place = tuple[int, Any]
 """The id of a module, a class, an object or a table, and the name of what it holds."""
@@ -69,7 +79,7 @@ def test_all_that_a_patch_replaces_is_on_the_list(
     with patched(stage, "cuda", graph=torch.fx.Graph()):
         pass  # whatever is imported only when a patch is applied
     graph, everything = torch.fx.Graph(), owners()
-    before = held(everything)
+    before, differing = held(everything), list[str]()
     for patch in patches:
         listed = {place for target in patch.targets for place in replaced_at(target)}
         with patch.apply(graph):
@@ -78,7 +88,84 @@ def test_all_that_a_patch_replaces_is_on_the_list(
         assert changed <= listed, (patch.name, [name for _, name in changed - listed])
         # A handler of choices replaces nothing; of a graph without ranges, nothing is replaced.
         assert changed or handler is not V.choices or patch.of_graph, patch.name
+        compared = [differs(before[place], patched_torch[place], place[1]) for place in changed if place in before]
+        differing += [f"{patch.name}: {flaw}" for flaw in compared if flaw]
+    assert differing == [], "\n".join(differing)
     assert held(everything) == before
+
+
+def differs(before: Any, after: Any, entry: Any = None) -> str:
+    """How a replacement can be told from what it replaces by its name, by what it is called on, or by a call that it
+    does not take; "" if it cannot. The entry of an operator in a table takes the calls of the operator's schema."""
+    if type(before) is not type(after) and {type(before), type(after)} & {staticmethod, classmethod}:
+        return f"{before} is replaced by {after}"
+    old, new = (getattr(value, "__func__", value) for value in (before, after))
+    if not callable(old) or not hasattr(old, "__name__"):
+        return ""
+    if old.__name__ != new.__name__:
+        return f"{old.__name__} is replaced by {new.__name__}"
+    try:
+        taken = inspect.signature(old).parameters.values()
+    except ValueError:  # it is of C
+        return ""
+    if isinstance(entry, torch._ops.OpOverload | torch._ops.HigherOrderOperator):
+        taken = parameters_of(entry, len(taken))
+    given = inspect.signature(new, follow_wrapped=False)
+    for call in calls_of(list(taken)):
+        try:
+            given.bind(*call[0], **call[1])
+        except TypeError as error:
+            return f"{old.__name__}({', '.join(map(str, taken))}) is replaced by {given}: {error}"
+    return ""
+
+
+def parameters_of(operator: Any, count: int) -> list[inspect.Parameter]:
+    """Those of an operator's schema; an operator that takes functions has none, and is called by position."""
+    kinds = inspect.Parameter
+    if not isinstance(operator, torch._ops.OpOverload):
+        return [kinds(f"at_{place}", kinds.POSITIONAL_ONLY) for place in range(count)]
+    return [
+        kinds(
+            argument.name,
+            kinds.KEYWORD_ONLY if argument.kwarg_only else kinds.POSITIONAL_OR_KEYWORD,
+            default=argument.default_value if argument.has_default_value() else kinds.empty,
+        )
+        for argument in operator._schema.arguments
+    ]
+
+
+def calls_of(parameters: list[inspect.Parameter]) -> list[tuple[list[Any], dict[str, Any]]]:
+    """Calls that a function takes: by position and by name, with all its parameters and with the required ones."""
+    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    stars = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    single = [each for each in parameters if each.kind not in stars]
+    if not single:  # it takes any
+        return []
+    found = []
+    for some in single, [each for each in single if each.default is each.empty]:
+        placed = [each for each in some if each.kind in by_place]
+        for positions in range(len([each for each in placed if each.kind is by_place[0]]), len(placed) + 1):
+            named = [*placed[positions:], *(each for each in some if each not in placed)]
+            if placed and not positions:
+                continue  # `self`, and the tensor of an operator, are always given by position
+            found.append(([0] * positions, {each.name: 0 for each in named}))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("after", "flaw"),
+    [
+        (lambda first, second, *more, third=0: None, "example is replaced by <lambda>"),
+        (named(lambda first, second, *more, third=0: None, "example"), ""),
+        (named(lambda *args, **kwargs: None, "example"), ""),
+        (named(lambda first, second: None, "example"), "got an unexpected keyword argument 'third'"),
+        (named(lambda first, other, *more, third=0: None, "example"), "missing a required argument: 'other'"),
+        (staticmethod(example), "is replaced by <staticmethod"),
+    ],
+)
+def test_a_replacement_that_can_be_told_from_the_original_is_found(after: Any, flaw: str) -> None:
+    found = differs(example, after)
+    assert flaw in found if flaw else not found
 
 
 def test_torch_is_replaced_by_patches_and_listed_hooks_alone() -> None:
@@ -126,9 +213,6 @@ def test_the_text_of_a_patch_has_a_title() -> None:
 )
 def test_bounds_are_of_major_and_minor(bounds: str, version: str, expected: bool) -> None:
     assert within(bounds, version) == expected
-
-
-def example(first: int, second: int, *more: int, third: int = 0) -> None: ...
 
 
 class Examples:

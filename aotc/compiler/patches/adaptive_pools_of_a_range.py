@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.replacing import replaced_entries
 from aotc.compiler.patches.machinery.reproducing import Torch
 
 PATCH = Patch(
@@ -55,7 +55,7 @@ def apply() -> Iterator[None]:
     ]
     with ExitStack() as patches:
         for table, operator, for_open in replaced:
-            patches.enter_context(mock.patch.dict(table, {operator: _by_size(table[operator], for_open)}))
+            patches.enter_context(replaced_entries(table, {operator: _by_size(table[operator], for_open)}))
         yield
 
 

@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.machinery.reproducing import Torch
 
 PATCH = Patch(__name__, device="cpu", targets=("torch._inductor.quantized_lowerings:mm_args(mat1, mat2, ...)",))
@@ -43,7 +43,7 @@ def apply() -> Iterator[None]:
 
         return aligned
 
-    with mock.patch.object(quantized_lowerings, "mm_args", aligning(quantized_lowerings.mm_args)):
+    with replaced(quantized_lowerings, "mm_args", aligning(quantized_lowerings.mm_args)):
         yield
 
 

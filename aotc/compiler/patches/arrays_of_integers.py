@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from typing import Any
-from unittest import mock
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.replacing import replaced
 
 PATCH = Patch(
     __name__,
@@ -30,4 +30,4 @@ def apply() -> AbstractContextManager[Any]:
         owner = getattr(writeline, "__self__", writeline)
         return str(array(self, int_array, writers.setdefault(id(owner), writeline), *args, **kwargs))
 
-    return mock.patch.object(CppWrapperCpu, "codegen_int_array_var", of_writer)
+    return replaced(CppWrapperCpu, "codegen_int_array_var", of_writer)

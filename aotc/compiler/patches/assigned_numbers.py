@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.machinery.reproducing import Torch
 
 PATCH = Patch(__name__, torch=">=2.11,<2.14", targets=("torch._inductor.lowering:view(x, sizes)",))
@@ -32,7 +32,7 @@ def apply() -> Iterator[None]:
             value = lowering.full([], value.value, dtype=value.dtype, device=value.device)
         return view(value, sizes)
 
-    with mock.patch.object(lowering, "view", view_of):
+    with replaced(lowering, "view", view_of):
         yield
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
 
 PATCH = Patch(__name__, torch=">=2.13,<2.15", targets=("torch._inductor.fx_utils:_is_fake_tensor_same(new, old, ...)",))
@@ -32,7 +32,7 @@ def apply() -> Iterator[None]:
             return bool(new.node.expr == old.node.expr)
         return bool(is_same(new, old, *args, **kwargs))
 
-    with mock.patch.object(fx_utils, "_is_fake_tensor_same", same):
+    with replaced(fx_utils, "_is_fake_tensor_same", same):
         yield
 
 

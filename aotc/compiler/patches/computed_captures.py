@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from typing import Any
-from unittest import mock
 
 import torch
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
 
 PATCH = Patch(
@@ -40,7 +40,7 @@ def apply() -> AbstractContextManager[Any]:
                 captured.realize()
         return lower_cpu(*args)
 
-    return mock.patch.object(flex_attention, "lower_cpu", lower_with_stored_captures)
+    return replaced(flex_attention, "lower_cpu", lower_with_stored_captures)
 
 
 def reproduce(patches: Torch) -> None:

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
-from unittest import mock
 
 import torch
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
 
 PATCH = Patch(
@@ -34,7 +34,7 @@ def apply() -> AbstractContextManager[Any]:
     def masked_in_one_form(mask: Any, body: Callable[[], Any], other: Any) -> Any:
         return masked(mask, lambda: _as_mask_of_floats(body()), other)
 
-    return mock.patch.object(CppVecOverrides, "masked", staticmethod(masked_in_one_form))
+    return replaced(CppVecOverrides, "masked", masked_in_one_form)
 
 
 def _as_mask_of_floats(result: Any) -> Any:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
-from unittest import mock
 
 import torch
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.machinery.reproducing import Torch
 
 PATCH = Patch(
@@ -43,7 +43,7 @@ def apply() -> Iterator[None]:
         with shape_env.suppress_guards() if shape_env else nullcontext():
             return select(*args, **kwargs)
 
-    with mock.patch.object(torch._C, "_select_conv_backend", selected):
+    with replaced(torch._C, "_select_conv_backend", selected):
         yield
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from unittest import mock
 
 import torch
 from torch import Tensor, fx
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
 
 PATCH = Patch(
@@ -32,16 +32,16 @@ def apply() -> Iterator[None]:
 
     same_meta = post_grad.same_meta
 
-    def interchangeable(node: fx.Node, source: fx.Node) -> bool:
-        if not same_meta(node, source):
+    def interchangeable(node1: fx.Node, node2: fx.Node) -> bool:
+        if not same_meta(node1, node2):
             return False
-        storage = storage_of(source)
-        if storage == storage_of(node):
+        storage = storage_of(node2)
+        if storage == storage_of(node1):
             return True
-        copies = source.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+        copies = node2.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
         return storage not in {storage_of(copy.args[0]) for copy in copies}
 
-    with mock.patch.object(post_grad, "same_meta", interchangeable):
+    with replaced(post_grad, "same_meta", interchangeable):
         yield
 
 

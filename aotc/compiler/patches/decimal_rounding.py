@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.machinery.reproducing import Torch
 
 PATCH = Patch(__name__, targets=("torch.utils._sympy.printers:CppPrinter._print_RoundDecimal(expr)",))
@@ -31,15 +31,15 @@ def apply() -> Iterator[None]:
     """While active, C++ rounds the number itself to decimal digits, not its rounded product with a power of ten."""
     from torch.utils._sympy.printers import CppPrinter
 
-    def print_decimal(self: Any, expression: Any) -> str:
-        number, digits = expression.args
+    def print_decimal(self: Any, expr: Any) -> str:
+        number, digits = expr.args
         operation, inverse, remainder = "*/", "/*", ("std::fma(x, p, -y)", "std::fma(-y, p, x)")
         negative = int(digits) < 0
         function = _ROUND.replace("OPERATION", operation[negative]).replace("INVERSE", inverse[negative])
         power = f"1e{abs(int(digits))}"
         return f"{function.replace('REMAINDER', remainder[negative])}({self._print(number)}, {power})".replace("\n", "")
 
-    with mock.patch.object(CppPrinter, "_print_RoundDecimal", print_decimal):
+    with replaced(CppPrinter, "_print_RoundDecimal", print_decimal):
         yield
 
 

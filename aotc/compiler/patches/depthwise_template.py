@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest import mock
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.shared.convolutions import is_depthwise
 from aotc.compiler.patches.shared.inductor import inductor
 
@@ -88,7 +88,7 @@ def apply() -> Iterator[None]:
             )
         return None
 
-    with mock.patch.object(inductors, "maybe_append_choice", append_or_race):
+    with replaced(inductors, "maybe_append_choice", append_or_race):
         yield
 
 

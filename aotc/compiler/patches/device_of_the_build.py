@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.replacing import replaced
 
 PATCH = Patch(
     __name__,
@@ -36,5 +36,5 @@ def apply() -> Iterator[None]:
         own = device.type == "cuda" and device.index in (None, *list(V.graph.device_idxs)[:1])
         return f"{kind}, {'this->device_idx_' if own and V.graph.aot_mode else index}"
 
-    with mock.patch.object(CppWrapperCpu, "codegen_device", own_device):
+    with replaced(CppWrapperCpu, "codegen_device", own_device):
         yield

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
 
 PATCH = Patch(__name__, torch=">=2.11,<2.14", stage="export", targets=("torch:_VF.dropout",))
@@ -27,7 +27,7 @@ def apply() -> AbstractContextManager[Any]:
     def dropped(x: Tensor, p: float, train: bool) -> Tensor:
         return dropout(x, p, train) if train and p > 0 else x
 
-    return mock.patch.object(torch._VF, "dropout", dropped)
+    return replaced(torch._VF, "dropout", dropped)
 
 
 def reproduce(patches: Torch) -> None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.machinery.reproducing import Torch
 
 PATCH = Patch(__name__, targets=("torch._inductor.graph:GraphLowering.allocate_non_dup_const_name(name, data)",))
@@ -32,7 +32,7 @@ def apply() -> Iterator[None]:
             data = torch.empty_strided(data.shape, data.stride(), dtype=data.dtype, device=data.device)
         return str(name_constant(graph, name, data))
 
-    with mock.patch.object(GraphLowering, "allocate_non_dup_const_name", name_own):
+    with replaced(GraphLowering, "allocate_non_dup_const_name", name_own):
         yield
 
 

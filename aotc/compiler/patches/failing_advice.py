@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, suppress
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.machinery.reproducing import Torch, assert_raises
 
 PATCH = Patch(
@@ -29,12 +29,12 @@ def apply() -> AbstractContextManager[Any]:
 
     advise = DimConstraints.prettify_results
 
-    def advice(*args: Any) -> str:
+    def advice(*args: Any, **kwargs: Any) -> str:
         with suppress(AssertionError):
-            return advise(*args)
+            return advise(*args, **kwargs)
         return ""
 
-    return mock.patch.object(DimConstraints, "prettify_results", advice)
+    return replaced(DimConstraints, "prettify_results", advice)
 
 
 def reproduce(patches: Torch) -> None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.machinery.reproducing import Torch
 from aotc.errors import BuildError
 
@@ -43,8 +43,8 @@ def apply() -> Iterator[None]:
         return floor[type(self)](self, other)
 
     with (
-        mock.patch.object(torch.SymInt, "__floordiv__", divided),
-        mock.patch.object(torch.SymFloat, "__floordiv__", divided),
+        replaced(torch.SymInt, "__floordiv__", divided),
+        replaced(torch.SymFloat, "__floordiv__", divided),
     ):
         yield
 

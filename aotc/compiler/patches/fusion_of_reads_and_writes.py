@@ -11,12 +11,12 @@ import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
 
 PATCH = Patch(
@@ -36,14 +36,14 @@ def apply() -> Iterator[None]:
 
     fusable = Scheduler.fusable_weak_dep
 
-    def fusable_in_memory(scheduler: Any, after: Any, reading: Any, writing: Any) -> bool:
-        if not fusable(scheduler, after, reading, writing):
+    def fusable_in_memory(self: Any, weak_dep: Any, node1: Any, node2: Any) -> bool:
+        if not fusable(self, weak_dep, node1, node2):
             return False
-        names = scheduler.mutation_real_name
-        (write,) = (dep for dep in writing.read_writes.writes if dep.name == after.mutating_buf)
-        parts = reading.snodes if isinstance(reading, ForeachKernelSchedulerNode) else [reading]
+        names = self.mutation_real_name
+        (write,) = (dep for dep in node2.read_writes.writes if dep.name == weak_dep.mutating_buf)
+        parts = node1.snodes if isinstance(node1, ForeachKernelSchedulerNode) else [node1]
         reads = [
-            [dep for dep in part.read_writes.reads if names.get(dep.name, dep.name) == names[after.mutating_buf]]
+            [dep for dep in part.read_writes.reads if names.get(dep.name, dep.name) == names[weak_dep.mutating_buf]]
             for part in parts
         ]
         return (
@@ -55,7 +55,7 @@ def apply() -> Iterator[None]:
             )
         )
 
-    with mock.patch.object(Scheduler, "fusable_weak_dep", fusable_in_memory):
+    with replaced(Scheduler, "fusable_weak_dep", fusable_in_memory):
         yield
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from unittest import mock
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.shared.generated_code import NOTED, any_of_mask, count_of, mask_of, reproduce_index_error
 
 PATCH = Patch(
@@ -56,7 +57,7 @@ def apply() -> Iterator[None]:
     with ExitStack() as stack:
         for owner, methods in changes.items():
             for name, changed in methods.items():
-                stack.enter_context(mock.patch.object(owner, name, changed(getattr(owner, name))))
+                stack.enter_context(replaced(owner, name, changed(getattr(owner, name))))
         yield
 
 
@@ -154,9 +155,9 @@ def _noted_bounds(original: Any) -> Any:
 def _noted_assertion(original: Any) -> Any:
     """CppKernel.device_assert_async that records an error instead of throwing."""
 
-    def device_assert_async(self: Any, condition: Any, message: str) -> None:
-        holds = f"aotc::all_hold({condition}, {count_of(self) if condition.is_vec else 1}, {mask_of(self)})"
-        self.compute.writeline(f'if (C10_UNLIKELY(!{holds})) {NOTED}.note("{message}");')
+    def device_assert_async(self: Any, cond: Any, msg: str) -> None:
+        holds = f"aotc::all_hold({cond}, {count_of(self) if cond.is_vec else 1}, {mask_of(self)})"
+        self.compute.writeline(f'if (C10_UNLIKELY(!{holds})) {NOTED}.note("{msg}");')
 
     return device_assert_async
 

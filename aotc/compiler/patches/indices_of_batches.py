@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
 
 PATCH = Patch(
@@ -40,7 +40,7 @@ def apply() -> Iterator[None]:
         options["reindexers"] = [reindexer or of_batch for reindexer in options["reindexers"]]
         return options
 
-    with mock.patch.object(CppBmmTemplate, "get_options", with_batch):
+    with replaced(CppBmmTemplate, "get_options", with_batch):
         yield
 
 

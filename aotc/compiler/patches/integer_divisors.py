@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.machinery.reproducing import Torch, assert_raises
 from aotc.compiler.patches.shared.generated_code import NOTED, any_of_mask, count_of, mask_of
 
@@ -40,7 +40,7 @@ def apply() -> Iterator[None]:
             args = _checked(self.kernel, *args)
         return default(self, name, args, kwargs)
 
-    with mock.patch.object(CSEProxy, "_default", checked):
+    with replaced(CSEProxy, "_default", checked):
         yield
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.machinery.reproducing import Torch
 
 PATCH = Patch(
@@ -40,7 +40,7 @@ def apply() -> Iterator[None]:
     def eq(a: Any, b: Any) -> Any:
         return equal(numbers(a), numbers(b))
 
-    with mock.patch.object(analysis, "eq", staticmethod(eq)):
+    with replaced(analysis, "eq", eq):
         yield
 
 

@@ -7,9 +7,9 @@ import subprocess
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.replacing import replaced
 
 PATCH = Patch(
     __name__,
@@ -23,7 +23,7 @@ def apply() -> AbstractContextManager[Any]:
     """While active, the object file of a GPU kernel does not depend on its folder."""
     from torch._inductor import codecache
 
-    return mock.patch.object(codecache, "convert_cubin_to_obj", _object_of_cubin)
+    return replaced(codecache, "convert_cubin_to_obj", _object_of_cubin)
 
 
 def _object_of_cubin(cubin_file: str, kernel_name: str, ld: str, objcopy: str) -> str:

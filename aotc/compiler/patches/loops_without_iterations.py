@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.machinery.reproducing import Torch
 from aotc.compiler.patches.shared.generated_code import check_count
 
@@ -40,11 +41,11 @@ def apply() -> Iterator[None]:
 
     codegen: Any = CppWrapperCpu.codegen_while_loop
 
-    def copying(self: Any, loop: Any, *args: Any, **kwargs: Any) -> None:
+    def copying(self: Any, while_loop: Any, *args: Any, **kwargs: Any) -> None:
         writeline = self.writeline
-        written = {name for output in loop.mutation_outputs for name in output.get_mutation_names()}
-        V.graph.never_reuse_buffers.update(output.get_name() for output in loop.mutation_outputs)
-        in_place = [value.get_name() in written for value in loop.carried_inputs]
+        written = {name for output in while_loop.mutation_outputs for name in output.get_mutation_names()}
+        V.graph.never_reuse_buffers.update(output.get_name() for output in while_loop.mutation_outputs)
+        in_place = [value.get_name() in written for value in while_loop.carried_inputs]
         count, seen = len(in_place), 0
 
         def write(line: Any) -> None:
@@ -56,10 +57,10 @@ def apply() -> Iterator[None]:
             writeline(line)
 
         with mock.patch.object(self, "writeline", write):
-            codegen(self, loop, *args, **kwargs)
+            codegen(self, while_loop, *args, **kwargs)
         check_count("loops_without_iterations", min(seen, count), count)
 
-    with mock.patch.object(CppWrapperCpu, "codegen_while_loop", copying):
+    with replaced(CppWrapperCpu, "codegen_while_loop", copying):
         yield
 
 

@@ -11,9 +11,9 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.machinery.reproducing import Torch
 
 PATCH = Patch(
@@ -36,7 +36,7 @@ def apply() -> Iterator[None]:
             return None
         return simplified(base, divisor, modulus)
 
-    with mock.patch.object(ModularIndexing, "eval", classmethod(simplify)):
+    with replaced(ModularIndexing, "eval", simplify):
         yield
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.shared.generated_code import NOTED, reproduce_index_error
 
 PATCH = Patch(
@@ -130,10 +130,10 @@ def apply() -> Iterator[None]:
 
     define_kernel: Any = CppScheduling.define_kernel
 
-    def define(self: Any, code: str, *args: Any, **kwargs: Any) -> Any:
-        return define_kernel(self, _throwing(code) if NOTED in code else code, *args, **kwargs)
+    def define(self: Any, src_code: str, *args: Any, **kwargs: Any) -> Any:
+        return define_kernel(self, _throwing(src_code) if NOTED in src_code else src_code, *args, **kwargs)
 
-    with mock.patch.object(CppScheduling, "define_kernel", define):
+    with replaced(CppScheduling, "define_kernel", define):
         yield
 
 

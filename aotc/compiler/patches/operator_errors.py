@@ -11,11 +11,11 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.machinery.reproducing import Torch, assert_raises
 
 PATCH = Patch(
@@ -63,7 +63,7 @@ def apply() -> Iterator[None]:
     if _get_effect(_LINALG_CHECK) is None:
         registered = _register_effectful_op(_LINALG_CHECK, _EffectType.ORDERED)
     try:
-        with mock.patch.object(AotCodeCompiler, "compile", classmethod(checked)):
+        with replaced(AotCodeCompiler, "compile", checked):
             yield
     finally:
         if registered is not None:

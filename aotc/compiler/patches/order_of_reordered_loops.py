@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
 
 PATCH = Patch(
@@ -38,7 +38,7 @@ def apply() -> Iterator[None]:
         recompute(node, *args, **kwargs)
         node.set_read_writes(node.read_writes.with_read(after).rename(node.mutation_renames))
 
-    with mock.patch.object(SchedulerNode, "recompute_size_and_body", recompute_in_order):
+    with replaced(SchedulerNode, "recompute_size_and_body", recompute_in_order):
         yield
 
 

@@ -7,15 +7,14 @@ checks a remainder, which only some sizes of the range have. Mended in a newer t
 
 from __future__ import annotations
 
-import operator
 from contextlib import AbstractContextManager
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.nn.functional as F
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.machinery.reproducing import Torch
 
 PATCH = Patch(__name__, torch=">=2.11,<2.13", stage="export", targets=("torch._meta_registrations:div_rtn(x, y)",))
@@ -23,7 +22,11 @@ PATCH = Patch(__name__, torch=">=2.11,<2.13", stage="export", targets=("torch._m
 
 def apply() -> AbstractContextManager[Any]:
     """While active, the pooled size of a range is one expression for the whole range: the floored quotient."""
-    return mock.patch.object(torch._meta_registrations, "div_rtn", operator.floordiv)
+
+    def div_rtn(x: Any, y: Any) -> Any:
+        return x // y
+
+    return replaced(torch._meta_registrations, "div_rtn", div_rtn)
 
 
 def reproduce(patches: Torch) -> None:

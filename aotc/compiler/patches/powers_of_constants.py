@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.replacing import replaced_entries
 from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
 
 PATCH = Patch(__name__, torch=">=2.11", targets=("torch._inductor.lowering:lowerings[aten.pow.Tensor_Scalar]",))
@@ -36,7 +36,7 @@ def apply() -> Iterator[None]:
             base = ir.TensorBox(base)
         return lower(base, exponent)
 
-    with mock.patch.dict(table, {operator: power}):
+    with replaced_entries(table, {operator: power}):
         yield
 
 

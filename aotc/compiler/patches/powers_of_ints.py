@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
 
 PATCH = Patch(__name__, torch=">=2.11,<2.15", targets=("torch._inductor.lowering:fallback_pow_scalar",))
@@ -27,7 +27,7 @@ def apply() -> Iterator[None]:
         form = {"dtype": exponents.get_dtype(), "device": exponents.get_device()}
         return lowering.fallback_pow_tensor_tensor(lowering.full([], base, **form), exponents)
 
-    with mock.patch.object(lowering, "fallback_pow_scalar", power):
+    with replaced(lowering, "fallback_pow_scalar", power):
         yield
 
 

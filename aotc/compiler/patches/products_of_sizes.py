@@ -11,11 +11,11 @@ from __future__ import annotations
 import operator
 from contextlib import AbstractContextManager
 from typing import Any
-from unittest import mock
 
 import torch
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.machinery.reproducing import Torch
 
 PATCH = Patch(
@@ -49,7 +49,7 @@ def apply() -> AbstractContextManager[Any]:
         register(tracer, operator.mul, (of_the_others, last), out)
         return out
 
-    return mock.patch.object(proxy_tensor, "_build_proxy_for_sym_expr", build_proxy)
+    return replaced(proxy_tensor, "_build_proxy_for_sym_expr", build_proxy)
 
 
 def reproduce(patches: Torch) -> None:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.toolchain.compile_cache import FOLDER
 
 PATCH = Patch(
@@ -35,9 +35,9 @@ def apply() -> Iterator[None]:
 
     cache = str(Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
     with (
-        mock.patch.object(codecache, "write", _without_addresses(codecache.write)),
-        mock.patch.object(codecache, "get_hash", _without(cache, codecache.get_hash)),
-        mock.patch.object(CppBuilder, "get_command_line", _mapped(cache, CppBuilder.get_command_line)),
+        replaced(codecache, "write", _without_addresses(codecache.write)),
+        replaced(codecache, "get_hash", _without(cache, codecache.get_hash)),
+        replaced(CppBuilder, "get_command_line", _mapped(cache, CppBuilder.get_command_line)),
     ):
         yield
 

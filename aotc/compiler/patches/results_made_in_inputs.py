@@ -10,12 +10,12 @@ import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
-from unittest import mock
 
 import torch
 from torch import Tensor, fx
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.machinery.reproducing import Torch, leaves
 
 PATCH = Patch(
@@ -38,7 +38,7 @@ def apply() -> Iterator[None]:
         _return_copies(graph)
         reinplace_core(graph)
 
-    with mock.patch.object(reinplace, "reinplace_inplaceable_ops_core", reinplace_what_is_not_returned):
+    with replaced(reinplace, "reinplace_inplaceable_ops_core", reinplace_what_is_not_returned):
         yield
 
 

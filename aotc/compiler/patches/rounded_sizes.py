@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from typing import Any
-from unittest import mock
 
 import torch
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.machinery.reproducing import Torch
 
 PATCH = Patch(__name__, stage="export", targets=("torch:SymInt.__round__(ndigits)",))
@@ -23,7 +23,7 @@ def apply() -> AbstractContextManager[Any]:
     def rounded(self: Any, ndigits: int | None = None) -> Any:
         return self if ndigits is None or ndigits >= 0 else _to_multiple(self, 10**-ndigits)
 
-    return mock.patch.object(torch.SymInt, "__round__", rounded)
+    return replaced(torch.SymInt, "__round__", rounded)
 
 
 def _to_multiple(number: Any, of: int) -> Any:

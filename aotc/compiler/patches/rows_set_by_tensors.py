@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.machinery.reproducing import Torch
 
 PATCH = Patch(__name__, torch=">=2.11,<2.14", stage="export", targets=("torch:Tensor.__setitem__(key, value)",))
@@ -30,7 +30,7 @@ def apply() -> AbstractContextManager[Any]:
             index = (first[None], *rest)
         assign(x, index, value)
 
-    return mock.patch.object(Tensor, "__setitem__", assigned)
+    return replaced(Tensor, "__setitem__", assigned)
 
 
 def reproduce(patches: Torch) -> None:

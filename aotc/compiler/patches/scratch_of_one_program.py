@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.shared.generated_code import rewritten
 
 PATCH = Patch(
@@ -41,5 +41,5 @@ def apply() -> Iterator[None]:
             return lines, name
         return rewritten("scratch_of_one_program", _OF_ONE_PROGRAM, _OF_ALL, "\n".join(lines)).split("\n"), name
 
-    with mock.patch.object(CUDADeviceOpOverrides, "cpp_scratch", for_every_program):
+    with replaced(CUDADeviceOpOverrides, "cpp_scratch", for_every_program):
         yield

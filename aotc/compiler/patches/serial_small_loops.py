@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.replacing import replaced
 
 PATCH = Patch(
     __name__,
@@ -63,7 +63,7 @@ def apply() -> Iterator[None]:
         lines[self.pragma] = f"{indent}{_PARALLEL} if({wanted})"
 
     with (
-        mock.patch.object(CppKernel, "codegen_loops_impl", noting_work),
-        mock.patch.object(WorkSharing, "parallel", conditional),
+        replaced(CppKernel, "codegen_loops_impl", noting_work),
+        replaced(WorkSharing, "parallel", conditional),
     ):
         yield

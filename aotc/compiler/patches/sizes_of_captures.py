@@ -15,6 +15,7 @@ from unittest import mock
 import torch
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.machinery.reproducing import Torch
 
 PATCH = Patch(
@@ -53,8 +54,8 @@ def apply() -> Iterator[None]:
             return modification(self, *args, **kwargs)
 
     with (
-        mock.patch.object(CppFlexAttentionTemplate, "__init__", with_sizes_of_captures),
-        mock.patch.object(CppFlexAttentionTemplate, "modification", with_names_of_blocks),
+        replaced(CppFlexAttentionTemplate, "__init__", with_sizes_of_captures),
+        replaced(CppFlexAttentionTemplate, "modification", with_names_of_blocks),
     ):
         yield
 

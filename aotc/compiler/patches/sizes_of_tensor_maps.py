@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from typing import Any
-from unittest import mock
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.replacing import replaced
 
 PATCH = Patch(
     __name__,
@@ -36,4 +36,4 @@ def apply() -> AbstractContextManager[Any]:
     def without_guards(*matrices: Any, output_layout: Any = None, add_guards: bool = False) -> bool:
         return bool(usable(*matrices, output_layout=output_layout))
 
-    return mock.patch.object(utils, "can_use_tma", without_guards)
+    return replaced(utils, "can_use_tma", without_guards)

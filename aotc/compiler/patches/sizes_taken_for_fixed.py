@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor, fx
 
 from aotc.compiler.capture.ranges.range_solver import answers_of
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.machinery.reproducing import Torch
 from aotc.errors import BuildError
 
@@ -82,8 +82,8 @@ def _smaller_sizes_stay_open(ranges: Mapping[Any, Any]) -> Iterator[None]:
 
     smaller, larger = SizeVarAllocator.evaluate_min, SizeVarAllocator.evaluate_max
     with (
-        mock.patch.object(SizeVarAllocator, "evaluate_min", among_ranges(smaller, Min, first_if_less=True)),
-        mock.patch.object(SizeVarAllocator, "evaluate_max", among_ranges(larger, Max, first_if_less=False)),
+        replaced(SizeVarAllocator, "evaluate_min", among_ranges(smaller, Min, first_if_less=True)),
+        replaced(SizeVarAllocator, "evaluate_max", among_ranges(larger, Max, first_if_less=False)),
     ):
         yield
 

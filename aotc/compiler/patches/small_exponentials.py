@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from typing import Any
-from unittest import mock
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
 
 PATCH = Patch(
@@ -28,8 +30,14 @@ def apply() -> AbstractContextManager[Any]:
     """While active, vectors call their `expm1`, as eager does."""
     from torch._inductor.codegen.cpp import CppVecOverrides
 
-    return mock.patch.object(CppVecOverrides, "expm1", staticmethod(lambda x: f"{x}.expm1()"))
+    def expm1(x: Any) -> str:
+        return f"{x}.expm1()"
+
+    return replaced(CppVecOverrides, "expm1", expm1)
 
 
 def reproduce(patches: Torch) -> None:
-    assert_same(patches.compiled, lambda x: torch.expm1(x) / x, torch.arange(1, 65) * 1e-5)
+    def function(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.expm1(x) / x, x * (F.elu(scale) + 1)  # one value for a row: not a vector's function
+
+    assert_same(patches.compiled, function, torch.arange(1, 65).reshape(2, 32) * 1e-5, torch.tensor([[-0.5], [0.5]]))

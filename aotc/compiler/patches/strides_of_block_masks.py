@@ -22,9 +22,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
-from unittest import mock
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.replacing import replaced_entries
 from aotc.compiler.patches.shared.inductor import inductor
 
 PATCH = Patch(
@@ -42,7 +42,7 @@ def apply() -> AbstractContextManager[Any]:
     """While active, the tensors of a block mask are contiguous, and their axes of one element have such strides."""
     table = inductor("lowering").lowerings
     operators = [entry for entry in table if str(entry) in ("flex_attention", "flex_attention_backward")]
-    return mock.patch.dict(table, {entry: _with_contiguous_masks(table[entry]) for entry in operators})
+    return replaced_entries(table, {entry: _with_contiguous_masks(table[entry]) for entry in operators})
 
 
 def _with_contiguous_masks(lower: Callable[..., Any]) -> Callable[..., Any]:

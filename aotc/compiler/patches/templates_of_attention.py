@@ -12,11 +12,11 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import torch
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
 
 PATCH = Patch(
@@ -43,7 +43,7 @@ def apply() -> AbstractContextManager[Any]:
             return FLEX_ATTENTION_TEMPLATE
         return choose(self, _of_own_sizes(query), _of_own_sizes(key), num_threads)
 
-    return mock.patch.object(CppFlexAttentionTemplate, "choose_flex_template", choose_flex_template)
+    return replaced(CppFlexAttentionTemplate, "choose_flex_template", choose_flex_template)
 
 
 def _of_own_sizes(view: Any) -> Any:

@@ -10,13 +10,13 @@ import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
 
 from aotc.compiler.capture.ranges.range_solver import settled
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.machinery.reproducing import Torch
 
 PATCH = Patch(
@@ -36,14 +36,14 @@ def apply() -> Iterator[None]:
     evaluate: Any = ShapeEnv._maybe_evaluate_static
 
     @functools.wraps(evaluate)  # with `cache_clear`, which torch calls when a range is narrowed
-    def evaluate_or_try(self: Any, expression: Any, **asked: Any) -> Any:
-        found = evaluate(self, expression, **asked)
+    def evaluate_or_try(self: Any, expr: Any, *args: Any, **asked: Any) -> Any:
+        found = evaluate(self, expr, *args, **asked)
         # Called when the condition comes up, and, without axioms, at the end, when equal sizes have one symbol.
-        if found is None and asked.keys() <= {"size_oblivious", "axioms"} and not asked.get("axioms"):
-            return settled(self.simplify(expression), self.var_to_range)
+        if found is None and not args and asked.keys() <= {"size_oblivious", "axioms"} and not asked.get("axioms"):
+            return settled(self.simplify(expr), self.var_to_range)
         return found
 
-    with mock.patch.object(ShapeEnv, "_maybe_evaluate_static", evaluate_or_try):
+    with replaced(ShapeEnv, "_maybe_evaluate_static", evaluate_or_try):
         yield
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.replacing import replaced_entries
 from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
 
 PATCH = Patch(
@@ -38,7 +38,7 @@ def apply() -> Iterator[None]:
             storage_offset = layout.offset if layout is not None else None
         return lower(given, size, stride, storage_offset)
 
-    with mock.patch.dict(table, {operator: as_strided}):
+    with replaced_entries(table, {operator: as_strided}):
         yield
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from typing import Any
-from unittest import mock
 
 import torch
 
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
 
 PATCH = Patch(
@@ -33,7 +33,7 @@ def apply() -> AbstractContextManager[Any]:
         init(self, gm, root_graph_lowering, *args, **kwargs)
         self.mutated_buffers.update(root_graph_lowering.mutated_buffers)
 
-    return mock.patch.object(PointwiseSubgraphLowering, "__init__", with_written_buffers)
+    return replaced(PointwiseSubgraphLowering, "__init__", with_written_buffers)
 
 
 def reproduce(patches: Torch) -> None:

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor, fx
 
 from aotc.compiler.capture.lifting.mutations import written_values
 from aotc.compiler.patches.machinery.patch import Patch
+from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
 
 PATCH = Patch(__name__, torch=">=2.11,<2.15", targets=("torch._inductor.ir:ConcatKernel.create(inputs, dim)",))
@@ -32,16 +32,16 @@ def apply() -> Iterator[None]:
     create: Any = ir.ConcatKernel.create
     written_in: dict[fx.Graph, set[int | None]] = {}
 
-    def create_of_copies(parts: Sequence[Any], axis: int) -> Any:
+    def create_of_copies(cls: Any, inputs: Sequence[Any], dim: int) -> Any:
         node = V.graph.current_node
         if node.graph not in written_in:
             values = [value for each in node.graph.nodes for value in _written(each)]
             written_in[node.graph] = {storage_of(value) for value in values} - {None}
         if written_in[node.graph] & {storage_of(part) for part in node.all_input_nodes}:
-            parts = [lowering.clone(part) for part in parts]
-        return create(parts, axis)
+            inputs = [lowering.clone(part) for part in inputs]
+        return create(inputs, dim)
 
-    with mock.patch.object(ir.ConcatKernel, "create", create_of_copies):
+    with replaced(ir.ConcatKernel, "create", create_of_copies):
         yield
 
 

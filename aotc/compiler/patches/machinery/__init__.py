@@ -1,6 +1,7 @@
 """How patches of torch are found, applied, checked and described.
 
 - `patch`: the record of a patch. `registry`: finds all patches, and lists the hooks. `apply`: applies those of a stage.
-- `reproducing`: what reproducers have in common. `check`: runs the reproducers of all patches.
+- `replacing`: replaces a function under its own name. `reproducing`: what reproducers have in common. `check`:
+  runs the reproducers of all patches.
 - `pages`: writes README's table and UPSTREAM.md.
 """

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor, fx
 
+from aotc.compiler.patches.machinery.replacing import replaced, replaced_entries
 from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
 
 
@@ -37,7 +37,7 @@ def operands_keep_their_memory(condition: str) -> Iterator[None]:
 
     with ExitStack() as patches:
         for kind in (getattr(ir, condition), ir.WhileLoop):
-            patches.enter_context(mock.patch.object(kind, "__init__", with_own(kind.__init__)))
+            patches.enter_context(replaced(kind, "__init__", with_own(kind.__init__)))
         yield
 
 
@@ -64,7 +64,7 @@ def operands_lie_as_exported(condition: str) -> Iterator[None]:
 
     table: dict[Any, Callable[..., Any]] = lowering.lowerings
     choice = getattr(torch.ops.higher_order, condition)
-    with mock.patch.dict(table, {choice: with_layouts(table[choice])}):
+    with replaced_entries(table, {choice: with_layouts(table[choice])}):
         yield
 
 

@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
+from aotc.compiler.patches.machinery.replacing import replaced, replaced_entries
+
 Check = Callable[[Any], bool]
 
 TMA_TEMPLATES = "triton.enable_persistent_tma_matmul"
@@ -37,7 +39,7 @@ def decomposed(functions: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
     with ExitStack() as patches:
         for table in tables:
             asked_first = {name: _first(function, table.get(name)) for name, function in functions.items()}
-            patches.enter_context(mock.patch.dict(table, asked_first))
+            patches.enter_context(replaced_entries(table, asked_first))
         yield
 
 
@@ -57,14 +59,14 @@ def patterns_narrowed(narrowed: Callable[[Any, Check], Check | None]) -> Iterato
     apply: Any = PatternMatcherPass.apply
     seen: set[int] = set()
 
-    def applied(self: Any, graph: Any) -> Any:
+    def applied(self: Any, gm: Any) -> Any:
         for entry in [entry for entries in self.patterns.values() for entry in entries if id(entry) not in seen]:
             seen.add(id(entry))
             if check := narrowed(self, entry.extra_check):
                 stack.enter_context(mock.patch.object(entry, "extra_check", check))
-        return apply(self, graph)
+        return apply(self, gm)
 
-    with ExitStack() as stack, mock.patch.object(PatternMatcherPass, "apply", applied):
+    with ExitStack() as stack, replaced(PatternMatcherPass, "apply", applied):
         yield
 
 
@@ -82,7 +84,7 @@ def serialised_within(changed: Callable[[Any], AbstractContextManager[Any]]) -> 
         with changed(kernel):
             return write(kernel)
 
-    return mock.patch.object(ir.FallbackKernel, "export_extern_kernel_node", write_changed)
+    return replaced(ir.FallbackKernel, "export_extern_kernel_node", write_changed)
 
 
 @contextmanager

@@ -124,12 +124,16 @@ class ConstantLeaf(Record, frozen=True, tag="constant"):
 Leaf = TensorLeaf | ConstantLeaf
 
 
+TUPLE = "tuple"
+"""The first item of the list of trees that stands for a tuple."""
+
+
 class Parameter(Record, frozen=True):
     """One parameter of the model's `forward`.
 
-    `tree` says where its leaves go: a leaf's index, a list of trees, or a mapping of names to trees. An "extra" one is
-    none of `forward`'s own: it goes through its `**kwargs`. `optional`: a call that leaves it out gets the constant of
-    the build, and not forward's default.
+    `tree` says where its leaves go: a leaf's index, a list of trees (for a tuple, TUPLE and trees), or a mapping of
+    names to trees. An "extra" one is none of `forward`'s own: it goes through its `**kwargs`. `optional`: a call that
+    leaves it out gets the constant of the build, and not forward's default.
     """
 
     name: str

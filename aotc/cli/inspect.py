@@ -314,9 +314,11 @@ def _gradients_text(artifact: BuiltArtifact) -> Iterator[str]:
 
 def _empty_text(parameters: Sequence[Parameter]) -> Iterator[str]:
     """The guards of dict and list arguments that were empty at the build: they have no leaves."""
+    from aotc.records import TUPLE
+
     for parameter in parameters:
-        if not isinstance(parameter.tree, int) and not parameter.tree:
-            kind = "dict" if isinstance(parameter.tree, dict) else "list"
+        if parameter.tree in ({}, [], [TUPLE]):
+            kind = "dict" if parameter.tree == {} else "tuple" if parameter.tree else "list"
             yield f"{parameter.name} is an empty {kind}"
 
 

@@ -1,8 +1,9 @@
 """A model's inputs as the manifest writes them, taken apart into leaves: tensors and Python constants; and the
 factories that stand in its kwargs.
 
-The rule: a mapping with `shape` (or `dtype` or `init`, which need one) is a tensor; every other mapping and every list
-nests; everything else is a constant. The order of keys has no meaning, so leaves come in the order of sorted names.
+The rule: a mapping with `shape` (or `dtype` or `init`, which need one) is a tensor; one of `tuple` alone is a tuple;
+every other mapping and every list nests; everything else is a constant. The order of keys has no meaning, so leaves
+come in the order of sorted names.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from typing import Any
 
 from aotc.manifest.findings import nearest
 from aotc.manifest.types import KeyPath
-from aotc.records import PadRule, Scalar
+from aotc.records import TUPLE, PadRule, Scalar
 
 TENSOR_MARKS = frozenset({"shape", "dtype", "init"})
 TENSOR_KEYS = TENSOR_MARKS | {"layout", "pad", "default", "requires_grad"}
 
 Tree = Any
-"""A leaf's index, a list of trees, or a mapping of names to trees: the form of `aotc.records.Parameter.tree`."""
+"""The form of `aotc.records.Parameter.tree`."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,11 @@ def parse_inputs(inputs: Mapping[str, Any]) -> tuple[dict[str, Tree], tuple[Leaf
 def is_tensor(value: Any) -> bool:
     """Whether this part of a manifest describes a tensor."""
     return isinstance(value, Mapping) and not TENSOR_MARKS.isdisjoint(value)
+
+
+def is_tuple(value: Any) -> bool:
+    """Whether this part of a manifest describes a tuple: `{tuple: [1, 4, 4]}`."""
+    return isinstance(value, Mapping) and value.keys() == {TUPLE}
 
 
 def tensors_in(inputs: Mapping[str, Any]) -> Iterator[tuple[KeyPath, Mapping[str, Any]]]:
@@ -132,6 +138,8 @@ def _tree(value: Any, keys: KeyPath, leaves: list[LeafInput]) -> Tree:
     if is_tensor(value):
         leaves.append(_tensor(value, leaf_path(keys)))
         return len(leaves) - 1
+    if is_tuple(value):
+        return [TUPLE, *(_tree(item, (*keys, index), leaves) for index, item in enumerate(value[TUPLE]))]
     if isinstance(value, Mapping):
         return {name: _tree(value[name], (*keys, name), leaves) for name in sorted(value)}
     if isinstance(value, list | tuple):

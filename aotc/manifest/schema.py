@@ -161,13 +161,24 @@ _TENSOR = _mapping(
     },
     required=("shape",),
 )
+_TUPLE: Schema = {
+    "description": "{tuple: [1, 4, 4]}: a tuple of inputs.",
+    "properties": {
+        "tuple": {"type": "array", "title": "a list of a tuple's items", "items": {"$ref": "#/$defs/input"}},
+    },
+}
 _INPUT: Schema = {
-    "description": "A tensor (a mapping with `shape`), a nested mapping or list of inputs, or a constant.",
+    "description": "A tensor (a mapping with `shape`), a nested mapping or list of inputs, {tuple: [1, 4, 4]} for a "
+    "tuple, or a constant.",
     "if": {"type": "object", "anyOf": [{"required": [mark]} for mark in ("shape", "dtype", "init")]},
     "then": _TENSOR,
     "else": {
-        "additionalProperties": {"$ref": "#/$defs/input"},
-        "items": {"$ref": "#/$defs/input"},
+        "if": {"type": "object", "required": ["tuple"], "maxProperties": 1},
+        "then": _TUPLE,
+        "else": {
+            "additionalProperties": {"$ref": "#/$defs/input"},
+            "items": {"$ref": "#/$defs/input"},
+        },
     },
 }
 _CROP: Schema = {

@@ -17,7 +17,7 @@ from aotc.manifest.inputs import Tree, parse_inputs
 from aotc.manifest.types import ModelSpec
 from aotc.models.example_inputs import example_leaves
 from aotc.reads.tensors import plain_state, same_bits
-from aotc.records import ConstantLeaf, Parameter, Signature
+from aotc.records import TUPLE, ConstantLeaf, Parameter, Signature
 from aotc.tensors.comparison import Result
 from aotc.tensors.layouts import has_memory
 
@@ -80,6 +80,8 @@ def fill(tree: Tree, leaves: Sequence[Any]) -> Any:
         return leaves[tree]
     if isinstance(tree, Mapping):
         return {name: fill(subtree, leaves) for name, subtree in tree.items()}
+    if tree[:1] == [TUPLE]:
+        return tuple(fill(subtree, leaves) for subtree in tree[1:])
     return [fill(subtree, leaves) for subtree in tree]
 
 

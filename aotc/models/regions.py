@@ -27,7 +27,7 @@ from aotc.models.input_forms import input_forms
 from aotc.models.signature import UnnamedArguments, convention, named_arguments
 from aotc.reads.attributes import forward_hooks
 from aotc.reads.tensors import dtype_name
-from aotc.records import Dims, Parameter, Region, Signature, TensorLeaf, bucket_name
+from aotc.records import TUPLE, Dims, Parameter, Region, Signature, TensorLeaf, bucket_name
 from aotc.tensors.layouts import laid_out
 
 _TENSORS = frozenset({Tensor, nn.Parameter, nn.Buffer})
@@ -257,7 +257,8 @@ class _Reader:
 
     def tree(self, value: Any, path: str) -> Tree:
         if type(value) in (list, tuple, torch.Size):
-            return [self.tree(item, f"{path}[{index}]") for index, item in enumerate(value)]
+            trees = [self.tree(item, f"{path}[{index}]") for index, item in enumerate(value)]
+            return trees if type(value) is list else [TUPLE, *trees]
         if type(value) is dict and all(isinstance(key, str) for key in value):
             return {key: self.tree(item, f"{path}.{key}") for key, item in value.items()}
         plain = value is None or type(value) in (bool, int, str) or (type(value) is float and isfinite(value))

@@ -17,7 +17,7 @@ from torch import nn
 from aotc.manifest.inputs import ConstantInput, LeafInput, Tree, parse_inputs
 from aotc.manifest.types import ModelSpec
 from aotc.reads.attributes import has_origins
-from aotc.records import ConstantLeaf, Leaf, Parameter, Signature, TensorLeaf
+from aotc.records import TUPLE, ConstantLeaf, Leaf, Parameter, Signature, TensorLeaf
 
 NAMED: Mapping[inspect._ParameterKind, Literal["positional", "either", "keyword"]] = {
     inspect.Parameter.POSITIONAL_ONLY: "positional",
@@ -145,7 +145,7 @@ def _renumber(tree: Tree, inputs: Sequence[LeafInput], leaves: list[Leaf], spec:
         leaves.append(_leaf(inputs[tree], spec))
         return len(leaves) - 1
     if isinstance(tree, list):
-        return [_renumber(subtree, inputs, leaves, spec) for subtree in tree]
+        return [part if part == TUPLE else _renumber(part, inputs, leaves, spec) for part in tree]
     return {name: _renumber(subtree, inputs, leaves, spec) for name, subtree in tree.items()}
 
 

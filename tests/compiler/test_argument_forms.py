@@ -37,7 +37,8 @@ def forms(function: Callable[..., Any], *parameters: Parameter, written: tuple[s
             indices.append(tree)
             return
         for part in tree.values() if isinstance(tree, dict) else tree:
-            collect(part)
+            if part != "tuple":
+                collect(part)
 
     for parameter in parameters:
         collect(parameter.tree)
@@ -58,6 +59,12 @@ def forms(function: Callable[..., Any], *parameters: Parameter, written: tuple[s
 
 BATCH = Parameter("batch", {"a": 0, "b": 1, "c": 2})
 PAIR = Parameter("pair", [0, 1])
+TUPLE_PAIR = Parameter("pair", ["tuple", 0, 1])
+
+
+def test_a_model_is_run_with_lists_in_place_of_the_tuples_of_its_manifest() -> None:
+    assert forms(lambda pair: pair[0] + pair[1], TUPLE_PAIR).any_sequence
+    assert not forms(lambda pair: pair[0] * 2 if isinstance(pair, tuple) else pair[0] * 3, TUPLE_PAIR).any_sequence
 
 
 def last_of(batch: dict[str, Tensor]) -> Tensor:

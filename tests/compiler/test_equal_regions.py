@@ -211,7 +211,7 @@ def test_arguments_that_are_left_out_are_constants_and_containers_keep_their_mem
         ConstantLeaf("mask", None),
         ConstantLeaf("extra.pair[1]", None),
     ]
-    assert signature.parameters[3].tree == {"pair": [3, 4]}
+    assert signature.parameters[3].tree == {"pair": ["tuple", 3, 4]}
 
 
 def test_inputs_that_are_views_are_copied_into_the_compiled_layout() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aotc.manifest.inputs import ConstantInput, TensorInput, parse_inputs, tensors_in
+from aotc.models.calls import fill
 from aotc.records import PadRule
 
 
@@ -35,6 +36,14 @@ def test_the_order_of_names_does_not_matter() -> None:
 
 def test_empty_lists_and_mappings_keep_their_place() -> None:
     assert parse_inputs({"a": [], "b": {}}) == ({"a": [], "b": {}}, ())
+
+
+def test_a_mapping_of_tuple_alone_is_a_tuple() -> None:
+    inputs = {"shapes": [{"tuple": [1, {"tuple": []}, {"shape": [2]}]}], "tuple": 3}
+    trees, leaves = parse_inputs(inputs)
+    assert trees == {"shapes": [["tuple", 0, ["tuple"], 1]], "tuple": 2}
+    assert [leaf.path for leaf in leaves] == ["shapes[0][0]", "shapes[0][2]", "tuple"]
+    assert fill(trees["shapes"], "abc") == [("a", (), "b")]
 
 
 def test_a_pad_is_a_value_or_the_last_slice() -> None:

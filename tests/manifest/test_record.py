@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import namedtuple
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -258,6 +259,32 @@ def test_a_dict_whose_keys_are_no_strings_cannot_be_recorded(tmp_path: Path) -> 
         Image()(torch.ones(1), {1: torch.ones(1)}, None)
     issue = raised.value.issues[0]
     assert "with the key 1" in issue.message and "strings as keys" in issue.hint
+
+
+class Shapes(nn.Module):
+    """As QwenImageTransformer2DModel of diffusers: a list within the list is a batch."""
+
+    def forward(self, x: Tensor, shapes: Any) -> list[Tensor]:
+        return [x * height for _, height in (shapes[0] if isinstance(shapes[0], list) else shapes)]
+
+
+def test_tuples_stay_tuples(tmp_path: Path) -> None:
+    module, x = Shapes(), torch.ones(3, 5)
+    with aotc.record(tmp_path / "shapes.yaml", module):
+        module(x, [(1, 4)])
+        module(x, [[(1, 4)]])
+    models = models_in(str(tmp_path / "shapes.yaml"))
+    assert models["shapes"]["inputs"]["shapes"] == [{"tuple": [1, 4]}]
+    assert models["shapes-2"]["inputs"]["shapes"] == [[{"tuple": [1, 4]}]], "another call, and another model"
+
+
+Size = namedtuple("Size", ["height", "width"])
+
+
+@pytest.mark.parametrize("value", [Size(4, 4), {"tuple": 3}, {"tuple": [1]}])
+def test_containers_that_a_manifest_has_not_are_told(value: Any, tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match="no call can be recorded"), aotc.record(tmp_path / "size.yaml"):
+        Image()(torch.ones(1), value, None)
 
 
 def test_models_of_transformers_are_made_from_their_configuration(tmp_path: Path) -> None:

@@ -132,6 +132,20 @@ def test_a_container_of_another_form_binds_only_where_the_model_was_seen_to_do_t
         assert caught.value.hint.startswith("pass ")
 
 
+@pytest.mark.parametrize("came", [[1, (2,)], (1, [2]), Pair(1, (2,)), (1,)], ids=["list", "inner", "named", "short"])
+def test_a_tuple_of_the_manifest_binds_to_tuples_alone(came: Any) -> None:
+    """As `img_shapes=[(1, 4, 4)]` of QwenImage, for which a list within the list is a batch."""
+    parameter = Parameter("shapes", [["tuple", 0, ["tuple", 1]]])
+    signature = Signature((parameter,), (ConstantLeaf("shapes[0][0]", 1), ConstantLeaf("shapes[0][1][0]", 2)))
+    bind = make_binder(signature)
+    assert bind([[(1, (2,))]], {}) == [1, 2] == bind([[(1, torch.Size([2]))]], {})
+    with pytest.raises(StructureMismatch, match="a tuple of") as caught:
+        bind([[came]], {})
+    assert caught.value.hint.startswith("pass tuple(…)") is (came != (1,))
+    if type(came) is not Pair and len(came) == 2:
+        assert make_binder(signature, any_sequence=True)([[came]], {}) == [1, 2]
+
+
 @pytest.mark.parametrize("tree", [1, {}])
 def test_none_and_an_empty_dict_bind_alike_only_where_the_model_was_seen_to_do_the_same(tree: Any) -> None:
     leaves = (ConstantLeaf("x", 0), *([ConstantLeaf("options", None)] if tree == 1 else []))

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from aotc.records import Parameter
+from aotc.records import TUPLE, Parameter
 from aotc.runtime.bind import Leaves, StructureMismatch
 
 _IN_ORDER = "pass them in that order: with another, the model may do something else"
@@ -21,6 +21,7 @@ def check_order(kwargs: Mapping[str, Any], extras: Sequence[str]) -> None:
 
 Reader = Callable[[Any, Leaves], None]
 _SEQUENCES = frozenset({list, tuple, torch.Size})
+_TUPLES = frozenset({tuple, torch.Size})
 
 
 def reader_of(parameter: Parameter, any_sequence: bool, any_order: bool, empty_is_none: bool) -> Reader:
@@ -46,15 +47,17 @@ def _reader(tree: Any, path: str, any_sequence: bool, any_order: bool) -> Reader
 
         return take
     if isinstance(tree, list):
-        kinds = _SEQUENCES if any_sequence else frozenset({list})
-        count = len(tree)
-        parts = [_reader(part, f"{path}[{index}]", any_sequence, any_order) for index, part in enumerate(tree)]
+        is_tuple = tree[:1] == [TUPLE]
+        kinds = _SEQUENCES if any_sequence else _TUPLES if is_tuple else frozenset({list})
+        kind, items = ("tuple", tree[1:]) if is_tuple else ("list", tree)
+        count = len(items)
+        parts = [_reader(part, f"{path}[{index}]", any_sequence, any_order) for index, part in enumerate(items)]
 
         def take_sequence(value: Any, leaves: Leaves) -> None:
             if type(value) not in kinds or len(value) != count:
-                hint = "pass list(…) of it: the model may do something else with a value of another type"
-                other_type = isinstance(value, tuple) and len(value) == count
-                raise StructureMismatch(path, f"a list of {count}", value, hint if other_type else "")
+                hint = f"pass {kind}(…) of it: the model may do something else with a value of another type"
+                other_type = isinstance(value, list | tuple) and len(value) == count
+                raise StructureMismatch(path, f"a {kind} of {count}", value, hint if other_type else "")
             for part, item in zip(parts, value, strict=True):
                 part(item, leaves)
 

@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from aotc.errors import LibraryError
-from aotc.records import Artifact, bucket_name
+from aotc.records import TUPLE, Artifact, bucket_name
 from aotc.runtime.bind import DoesNotBind, StructureMismatch, make_binder
 from aotc.runtime.conversions.forms import have_form
 from aotc.runtime.dispatch import Dispatcher, Plan
@@ -83,6 +83,7 @@ def _with_leaves(tree: Any, value: Any, leaves: Sequence[Any], grown: set[int]) 
     if isinstance(tree, int):
         return leaves[tree] if tree in grown else value
     if isinstance(tree, list):
-        parts = [_with_leaves(part, item, leaves, grown) for part, item in zip(tree, value, strict=True)]
+        items = tree[1:] if tree[:1] == [TUPLE] else tree
+        parts = [_with_leaves(part, item, leaves, grown) for part, item in zip(items, value, strict=True)]
         return parts if isinstance(value, list) else tuple(parts)
     return {name: _with_leaves(tree[name], item, leaves, grown) for name, item in value.items()}

@@ -17,6 +17,7 @@ import msgspec
 from aotc.errors import CorruptError, Issue
 from aotc.expressions import Expression, linear_form
 from aotc.records import (
+    TUPLE,
     Ambient,
     Argument,
     Artifact,
@@ -395,7 +396,8 @@ def _indices(tree: Any, depth: int) -> Iterator[int]:
         for item in tree.items:
             yield from _indices(item, depth - 1)
     elif isinstance(tree, list | dict):
-        for subtree in tree.values() if isinstance(tree, dict) else tree:
+        items = tree.values() if isinstance(tree, dict) else tree[1:] if tree[:1] == [TUPLE] else tree
+        for subtree in items:
             yield from _indices(subtree, depth - 1)
     else:
         raise _NoTree(f"a {type(tree).__name__} where a leaf's index should be")

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from aotc.errors import ManifestError
-from aotc.manifest.inputs import is_tensor
+from aotc.manifest.inputs import is_tensor, is_tuple
 from aotc.manifest.schema import DTYPES
 from aotc.models.signature import Argument, UnnamedArguments, convention, named_arguments
 from aotc.reads.tensors import dtype_name
-from aotc.records import Dims
+from aotc.records import TUPLE, Dims
 
 Seen = Any
-"""An argument without its values: a `SeenTensor`, a constant, or a dict or list of these."""
+"""An argument without its values: a `SeenTensor`, a constant, or a dict, list or tuple of these."""
 
 Inputs = dict[str, Any]
 Buckets = list[dict[str, Any]]
@@ -115,18 +115,21 @@ def look_at(value: Any, path: str, gradients: bool = False, device: torch.device
                 hint="let forward take a dict with strings as keys, or a list",
             )
         seen = {key: look_at(item, f"{path}.{key}", gradients, device) for key, item in value.items()}
-        if is_tensor(seen):
+        if is_tensor(seen) or is_tuple(seen):
+            said = "of the key `tuple`" if is_tuple(seen) else "with a key `shape`, `dtype` or `init`"
             raise ManifestError(
-                f"`{path}` is a mapping with a key `shape`, `dtype` or `init`, which says a tensor",
+                f"`{path}` is a mapping {said}, which says a {'tuple' if is_tuple(seen) else 'tensor'}",
                 hint="a manifest cannot say both: let forward take that mapping with other keys",
             )
         return seen
-    if isinstance(value, list | tuple):
-        return [look_at(item, f"{path}[{index}]", gradients, device) for index, item in enumerate(value)]
+    if isinstance(value, list) or type(value) in (tuple, torch.Size):
+        items = [look_at(item, f"{path}[{index}]", gradients, device) for index, item in enumerate(value)]
+        return items if isinstance(value, list) else tuple(items)
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise ManifestError(
-        f"`{path}` is {type(value).__name__}; a manifest holds tensors, plain values, and mappings and lists of these",
+        f"`{path}` is {type(value).__name__}; a manifest holds tensors, plain values, and mappings, "
+        "lists and tuples of these",
         hint="pass `use_cache=False` in the call, or keep the cache in buffers, as examples/llm does"
         if "cache" in type(value).__name__.lower()
         else "leave it out of the example call, or wrap the module in a forward that makes it",
@@ -152,7 +155,9 @@ def kind_of_call(seen: Seen) -> object:
         return len(seen.shape), seen.dtype, seen.layout, seen.requires_grad
     if isinstance(seen, dict):
         return tuple((key, kind_of_call(item)) for key, item in seen.items())
-    return tuple(map(kind_of_call, seen)) if isinstance(seen, list) else (type(seen), repr(seen))
+    if isinstance(seen, list | tuple):
+        return isinstance(seen, tuple), *map(kind_of_call, seen)
+    return type(seen), repr(seen)
 
 
 def sizes_of_call(seen: Mapping[str, Seen]) -> tuple[tuple[int, ...], ...]:
@@ -276,7 +281,7 @@ def _size(sizes: Sequence[int]) -> int | list[int]:
 def _tensors(seen: Seen) -> Iterator[SeenTensor]:
     if isinstance(seen, SeenTensor):
         yield seen
-    elif isinstance(seen, Mapping | list):
+    elif isinstance(seen, Mapping | list | tuple):
         for item in seen.values() if isinstance(seen, Mapping) else seen:
             yield from _tensors(item)
 
@@ -297,4 +302,7 @@ def _form(seen: Seen, shapes: Iterator[Sequence[int | str]], merged: Iterator[Se
         return next(merged).form(next(shapes))
     if isinstance(seen, Mapping):
         return {key: _form(item, shapes, merged) for key, item in seen.items()}
-    return [_form(item, shapes, merged) for item in seen] if isinstance(seen, list) else seen
+    if isinstance(seen, list | tuple):
+        items = [_form(item, shapes, merged) for item in seen]
+        return items if isinstance(seen, list) else {TUPLE: items}
+    return seen

@@ -12,10 +12,11 @@ from torch import nn
 
 from aotc.amounts import listed
 from aotc.errors import ManifestError, NotFoundError
+from aotc.manifest.inputs import is_tuple
 from aotc.models.casting import changed_by_cast
 from aotc.reads.sources import public_name
 from aotc.reads.tensors import dtype_name, named_state
-from aotc.records import Dims
+from aotc.records import TUPLE, Dims
 from aotc.tools.recording.check_written import check_written
 from aotc.tools.recording.first_manifest import to_yaml, writing
 from aotc.tools.recording.module_factories import Made, factory_of
@@ -99,18 +100,23 @@ def seen_call(
 
 
 def as_json(seen: Seen) -> Any:
-    """What was seen, as JSON; a mapping with `shape` is a tensor, as in a manifest."""
+    """What was seen, as JSON; a mapping with `shape` is a tensor, and one of `tuple` a tuple, as in a manifest."""
     if isinstance(seen, SeenTensor):
         return {name: value for name, value in seen._asdict().items() if value is not None and value is not False}
     if isinstance(seen, Mapping):
         return {name: as_json(item) for name, item in seen.items()}
-    return [as_json(item) for item in seen] if isinstance(seen, list) else seen
+    if isinstance(seen, list | tuple):
+        items = [as_json(item) for item in seen]
+        return items if isinstance(seen, list) else {TUPLE: items}
+    return seen
 
 
 def from_json(value: Any) -> Seen:
     if isinstance(value, Mapping):
         if "shape" in value:
             return SeenTensor(**{**value, "shape": tuple(value["shape"])})
+        if is_tuple(value):
+            return tuple(map(from_json, value[TUPLE]))
         return {name: from_json(item) for name, item in value.items()}
     return [from_json(item) for item in value] if isinstance(value, list) else value
 

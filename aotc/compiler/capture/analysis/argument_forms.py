@@ -1,9 +1,9 @@
-"""Find out whether a model behaves the same with tuples in place of lists, with mappings in another order of keys, and
-with an empty dict in place of None.
+"""Find out whether a model behaves the same with tuples in place of lists and the reverse, with mappings in another
+order of keys, and with an empty dict in place of None.
 
-The graph is captured with lists, with keys in sorted order, and with what the manifest has of None and `{}`. So the
-model itself is run with the other forms, and its operators are compared (`operator_trace`). If all are equal, calls may
-use any of these forms; otherwise a call in another form than the captured one is a miss.
+The graph is captured with the manifest's lists and tuples, with keys in sorted order, and with its None and `{}`. So
+the model itself is run with the other forms, and its operators are compared (`operator_trace`). If all are equal, calls
+may use any of these forms; otherwise a call in another form than the captured one is a miss.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from aotc.compiler.capture.operator_trace import OperatorTrace
 from aotc.manifest.inputs import Tree
 from aotc.models.calls import arguments_of, state_put_back
 from aotc.reads.tensors import named_state, plain_state
-from aotc.records import ConstantLeaf, Parameter, Signature
+from aotc.records import TUPLE, ConstantLeaf, Parameter, Signature
 from aotc.tensors.comparison import uncompiled
 
 MOST_KEYS = 24
@@ -60,18 +60,20 @@ def other_forms(
     built = run(_Form())
     if built is None:
         return Forms()
-    tuples = [_Form(tuples={place}) for place in lengths] + [_Form(tuples=lengths)] * (len(lengths) > 1)
+    others = [_Form(swapped_sequences={place}) for place in lengths]
+    others += [_Form(swapped_sequences=lengths)] * (len(lengths) > 1)
     orders = [_Form(orders={place: order}) for place, count in places.items() for order in _orders(count)]
     alike = tuple(name for name in empty if run(_Form(swapped={name})) == built)
     return Forms(
-        any_sequence=bool(lengths) and all(run(form) == built for form in tuples),
+        any_sequence=bool(lengths) and all(run(form) == built for form in others),
         any_order=bool(places) and max(places.values()) <= MOST_KEYS and all(run(form) == built for form in orders),
         empty_is_none=alike if len(alike) < 2 or run(_Form(swapped=alike)) == built else (),
     )
 
 
 class _Form(NamedTuple):
-    tuples: Collection[Place] = ()
+    swapped_sequences: Collection[Place] = ()
+    """Where lists become tuples, and tuples lists."""
     orders: Mapping[Place, Order] = {}
     swapped: Collection[str] = ()
     """The parameters that get an empty dict in place of None, and None in place of an empty dict."""
@@ -123,9 +125,9 @@ def _put(value: Any, place: Place, form: _Form) -> Any:
     if place[0] in form.swapped:
         return {} if value is None else None
     inner = (place[0], place[1] + 1)
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         items = [_put(item, inner, form) for item in value]
-        return tuple(items) if place in form.tuples else items
+        return tuple(items) if isinstance(value, tuple) is not (place in form.swapped_sequences) else items
     if isinstance(value, dict):
         return {key: _put(value[key], inner, form) for key in _ordered(list(value), form.orders.get(place))}
     return value
@@ -177,7 +179,7 @@ def _within(tree: Tree, place: Place) -> Iterator[tuple[Place, Tree]]:
     if isinstance(tree, int):
         return
     yield place, tree
-    for subtree in tree.values() if isinstance(tree, Mapping) else tree:
+    for subtree in tree.values() if isinstance(tree, Mapping) else (part for part in tree if part != TUPLE):
         yield from _within(subtree, (place[0], place[1] + 1))
 
 

@@ -131,7 +131,8 @@ def _in_dims(guard: str, signature: Signature) -> Expression:
 
 
 def _text_in_dims(guard: str, signature: Signature) -> str:
-    trees = {parameter.name: parameter.tree for parameter in signature.parameters}
+    indices = range(len(signature.leaves))
+    trees = {parameter.name: fill(parameter.tree, indices) for parameter in signature.parameters}
     shapes = {
         keystr(path): leaf.shape  # `['batch']['ids']` and `['xs'][0]`, as export writes them
         for path, index in tree_flatten_with_path(trees)[0]

@@ -19,6 +19,7 @@ COMPILERS = ("torch._dynamo", "torch._inductor", "triton", "sympy")
 
 RECORDS = {
     *{
+        "aotc.advisories",
         "aotc.amounts",
         "aotc.errors",
         "aotc.digest",
@@ -27,6 +28,7 @@ RECORDS = {
         "aotc.records",
         "aotc.provenance",
         "aotc.verification",
+        "aotc.versions",
     },
     *{"aotc.expressions", "msgspec"},
 }
@@ -66,6 +68,7 @@ PAGE = "aotc.tools.html_page"
 READING = {"elftools", "markupsafe", "pygments", "rich"}
 
 MAY_IMPORT: dict[str, set[str]] = {
+    "aotc.advisories": RECORDS,
     "aotc.amounts": {"aotc.errors"},
     "aotc.errors": {"msgspec"},
     "aotc.digest": {"msgspec"},
@@ -78,6 +81,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aotc.picks": RECORDS,
     "aotc.provenance": RECORDS,
     "aotc.verification": RECORDS,
+    "aotc.versions": set(),
     "aotc.tensors": TENSORS,
     "aotc.reads": MACHINE,
     "aotc.syntax": RECORDS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
 import importlib
 import inspect
@@ -10,6 +11,7 @@ import re
 import sys
 import types
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,13 @@ from processes import ROOT
 from torch._inductor.virtualized import V
 
 import aotc
+from aotc.advisories import Feed, own_feed
 from aotc.compiler.patches.machinery import apply
 from aotc.compiler.patches.machinery.apply import left_out, operators_of, patched, untested, usable
-from aotc.compiler.patches.machinery.pages import pages
-from aotc.compiler.patches.machinery.patch import Patch, Stage, chosen, entry_of, flaw_of, operator, parts_of, within
+from aotc.compiler.patches.machinery.pages import feed_of, pages
+from aotc.compiler.patches.machinery.patch import Patch, Stage, chosen, entry_of, flaw_of, operator, parts_of
 from aotc.compiler.patches.machinery.registry import HOOKS, PATCHES
+from aotc.versions import release, within
 
 COMPILER = ROOT / "aotc" / "compiler"
 
@@ -201,6 +205,47 @@ def test_the_text_of_a_patch_has_a_title() -> None:
     assert {patch.name for patch in PATCHES if patch.title.startswith("[") != (patch.kind == "bug")} == set()
 
 
+def operators_of_torch() -> set[str]:
+    """As `operators_of` names them, with the functions of Python that a graph of sizes calls."""
+    names = {name.replace("::", ".") for name in torch._C._dispatch_get_all_op_names()}
+    higher = {f"higher_order.{name}" for name in torch._ops._higher_order_ops}
+    return {*names, *higher, "builtins.round", "math.floor", "operator.floordiv"}
+
+
+def test_a_bug_says_what_it_does_to_which_units() -> None:
+    """And what else a patch is for, does nothing to any."""
+    known, advised = operators_of_torch(), [patch for patch in PATCHES if patch.severity in ("silent", "crash")]
+    assert {patch.name for patch in PATCHES if (patch.severity is not None) != (patch.kind == "bug")} == set()
+    assert {patch.name for patch in PATCHES if bool(patch.advisory) != (patch in advised)} == set()
+    for patch in PATCHES:
+        needed = patch.operators if patch.is_for("cpu") or patch.is_for("cuda") else ()
+        unknown = [start for start in needed if not any(name.startswith(start) for name in known)]
+        assert not unknown, f"{patch.name}: this torch has no operator that begins with {unknown}"
+        assert all(isinstance(getattr(torch, dtype), torch.dtype) for dtype in patch.dtypes), patch.name
+        assert release(patch.since) <= release(aotc.__version__), patch.name
+        assert patch.operators or not patch.complete, patch.name
+
+
+def test_an_id_names_one_advisory_for_good() -> None:
+    ids = [patch.advisory for patch in PATCHES if patch.advisory]
+    assert len(ids) == len({*ids})
+    assert {each for each in ids if not re.fullmatch(r"AOTC-20\d\d-\d{4}", each)} == set()
+    first, second, *_ = (patch for patch in PATCHES if patch.advisory)
+    own = own_feed()
+    assert feed_of([], own) == own, "an advisory whose patch is removed is kept"
+    with pytest.raises(ValueError, match=f"of `{second.name}` is the id of `{first.name}`: take a new one"):
+        feed_of([dataclasses.replace(second, advisory=first.advisory)], own)
+
+
+def test_an_advisory_that_changes_has_the_time_of_the_change() -> None:
+    (patch, *_), now = (patch for patch in PATCHES if patch.advisory), datetime(2030, 1, 2, tzinfo=UTC)
+    (before,) = feed_of([patch], Feed(1, ()), datetime(2029, 1, 1, tzinfo=UTC)).advisories
+    (same,) = feed_of([patch], Feed(1, (before,)), now).advisories
+    (changed,) = feed_of([dataclasses.replace(patch, dtypes=("int8",))], Feed(1, (before,)), now).advisories
+    assert same == before and before.published == before.modified == "2029-01-01T00:00:00Z"
+    assert (changed.published, changed.modified) == ("2029-01-01T00:00:00Z", "2030-01-02T00:00:00Z")
+
+
 @pytest.mark.parametrize(
     ("bounds", "version", "expected"),
     [
@@ -275,7 +320,7 @@ def test_a_torch_without_what_is_replaced_is_one_error_that_names_every_patch_an
 def test_a_torch_without_what_is_replaced_builds_graphs_that_have_none_of_the_operators(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    loop = Patch("loop", targets=("torch:gone",), operators=("higher_order.",))
+    loop = Patch("loop", targets=("torch:gone",), operators=("higher_order.",), complete=True)
     monkeypatch.setattr(apply, "PATCHES", [loop])
 
     class Branching(torch.nn.Module):

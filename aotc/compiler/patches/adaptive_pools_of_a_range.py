@@ -19,6 +19,10 @@ from aotc.compiler.patches.machinery.reproducing import Torch
 
 PATCH = Patch(
     __name__,
+    severity="silent",
+    advisory="AOTC-2026-0001",
+    only=("range",),
+    complete=True,
     operators=(
         "aten.adaptive_",
         "aten._adaptive_",

@@ -22,7 +22,14 @@ from aotc.compiler.patches.machinery.patch import Patch
 from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.machinery.reproducing import Torch
 
-PATCH = Patch(__name__, device="cpu", targets=("torch._inductor.quantized_lowerings:mm_args(mat1, mat2, ...)",))
+PATCH = Patch(
+    __name__,
+    severity="crash",
+    advisory="AOTC-2026-0002",
+    operators=("aten._weight_int8pack_mm",),
+    device="cpu",
+    targets=("torch._inductor.quantized_lowerings:mm_args(mat1, mat2, ...)",),
+)
 
 
 @contextmanager

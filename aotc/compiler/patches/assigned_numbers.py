@@ -17,7 +17,12 @@ from aotc.compiler.patches.machinery.patch import Patch
 from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.machinery.reproducing import Torch
 
-PATCH = Patch(__name__, torch=">=2.11,<2.14", targets=("torch._inductor.lowering:view(x, sizes)",))
+PATCH = Patch(
+    __name__,
+    severity="build",
+    torch=">=2.11,<2.14",
+    targets=("torch._inductor.lowering:view(x, sizes)",),
+)
 
 
 @contextmanager

@@ -20,6 +20,9 @@ from aotc.compiler.patches.shared.inductor import Check, both, patterns_narrowed
 
 PATCH = Patch(
     __name__,
+    severity="silent",
+    advisory="AOTC-2026-0003",
+    operators=("aten.softmax", "aten._softmax", "aten._safe_softmax", "aten.exp"),
     upstream="pytorch#196468",
     torch=">=2.11,<2.15",
     targets=("torch._inductor.pattern_matcher:PatternMatcherPass.apply(gm)",),

@@ -17,7 +17,12 @@ from aotc.compiler.patches.machinery.patch import Patch
 from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
 
-PATCH = Patch(__name__, torch=">=2.13,<2.15", targets=("torch._inductor.fx_utils:_is_fake_tensor_same(new, old, ...)",))
+PATCH = Patch(
+    __name__,
+    severity="build",
+    torch=">=2.13,<2.15",
+    targets=("torch._inductor.fx_utils:_is_fake_tensor_same(new, old, ...)",),
+)
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from aotc.compiler.patches.shared.inductor import decomposed
 
 PATCH = Patch(
     __name__,
+    severity="build",
     targets=(
         "aten.full.default(size, fill_value)",
         "aten.scalar_tensor.default(s)",

@@ -18,6 +18,8 @@ from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
 
 PATCH = Patch(
     __name__,
+    severity="build",
+    complete=True,
     device="cpu",
     targets=(
         "torch._inductor.kernel.flex.flex_attention:"

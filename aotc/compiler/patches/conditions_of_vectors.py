@@ -19,6 +19,7 @@ from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
 
 PATCH = Patch(
     __name__,
+    severity="build",
     torch=">=2.11,<2.15",
     device="cpu",
     targets=("torch._inductor.codegen.cpp:CppVecOverrides.masked(mask,body,other)",),

@@ -18,6 +18,10 @@ from aotc.compiler.patches.machinery.reproducing import Torch
 
 PATCH = Patch(
     __name__,
+    severity="crash",
+    advisory="AOTC-2026-0004",
+    only=("range",),
+    complete=True,
     operators=(
         "aten.conv",
         "aten._conv",

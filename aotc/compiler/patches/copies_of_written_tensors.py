@@ -18,6 +18,9 @@ from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
 
 PATCH = Patch(
     __name__,
+    severity="silent",
+    advisory="AOTC-2026-0005",
+    operators=("aten.copy_",),
     upstream="pytorch#198131",
     torch=">=2.11,<2.15",
     targets=("torch._inductor.fx_passes.post_grad:same_meta(node1, node2)",),

@@ -16,7 +16,14 @@ from aotc.compiler.patches.machinery.patch import Patch
 from aotc.compiler.patches.machinery.reproducing import Torch, assert_raises
 from aotc.compiler.patches.shared.inductor import decomposed
 
-PATCH = Patch(__name__, operators=("aten.repeat_interleave",), targets=("aten.repeat_interleave.Tensor(repeats)",))
+PATCH = Patch(
+    __name__,
+    severity="silent",
+    advisory="AOTC-2026-0006",
+    complete=True,
+    operators=("aten.repeat_interleave",),
+    targets=("aten.repeat_interleave.Tensor(repeats)",),
+)
 
 
 def apply() -> AbstractContextManager[None]:

@@ -18,7 +18,14 @@ from aotc.compiler.patches.machinery.patch import Patch
 from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.machinery.reproducing import Torch
 
-PATCH = Patch(__name__, targets=("torch.utils._sympy.printers:CppPrinter._print_RoundDecimal(expr)",))
+PATCH = Patch(
+    __name__,
+    severity="silent",
+    advisory="AOTC-2026-0007",
+    operators=("builtins.round",),
+    only=("range",),
+    targets=("torch.utils._sympy.printers:CppPrinter._print_RoundDecimal(expr)",),
+)
 
 _ROUND = """[](double x, double p) {
     const double y = x OPERATION p, low = std::floor(y), error = REMAINDER;

@@ -18,6 +18,8 @@ from aotc.compiler.patches.machinery.replacing import replaced
 
 PATCH = Patch(
     __name__,
+    severity="silent",
+    advisory="AOTC-2026-0008",
     device="cuda",
     targets=("torch._inductor.codegen.cpp_wrapper_cpu:CppWrapperCpu.codegen_device(device)",),
 )

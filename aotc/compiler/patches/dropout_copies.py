@@ -17,7 +17,15 @@ from aotc.compiler.patches.machinery.patch import Patch
 from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
 
-PATCH = Patch(__name__, torch=">=2.11,<2.14", stage="export", targets=("torch:_VF.dropout",))
+PATCH = Patch(
+    __name__,
+    severity="silent",
+    advisory="AOTC-2026-0009",
+    operators=("aten.dropout", "aten.clone"),
+    torch=">=2.11,<2.14",
+    stage="export",
+    targets=("torch:_VF.dropout",),
+)
 
 
 def apply() -> AbstractContextManager[Any]:

@@ -17,7 +17,13 @@ from aotc.compiler.patches.machinery.patch import Patch
 from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.machinery.reproducing import Torch
 
-PATCH = Patch(__name__, targets=("torch._inductor.graph:GraphLowering.allocate_non_dup_const_name(name, data)",))
+PATCH = Patch(
+    __name__,
+    severity="silent",
+    advisory="AOTC-2026-0010",
+    only=("frozen",),
+    targets=("torch._inductor.graph:GraphLowering.allocate_non_dup_const_name(name, data)",),
+)
 
 
 @contextmanager

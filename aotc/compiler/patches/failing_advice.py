@@ -18,6 +18,7 @@ from aotc.compiler.patches.machinery.reproducing import Torch, assert_raises
 
 PATCH = Patch(
     __name__,
+    severity="build",
     stage="export",
     targets=("torch.fx.experimental.symbolic_shapes:DimConstraints.prettify_results(original_signature, ...)",),
 )

@@ -18,6 +18,10 @@ from aotc.errors import BuildError
 
 PATCH = Patch(
     __name__,
+    severity="silent",
+    advisory="AOTC-2026-0011",
+    operators=("math.floor", "operator.floordiv"),
+    only=("range",),
     stage="export",
     targets=(
         "torch:SymInt.__floordiv__(other)",

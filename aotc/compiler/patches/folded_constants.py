@@ -16,8 +16,16 @@ from torch import fx, nn
 from aotc.compiler.patches.machinery.patch import Patch
 from aotc.compiler.patches.machinery.reproducing import Torch
 from aotc.compiler.patches.shared.inductor import Check, both, patterns_narrowed
+from aotc.compiler.patches.shared.operators import PRODUCTS
 
-PATCH = Patch(__name__, targets=("torch._inductor.pattern_matcher:PatternMatcherPass.apply(gm)",))
+PATCH = Patch(
+    __name__,
+    severity="silent",
+    advisory="AOTC-2026-0012",
+    operators=("aten.conv", "aten._conv", "aten.mkldnn_conv", *PRODUCTS),
+    only=("frozen",),
+    targets=("torch._inductor.pattern_matcher:PatternMatcherPass.apply(gm)",),
+)
 
 _aten = torch.ops.aten
 

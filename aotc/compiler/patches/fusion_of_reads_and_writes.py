@@ -18,9 +18,13 @@ from torch import Tensor
 from aotc.compiler.patches.machinery.patch import Patch
 from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
+from aotc.compiler.patches.shared.operators import WRITES
 
 PATCH = Patch(
     __name__,
+    severity="silent",
+    advisory="AOTC-2026-0013",
+    operators=WRITES,
     upstream="pytorch#198270",
     torch=">=2.11,<2.15",
     targets=("torch._inductor.scheduler:Scheduler.fusable_weak_dep(weak_dep, node1, node2)",),

@@ -17,6 +17,8 @@ from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
 
 PATCH = Patch(
     __name__,
+    severity="build",
+    complete=True,
     upstream="pytorch#177307",
     torch=">=2.11,<2.12",
     operators=("aten._grouped_mm",),

@@ -17,9 +17,13 @@ from unittest import mock
 from aotc.compiler.patches.machinery.patch import Patch
 from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.shared.generated_code import NOTED, any_of_mask, count_of, mask_of, reproduce_index_error
+from aotc.compiler.patches.shared.operators import INDEXING
 
 PATCH = Patch(
     __name__,
+    severity="silent",
+    advisory="AOTC-2026-0014",
+    operators=INDEXING,
     upstream="pytorch#195402",
     targets=(
         "torch._inductor.codegen.common:CSEProxy.indirect_indexing(var, size, check, wrap_neg)",

@@ -21,6 +21,7 @@ from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
 
 PATCH = Patch(
     __name__,
+    severity="build",
     torch=">=2.11,<2.14",
     device="cpu",
     targets=("torch._inductor.codegen.cpp_bmm_template:CppBmmTemplate.get_options(kernel, ...)",),

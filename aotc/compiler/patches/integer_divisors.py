@@ -17,9 +17,14 @@ from aotc.compiler.patches.machinery.patch import Patch
 from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.machinery.reproducing import Torch, assert_raises
 from aotc.compiler.patches.shared.generated_code import NOTED, any_of_mask, count_of, mask_of
+from aotc.compiler.patches.shared.operators import DIVISIONS, INTEGERS
 
 PATCH = Patch(
     __name__,
+    severity="crash",
+    advisory="AOTC-2026-0015",
+    operators=(*DIVISIONS, "aten.fmod"),
+    dtypes=INTEGERS,
     upstream="pytorch#143649",
     targets=("torch._inductor.codegen.common:CSEProxy._default(name, args, kwargs)",),
 )

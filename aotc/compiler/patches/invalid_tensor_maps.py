@@ -16,9 +16,13 @@ from typing import Any
 
 from aotc.compiler.patches.machinery.patch import Patch
 from aotc.compiler.patches.shared.inductor import tma_templates_require
+from aotc.compiler.patches.shared.operators import PRODUCTS
 
 PATCH = Patch(
     __name__,
+    severity="crash",
+    advisory="AOTC-2026-0016",
+    operators=PRODUCTS,
     device="cuda",
     targets=("torch._inductor.choices:InductorChoices.get_template_configs(kernel_inputs, templates, op_name)",),
 )

@@ -19,6 +19,7 @@ from aotc.compiler.patches.machinery.reproducing import Torch
 
 PATCH = Patch(
     __name__,
+    severity="build",
     upstream="pytorch#188231",
     torch=">=2.11,<2.14",
     targets=("torch.utils._sympy.value_ranges:SymPyValueRangeAnalysis.eq(a, b)",),

@@ -13,6 +13,8 @@ from aotc.compiler.patches.shared.conditions import operands_lie_as_exported
 
 PATCH = Patch(
     __name__,
+    severity="build",
+    complete=True,
     torch=">=2.14",
     operators=("higher_order.",),
     targets=("torch._inductor.lowering:lowerings[higher_order.switch]",),

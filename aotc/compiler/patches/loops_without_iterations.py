@@ -21,6 +21,9 @@ from aotc.compiler.patches.shared.generated_code import check_count
 
 PATCH = Patch(
     __name__,
+    severity="silent",
+    advisory="AOTC-2026-0017",
+    complete=True,
     operators=("higher_order.",),
     targets=("torch._inductor.codegen.cpp_wrapper_cpu:CppWrapperCpu.codegen_while_loop(while_loop)",),
 )

@@ -14,6 +14,9 @@ from aotc.compiler.patches.shared.conditions import operands_keep_their_memory, 
 
 PATCH = Patch(
     __name__,
+    severity="silent",
+    advisory="AOTC-2026-0018",
+    complete=True,
     torch=">=2.11,<2.14",
     operators=("higher_order.",),
     targets=(

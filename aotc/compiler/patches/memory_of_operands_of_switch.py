@@ -12,6 +12,9 @@ from aotc.compiler.patches.shared.conditions import operands_keep_their_memory, 
 
 PATCH = Patch(
     __name__,
+    severity="silent",
+    advisory="AOTC-2026-0019",
+    complete=True,
     torch=">=2.14,<2.15",
     operators=("higher_order.",),
     targets=(

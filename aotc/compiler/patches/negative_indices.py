@@ -19,6 +19,9 @@ from aotc.compiler.patches.shared.inductor import decomposed
 
 PATCH = Patch(
     __name__,
+    severity="silent",
+    advisory="AOTC-2026-0020",
+    operators=("aten.index_select", "aten.index_add", "aten.index_copy", "aten.index_fill"),
     upstream="pytorch#169779",
     targets=(
         "aten.index_select.default(self, dim, index)",

@@ -18,6 +18,9 @@ from aotc.compiler.patches.machinery.reproducing import Torch
 
 PATCH = Patch(
     __name__,
+    severity="silent",
+    advisory="AOTC-2026-0021",
+    only=("range",),
     torch=">=2.11,<2.14",
     targets=("torch.utils._sympy.functions:ModularIndexing.eval(base, divisor, modulus)",),
 )

@@ -12,9 +12,13 @@ from typing import Any
 from aotc.compiler.patches.machinery.patch import Patch
 from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.shared.generated_code import NOTED, reproduce_index_error
+from aotc.compiler.patches.shared.operators import DIVISIONS, INDEXING
 
 PATCH = Patch(
     __name__,
+    severity="crash",
+    advisory="AOTC-2026-0022",
+    operators=(*INDEXING, *DIVISIONS, "aten.fmod", "aten._assert"),
     upstream="pytorch#195402",
     targets=("torch._inductor.codegen.cpp:CppScheduling.define_kernel(src_code, ...)",),
 )

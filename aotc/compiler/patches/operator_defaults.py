@@ -20,6 +20,7 @@ from aotc.compiler.patches.shared.inductor import serialised_within
 
 PATCH = Patch(
     __name__,
+    severity="build",
     torch=">=2.11,<2.15",
     targets=("torch._inductor.ir:FallbackKernel.export_extern_kernel_node()",),
 )

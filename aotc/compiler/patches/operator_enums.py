@@ -19,6 +19,8 @@ from aotc.compiler.patches.shared.inductor import serialised_within
 
 PATCH = Patch(
     __name__,
+    severity="silent",
+    advisory="AOTC-2026-0023",
     torch=">=2.11,<2.12",
     targets=(
         "torch._inductor.ir:FallbackKernel.export_extern_kernel_node()",

@@ -20,6 +20,8 @@ from aotc.compiler.patches.machinery.reproducing import Torch, assert_raises
 
 PATCH = Patch(
     __name__,
+    severity="silent",
+    advisory="AOTC-2026-0024",
     upstream="pytorch#190909",
     torch=">=2.11,<2.14",
     targets=(

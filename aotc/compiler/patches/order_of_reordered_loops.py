@@ -16,9 +16,13 @@ from torch import Tensor
 from aotc.compiler.patches.machinery.patch import Patch
 from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
+from aotc.compiler.patches.shared.operators import WRITES
 
 PATCH = Patch(
     __name__,
+    severity="silent",
+    advisory="AOTC-2026-0025",
+    operators=WRITES,
     torch=">=2.11,<2.12",
     targets=("torch._inductor.scheduler:SchedulerNode.recompute_size_and_body(extra_indexing_constraints)",),
 )

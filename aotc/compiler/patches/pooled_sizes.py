@@ -17,7 +17,13 @@ from aotc.compiler.patches.machinery.patch import Patch
 from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.machinery.reproducing import Torch
 
-PATCH = Patch(__name__, torch=">=2.11,<2.13", stage="export", targets=("torch._meta_registrations:div_rtn(x, y)",))
+PATCH = Patch(
+    __name__,
+    severity="build",
+    torch=">=2.11,<2.13",
+    stage="export",
+    targets=("torch._meta_registrations:div_rtn(x, y)",),
+)
 
 
 def apply() -> AbstractContextManager[Any]:

@@ -17,7 +17,12 @@ from aotc.compiler.patches.machinery.patch import Patch
 from aotc.compiler.patches.machinery.replacing import replaced_entries
 from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
 
-PATCH = Patch(__name__, torch=">=2.11", targets=("torch._inductor.lowering:lowerings[aten.pow.Tensor_Scalar]",))
+PATCH = Patch(
+    __name__,
+    severity="build",
+    torch=">=2.11",
+    targets=("torch._inductor.lowering:lowerings[aten.pow.Tensor_Scalar]",),
+)
 
 
 @contextmanager

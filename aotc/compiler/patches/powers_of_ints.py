@@ -14,8 +14,17 @@ import torch
 from aotc.compiler.patches.machinery.patch import Patch
 from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
+from aotc.compiler.patches.shared.operators import INTEGERS
 
-PATCH = Patch(__name__, torch=">=2.11,<2.15", targets=("torch._inductor.lowering:fallback_pow_scalar",))
+PATCH = Patch(
+    __name__,
+    severity="silent",
+    advisory="AOTC-2026-0026",
+    operators=("aten.pow.Scalar",),
+    dtypes=INTEGERS,
+    torch=">=2.11,<2.15",
+    targets=("torch._inductor.lowering:fallback_pow_scalar",),
+)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from aotc.compiler.patches.machinery.reproducing import Torch
 
 PATCH = Patch(
     __name__,
+    severity="build",
     torch=">=2.11,<2.15",
     stage="export",
     targets=("torch.fx.experimental.proxy_tensor:_build_proxy_for_sym_expr(tracer,expr,out)",),

@@ -22,9 +22,13 @@ from torch.utils import _pytree as pytree
 
 from aotc.compiler.patches.machinery.patch import Patch
 from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
+from aotc.compiler.patches.shared.operators import WRITES
 
 PATCH = Patch(
     __name__,
+    severity="silent",
+    advisory="AOTC-2026-0027",
+    operators=WRITES,
     upstream="pytorch#197829",
     torch=">=2.11,<2.15",
     targets=(

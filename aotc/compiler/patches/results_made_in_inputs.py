@@ -20,6 +20,9 @@ from aotc.compiler.patches.machinery.reproducing import Torch, leaves
 
 PATCH = Patch(
     __name__,
+    severity="silent",
+    advisory="AOTC-2026-0028",
+    operators=("aten.copy_",),
     upstream="pytorch#198096",
     targets=("torch._inductor.fx_passes.reinplace:reinplace_inplaceable_ops_core(graph)",),
 )

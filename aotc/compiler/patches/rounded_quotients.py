@@ -18,9 +18,14 @@ from torch import Tensor
 from aotc.compiler.patches.machinery.patch import Patch
 from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
 from aotc.compiler.patches.shared.inductor import decomposed
+from aotc.compiler.patches.shared.operators import DIVISIONS, FLOATS
 
 PATCH = Patch(
     __name__,
+    severity="silent",
+    advisory="AOTC-2026-0029",
+    operators=DIVISIONS,
+    dtypes=FLOATS,
     upstream="pytorch#197895",
     targets=(
         "aten.div.Tensor_mode(self, other, rounding_mode)",

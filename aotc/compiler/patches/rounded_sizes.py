@@ -14,7 +14,14 @@ from aotc.compiler.patches.machinery.patch import Patch
 from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.machinery.reproducing import Torch
 
-PATCH = Patch(__name__, stage="export", targets=("torch:SymInt.__round__(ndigits)",))
+PATCH = Patch(
+    __name__,
+    severity="silent",
+    advisory="AOTC-2026-0030",
+    only=("range",),
+    stage="export",
+    targets=("torch:SymInt.__round__(ndigits)",),
+)
 
 
 def apply() -> AbstractContextManager[Any]:

@@ -15,7 +15,13 @@ from aotc.compiler.patches.machinery.patch import Patch
 from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.machinery.reproducing import Torch
 
-PATCH = Patch(__name__, torch=">=2.11,<2.14", stage="export", targets=("torch:Tensor.__setitem__(key, value)",))
+PATCH = Patch(
+    __name__,
+    severity="build",
+    torch=">=2.11,<2.14",
+    stage="export",
+    targets=("torch:Tensor.__setitem__(key, value)",),
+)
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 

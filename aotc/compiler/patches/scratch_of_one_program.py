@@ -15,9 +15,13 @@ from typing import Any
 from aotc.compiler.patches.machinery.patch import Patch
 from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.shared.generated_code import rewritten
+from aotc.compiler.patches.shared.operators import PRODUCTS
 
 PATCH = Patch(
     __name__,
+    severity="silent",
+    advisory="AOTC-2026-0031",
+    operators=(*PRODUCTS, "higher_order.triton_kernel"),
     torch=">=2.11,<2.12",
     device="cuda",
     targets=("torch._inductor.codegen.cuda.device_op_overrides:CUDADeviceOpOverrides.cpp_scratch(idx, workspace)",),

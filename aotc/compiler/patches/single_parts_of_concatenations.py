@@ -19,7 +19,11 @@ from aotc.compiler.patches.machinery.patch import Patch
 from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
 from aotc.compiler.patches.shared.inductor import decomposed
 
-PATCH = Patch(__name__, targets=("aten.cat.default(tensors)",))
+PATCH = Patch(
+    __name__,
+    severity="build",
+    targets=("aten.cat.default(tensors)",),
+)
 
 
 def apply() -> AbstractContextManager[None]:

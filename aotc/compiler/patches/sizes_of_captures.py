@@ -20,6 +20,8 @@ from aotc.compiler.patches.machinery.reproducing import Torch
 
 PATCH = Patch(
     __name__,
+    severity="build",
+    complete=True,
     device="cpu",
     targets=(
         "torch._inductor.codegen.cpp_flex_attention_template:CppFlexAttentionTemplate.__init__(input_nodes,...)",

@@ -17,9 +17,14 @@ from typing import Any
 
 from aotc.compiler.patches.machinery.patch import Patch
 from aotc.compiler.patches.machinery.replacing import replaced
+from aotc.compiler.patches.shared.operators import PRODUCTS
 
 PATCH = Patch(
     __name__,
+    severity="silent",
+    advisory="AOTC-2026-0032",
+    operators=PRODUCTS,
+    only=("range",),
     device="cuda",
     torch=">=2.12",
     targets=("torch._inductor.utils:can_use_tma(*matrices, output_layout, add_guards)",),

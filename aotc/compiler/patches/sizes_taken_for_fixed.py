@@ -22,6 +22,9 @@ from aotc.errors import BuildError
 
 PATCH = Patch(
     __name__,
+    severity="silent",
+    advisory="AOTC-2026-0033",
+    only=("range",),
     upstream="pytorch#150364",
     of_graph=True,
     targets=(

@@ -17,9 +17,14 @@ from torch import Tensor
 from aotc.compiler.patches.machinery.patch import Patch
 from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
+from aotc.compiler.patches.shared.operators import FLOATS
 
 PATCH = Patch(
     __name__,
+    severity="silent",
+    advisory="AOTC-2026-0034",
+    operators=("aten.expm1", "aten.special_expm1", "aten.elu", "aten.celu", "aten.selu"),
+    dtypes=FLOATS,
     torch=">=2.11,<2.14",
     device="cpu",
     targets=("torch._inductor.codegen.cpp:CppVecOverrides.expm1(x)",),

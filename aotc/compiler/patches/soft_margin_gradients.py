@@ -22,6 +22,9 @@ from aotc.compiler.patches.shared.inductor import decomposed
 
 PATCH = Patch(
     __name__,
+    severity="silent",
+    advisory="AOTC-2026-0035",
+    complete=True,
     operators=("aten.soft_margin_loss",),
     targets=("aten.soft_margin_loss_backward.default(grad_output, self, target, reduction)",),
 )

@@ -29,6 +29,9 @@ from aotc.compiler.patches.shared.inductor import inductor
 
 PATCH = Patch(
     __name__,
+    severity="silent",
+    advisory="AOTC-2026-0036",
+    complete=True,
     device="cuda",
     targets=(
         "torch._inductor.lowering:lowerings[higher_order.flex_attention]",

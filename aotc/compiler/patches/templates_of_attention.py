@@ -21,6 +21,8 @@ from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
 
 PATCH = Patch(
     __name__,
+    severity="build",
+    complete=True,
     torch=">=2.13,<2.16",
     device="cpu",
     targets=(

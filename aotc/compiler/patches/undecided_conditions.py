@@ -21,6 +21,7 @@ from aotc.compiler.patches.machinery.reproducing import Torch
 
 PATCH = Patch(
     __name__,
+    severity="build",
     stage="export again",
     targets=("torch.fx.experimental.symbolic_shapes:ShapeEnv._maybe_evaluate_static(expr)",),
 )

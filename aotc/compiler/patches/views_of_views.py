@@ -17,6 +17,9 @@ from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
 
 PATCH = Patch(
     __name__,
+    severity="silent",
+    advisory="AOTC-2026-0037",
+    operators=("aten.as_strided",),
     upstream="pytorch#175325",
     torch=">=2.11,<2.13",
     targets=("torch._inductor.lowering:lowerings[aten.as_strided.default]",),

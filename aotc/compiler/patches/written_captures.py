@@ -18,6 +18,9 @@ from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
 
 PATCH = Patch(
     __name__,
+    severity="silent",
+    advisory="AOTC-2026-0038",
+    complete=True,
     targets=("torch._inductor.subgraph_lowering:PointwiseSubgraphLowering.__init__(gm,root_graph_lowering,...)",),
     operators=("higher_order.",),
 )

@@ -19,7 +19,14 @@ from aotc.compiler.patches.machinery.patch import Patch
 from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
 
-PATCH = Patch(__name__, torch=">=2.11,<2.15", targets=("torch._inductor.ir:ConcatKernel.create(inputs, dim)",))
+PATCH = Patch(
+    __name__,
+    severity="silent",
+    advisory="AOTC-2026-0039",
+    operators=("aten.cat", "aten.concat", "aten.stack"),
+    torch=">=2.11,<2.15",
+    targets=("torch._inductor.ir:ConcatKernel.create(inputs, dim)",),
+)
 
 
 @contextmanager

@@ -15,10 +15,18 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import fx
 
+from aotc.versions import within
+
 Kind = Literal["bug", "performance", "determinism"]
 Device = Literal["cpu", "cuda", "any"]
 Stage = Literal["export", "export again", "compile"]
 """When a patch is applied: while torch.export runs, while it runs again after a refusal, or while Inductor runs."""
+Severity = Literal["silent", "crash", "build"]
+"""What a unit that is built without a bug's patch does: give wrong values, or read or write memory that is not its own
+(`silent`); end the process, or fail a call that eager answers (`crash`); or nothing, since its build or smoke run fails
+(`build`). The worst of several."""
+UnitKind = Literal["range", "frozen"]
+"""Units of a bucket with a range of sizes; of a model with frozen weights."""
 
 NEWEST_TESTED = (2, 15)
 """The newest torch, major and minor, on which the reproducers were run: see the README in the folder above."""
@@ -36,9 +44,15 @@ class Patch:
     request, or `UPSTREAM.md` if the docstring of the module is the text of one that is not filed. With `of_graph`,
     `apply` takes the captured graph.
 
-    `operators`: the only operators that the patch mends, as the beginnings of their names, like `aten.conv` and
-    `higher_order.`. Where torch lacks a target, units without any of them are built all the same. Leave it empty unless
-    no other operator can become one of them on the way through Inductor: every unit then needs the patch.
+    Each bug has a `severity`. One that a built unit can have is an advisory, for `aotc audit`: `advisory` is its id,
+    which never names another one, and `since` the first aotc with the patch. It concerns units of the patch's torch and
+    device whose graph has one of `operators`: the beginnings of names as `operators_of` gives them, like `aten.conv`
+    and `higher_order.`; no operators: any. The graph is both the captured one and what Inductor lowers, so that an
+    operator which becomes one of them on the way counts. With `dtypes`, an operator counts if a tensor that it takes or
+    gives has one of these. With `only`, a unit must be of all these kinds.
+
+    With `complete`, no other operator can become one of `operators` on the way through Inductor: where torch lacks a
+    target, units that are captured without any of them are built all the same.
     """
 
     module: str
@@ -51,7 +65,13 @@ class Patch:
     stage: Stage = "compile"
     wanted: Callable[[Mapping[str, Any]], bool] = lambda options: True
     of_graph: bool = False
+    severity: Severity | None = None
+    advisory: str = ""
+    since: str = "0.2.0"
     operators: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    only: tuple[UnitKind, ...] = ()
+    complete: bool = False
 
     @property
     def name(self) -> str:
@@ -87,29 +107,13 @@ class Patch:
         return self.device in ("any", device) and within(self.torch, version or str(torch.__version__))
 
     def concerns(self, names: Collection[str] | None) -> bool:
-        """Whether a unit needs it, by the names of its graph's operators; None before there is a graph, when only
-        patches that every unit needs are looked at."""
-        return not self.operators or any(name.startswith(self.operators) for name in names or ())
+        """Whether a unit needs it, by the names of its captured graph's operators; None before there is a graph, when
+        only patches that every unit needs are looked at."""
+        return not self.complete or any(name.startswith(self.operators) for name in names or ())
 
     def flaws(self) -> list[str]:
         """A text for each target that this torch lacks, or has with another signature."""
         return [flaw for target in self.targets if (flaw := flaw_of(target))]
-
-
-def within(bounds: str, version: str) -> bool:
-    """Whether a torch version, by its major and minor, is within bounds like ">=2.11,<2.15"."""
-    own = release(version)
-    for bound in bounds.split(","):
-        least = release(bound[1:].lstrip("="))
-        if (bound.startswith(">=") and own < least) or (bound.startswith("<") and own >= least):
-            return False
-    return True
-
-
-def release(version: str) -> tuple[int, int]:
-    """The major and minor of a version."""
-    major, minor = version.split(".")[:2]
-    return int(major), int(re.match(r"\d+", minor)[0])  # type: ignore[index]
 
 
 _TARGET = re.compile(r"(?:(?P<module>[\w.]+):)?(?P<path>[\w.]+)(?:\[(?P<key>[\w.:]+)\])?(?:\((?P<parameters>.*)\))?")

@@ -221,6 +221,19 @@ def refused():
     return torch.nn.ReLU()
 """
 
+NUMBERED = """
+import itertools
+from torch import nn
+
+class Numbered(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.numbers = itertools.count()
+
+    def forward(self, x):
+        return x + next(self.numbers)
+"""
+
 LONG = "batch" * 60
 INPUT = {"inputs": {"input": {"shape": [2, 8]}}}
 REMEMBERING = {"factory": "remembers.py:Model", **X}
@@ -237,6 +250,7 @@ MODELS: dict[str, Any] = {
     "keeps-nothing": {"factory": "keeps.py:Keeps", "kwargs": {"attribute": ""}, **X},
     "whole": REMEMBERING,
     "parts": {**REMEMBERING, "regions": ["blocks.*"]},
+    "numbered": {"factory": "numbered.py:Numbered", **X},
     "grows": {"factory": "grows.py:Grows", "inputs": {"x": {"shape": [1, 8]}}},
     **{
         name: {"factory": "counts.py:Counts", "kwargs": {"attribute": name}, "weights": "frozen", **X}
@@ -255,6 +269,7 @@ CODE = {
     "keeps": KEEPS,
     "uncompiled": UNCOMPILED,
     "remembers": REMEMBERS,
+    "numbered": NUMBERED,
     "grows": GROWS,
     "counts": COUNTS,
     "factored": FACTORED,
@@ -345,6 +360,13 @@ def test_what_forward_keeps_in_an_object_is_not_forgotten_in_silence(failures: F
     said = failures.said_of(model)
     assert f"{failures.line('remembers', 'self.cache.keys = y')}: self.cache.keys = y" in said
     assert "  forward keeps a value for its next call in `" in said and "cache.keys`, which is not a buffer" in said
+
+
+def test_an_iterator_s_items_are_not_compiled_in_in_silence(failures: Failures) -> None:
+    _, where, message, hint, *_ = failures.said_of("numbered").splitlines()
+    assert f"{failures.line('numbered', 'next(self.numbers)')}: return x + next(self.numbers)" in where
+    assert message.startswith("  forward reads what changes from call to call outside of its inputs")
+    assert "let forward take a time, a counter, or what an iterator or a file gives as an input" in hint
 
 
 def test_a_buffer_that_grows_is_not_compiled_as_one_that_does_not(failures: Failures) -> None:

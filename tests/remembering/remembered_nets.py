@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor, nn
 
@@ -97,6 +99,17 @@ class Decorated(nn.Module):
     @aotc.compile(build="exit")
     def forward(self, x: Tensor) -> Tensor:
         return x * self.factor
+
+
+class Numbering(nn.Module):
+    """Reads an iterator, whose items a graph cannot have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = itertools.count()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + next(self.numbers)
 
 
 class Counting(nn.Module):

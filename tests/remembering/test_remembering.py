@@ -184,6 +184,17 @@ def test_a_failed_build_is_not_tried_again_until_it_is_asked_for(program: Any) -
 
 
 @pytest.mark.compile
+def test_a_model_that_reads_an_iterator_stays_in_eager_with_the_line(program: Any) -> None:
+    told = program.run(
+        "model = aotc.compile(Numbering().eval(), build='now')\n"
+        "with torch.no_grad(): seen = [int(model(torch.zeros(2))[0]) for _ in range(4)]\ntell(model, seen=seen)"
+    )
+    assert (told["seen"], told["built"]) == ([0, 1, 2, 3], 0)
+    reason = told["failed"][told["name"]]
+    assert "in forward: return x + next(self.numbers): forward reads what changes from call to call" in reason
+
+
+@pytest.mark.compile
 def test_what_calls_of_a_module_change_is_no_fact_that_makes_another_name(program: Any) -> None:
     code = (
         "model = aotc.compile(Counting().eval(), build='now')\n"

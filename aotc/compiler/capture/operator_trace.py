@@ -26,7 +26,7 @@ from aotc.reads.tensors import tensor_digests
 
 class OperatorTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While active, records every operator with its arguments: a tensor by its source (a leaf of the call, the module's
-    state by name, an earlier operator), any other tensor by its bytes, other arguments by value."""
+    state by name, an earlier operator), any other tensor by its bytes, other arguments by value; in `steps`."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -35,7 +35,7 @@ class OperatorTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, leaves: Iterable[Any], state: Mapping[str, Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._lines: list[Any] = []
+        self.steps: list[Any] = []
         self._names: dict[int, tuple[weakref.ref[Tensor], str]] = {}
         for name, tensor in state.items():
             self._name(tensor, f"state {name}")
@@ -54,10 +54,10 @@ class OperatorTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         taken = [self._text(value) for value in pytree.tree_leaves((args, kwargs or {}))]
         result = func(*args, **(kwargs or {}))
-        number = len(self._lines)
+        number = len(self.steps)
         for index, value in enumerate(pytree.tree_leaves(result)):
             self._name(value, f"result {number}.{index}")
-        self._lines.append([str(func), *taken])
+        self.steps.append([str(func), *taken])
         return result
 
     @contextmanager
@@ -66,7 +66,7 @@ class OperatorTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         where gradients are disabled."""
 
         def note(what: str) -> None:
-            self._lines.append([what])
+            self.steps.append([what])
 
         def apply(function: Any, *args: Any, **kwargs: Any) -> Any:
             note(f"{function.__module__}.{function.__qualname__}")
@@ -87,7 +87,7 @@ class OperatorTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def digest(self, result: Any) -> str:
         """The digest of all operators, and of the call's result."""
         given = [self._text(value) for value in pytree.tree_leaves(result)]
-        return sha256_json([self._lines, given])
+        return sha256_json([self.steps, given])
 
 
 class _GradModesNoted(TorchFunctionMode):

@@ -18,6 +18,7 @@ from aotc.compiler.capture.analysis.output_dims import output_dims, padded_dims
 from aotc.compiler.capture.analysis.outside_reads import outside_reads
 from aotc.compiler.capture.checks.hidden_state import check_second_call
 from aotc.compiler.capture.checks.left_out import check_defaults
+from aotc.compiler.capture.checks.repeated_calls import check_repeated_calls
 from aotc.compiler.capture.checks.specialization import LeavesAt, check_edges
 from aotc.compiler.capture.checks.trace import check_traced
 from aotc.compiler.capture.collectives import name_groups
@@ -116,6 +117,7 @@ def export(
                 _log.warning("the model fails when it is called", exc_info=True)
             raise
     sizes_needed = conditions(captured.guards, signature, bucket)
+    check_repeated_calls(module, signature, captured.mutated_state, kept, leaves)
     try:
         with outside_reads(module) as outside, absences(module) as absent:
             result = check_second_call(module, signature, captured.mutated_state, kept, leaves, other_leaves)

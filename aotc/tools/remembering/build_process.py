@@ -229,7 +229,9 @@ class Attempt:
         for model in report.bundles:
             self.models[model].regions = list(manifest.models[model].regions)
         reasons = dict(report.unpublished)
-        reasons |= {each.model: f"{each.bucket}: {each.error}" for each in report.failed}
+        for each in report.failed:
+            line = each.error.fields.get("source") if each.error else ""
+            reasons[each.model] = f"{each.bucket}{line and f', at {line}'}: {each.error}"
         return {model: reason for model, reason in reasons.items() if model not in report.bundles}
 
     def _find_regions(self, models: list[str], *, if_not_whole: bool = False) -> dict[str, str]:

@@ -23,7 +23,7 @@ def build_only_effects() -> Iterator[list[str]]:
     """
     notes: list[str] = []
     printed: dict[str, None] = {}
-    real_print, before = print, _states()
+    real_print, before = print, generator_states()
     checks, unchecked = Distribution._validate_args, _Unchecked()
 
     def noting(*values: Any, **options: Any) -> None:
@@ -42,7 +42,7 @@ def build_only_effects() -> Iterator[list[str]]:
     notes += [f"`print` at {place} ran while the model was traced; compiled code prints nothing" for place in printed]
     notes += [
         f"the model draws from {name} while it is traced: decisions by these numbers are compiled in; use torch.rand"
-        for name, state in _states().items()
+        for name, state in generator_states().items()
         if state != before.get(name, state)
     ]
 
@@ -57,7 +57,8 @@ class _Unchecked:
         return False
 
 
-def _states() -> dict[str, Any]:
+def generator_states() -> dict[str, Any]:
+    """The states of Python's generator of random numbers and of NumPy's, by their names."""
     states: dict[str, Any] = {"Python's `random`": random.getstate()}
     if numpy := sys.modules.get("numpy"):
         states["`numpy.random`"] = str(numpy.random.get_state())

@@ -12,6 +12,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from aotc.errors import (
+    AdvisoryError,
     AotcError,
     BindError,
     BuildError,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 __all__ = [
+    "AdvisoryError",
     "AotcError",
     "BindError",
     "BuildError",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -24,6 +24,10 @@ OSV_VERSION = "1.6.6"
 _MANY_BYTES = 500
 
 
+KINDS = frozenset({"range", "frozen"})
+"""Kinds of units: of a bucket with a range of sizes; of a model with frozen weights."""
+
+
 class Osv(msgspec.Struct, frozen=True, omit_defaults=True):
     """Base of the parts of a feed. Fields that this aotc does not know are left out: OSV's records have many."""
 
@@ -31,7 +35,7 @@ class Osv(msgspec.Struct, frozen=True, omit_defaults=True):
 class Concern(Osv, frozen=True):
     """Which units an advisory is of: those that were built without `patch`, with a torch within the bounds `torch`, for
     one of `devices`, whose graph has one of `operators` (beginnings of names; none: any) at one of `dtypes` (none:
-    any), and which are of all kinds of `only`: "range" (a bucket with a range of sizes), "frozen" (frozen weights).
+    any), and which are of all kinds of `only`, see `KINDS`. Of units of a kind that this aotc does not know, it may be.
 
     `effect`: "silent", wrong values or foreign memory; "crash", the process ends, or a call fails.
     """
@@ -45,11 +49,18 @@ class Concern(Osv, frozen=True):
     only: tuple[str, ...] = ()
 
 
+class Versions(Osv, frozen=True):
+    """Of OSV: versions of a package, from `introduced` on and before `fixed`."""
+
+    type: str
+    events: tuple[dict[str, str], ...]
+
+
 class Affected(Osv, frozen=True, kw_only=True):
     """Of OSV: the versions of aotc whose artifacts an advisory may concern."""
 
     package: dict[str, str] = {}
-    ranges: tuple[dict[str, Any], ...] = ()
+    ranges: tuple[Versions, ...] = ()
     database_specific: Concern
 
 
@@ -72,6 +83,12 @@ class Advisory(Osv, frozen=True, kw_only=True):
     details: str = ""
     affected: tuple[Affected, ...]
     references: tuple[Reference, ...] = ()
+
+    @property
+    def fixed(self) -> str:
+        """The first aotc with the patch; "" where it is not said."""
+        events = (event for one in self.affected for versions in one.ranges for event in versions.events)
+        return next((event["fixed"] for event in events if "fixed" in event), "")
 
     @property
     def concern(self) -> Concern:
@@ -105,7 +122,7 @@ def decode_feed(data: bytes, where: str) -> Feed:
     except (msgspec.DecodeError, IndexError, ValueError) as error:
         raise CorruptError(
             f"{where} is not a feed of advisories: {str(error)[:_MANY_BYTES]}",
-            hint="publish it again: aotc audit --publish STORE --key KEY",
+            hint="publish it again: aotc audit --publish STORE --sign KEY",
             expected="advisories in OSV's form",
         ) from error
     if feed.version != FEED_VERSION:
@@ -128,19 +145,19 @@ def own_feed() -> Feed:
 
 class UnitFacts(NamedTuple):
     """What an advisory asks of a unit: the torch that built it, its device, its kinds (`Concern.only`), the names of
-    its patches, and its graph's operators with the dtypes of what each takes and gives; None where that was not
-    recorded."""
+    its patches, and its graph's operators with the dtypes of what each takes and gives. None where patches or operators
+    were not recorded."""
 
     torch: str
     device: str
     kinds: frozenset[str]
-    patches: frozenset[str]
+    patches: frozenset[str] | None
     operators: Mapping[str, tuple[str, ...]] | None
 
 
 class Hit(NamedTuple):
-    """An advisory that applies to a unit; with `sure=False` one that may, since the unit's graph is not recorded.
-    `operators` are those of the graph that the advisory names; none where it names none."""
+    """An advisory that applies to a unit; with `sure=False` one that may, since not all is known that it asks of the
+    unit. `operators` are those of the graph that the advisory names; none where it names none."""
 
     advisory: Advisory
     sure: bool
@@ -153,17 +170,18 @@ def hits(feed: Feed, unit: UnitFacts) -> Iterator[Hit]:
         concern = advisory.concern
         if (
             not advisory.withdrawn
-            and concern.patch not in unit.patches
+            and concern.patch not in (unit.patches or ())
             and unit.device in concern.devices
-            and unit.kinds.issuperset(concern.only)
+            and unit.kinds.issuperset(KINDS.intersection(concern.only))
             and within(concern.torch, unit.torch)
         ):
+            known = unit.patches is not None and KINDS.issuperset(concern.only)
             if not (concern.operators or concern.dtypes):
-                yield Hit(advisory, True)
+                yield Hit(advisory, known)
             elif unit.operators is None:
                 yield Hit(advisory, False)
             elif found := tuple(_concerned(concern, unit.operators)):
-                yield Hit(advisory, True, found)
+                yield Hit(advisory, known, found)
 
 
 def _concerned(concern: Concern, operators: Mapping[str, tuple[str, ...]]) -> Iterator[str]:

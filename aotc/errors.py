@@ -207,6 +207,14 @@ class UnverifiedError(StoreError):
     """
 
 
+class AdvisoryError(StoreError):
+    """An advisory is of the artifact, or may be, and `aotc.Trust(advisories=…)` refuses such artifacts.
+
+    `issues` has one for each unit and advisory, with the unit's name. Fields: `digest` of the bundle, `target`, and
+    `ids`, the advisories.
+    """
+
+
 class EnvironmentMismatchError(AotcError, RuntimeError):
     """No artifact of the bundle can run on this machine. `issues` lists every mismatch with both values."""
 

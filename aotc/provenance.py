@@ -16,6 +16,7 @@ from aotc.records import Artifact, File, LaunchPick, Record, Variant
 
 PROVENANCE = "provenance.json"
 PROVENANCE_LIMIT = 16 << 20  # bytes
+REPORT_LIMIT = 64 << 20  # bytes
 
 
 class Kernel(Record, frozen=True):
@@ -33,11 +34,28 @@ class Kernel(Record, frozen=True):
 
 class Report(Record, frozen=True):
     """The blob `BuiltVariant.report`: the variant's kernels, how many operators the captured graph had before fusion,
-    and the names of the patches of torch that were applied."""
+    and the names of the patches of torch that were applied.
+
+    `operators` are those of the captured graph and of what Inductor lowered (`aten.add.Tensor`, `higher_order.cond`),
+    by name, each with the dtypes of the tensors that it takes and gives; None in reports of before.
+    """
 
     kernels: tuple[Kernel, ...]
     captured_operators: int
     patches: tuple[str, ...] = ()
+    operators: dict[str, tuple[str, ...]] | None = None
+
+
+Operators = dict[str, tuple[str, ...]]
+"""`Report.operators`."""
+
+
+def both_operators(one: Operators | None, other: Operators | None) -> Operators | None:
+    """Of two graphs of one unit; None unless both are known."""
+    if one is None or other is None:
+        return None
+    names = sorted({*one, *other})
+    return {name: tuple(sorted({*one.get(name, ()), *other.get(name, ())})) for name in names}
 
 
 # -- what a build has measured ----------------------------------------------------------------------------------------

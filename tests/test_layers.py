@@ -126,6 +126,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     BENCH: {*MODELS, *RUNTIME, "aotc", "aotc.verify", ADVISE, BENCH, PAGE},
     "aotc.tools.gate": {*MODELS, *RUNTIME, "aotc.verify", VERDICTS, ADVISE, BENCH, "aotc.tools.gate"},
     BISECTION: {*MODELS, *RUNTIME, "aotc.compiler", MESSAGES, "aotc.verify", VERDICTS, BISECTION},
+    "aotc.tools.audit": {*STORE, "aotc.tools.audit"},
     "aotc.tools.doctor": {*MODELS, *RUNTIME, "aotc", "aotc.compiler", CACHES, "aotc.tools.doctor"},
     "aotc.tools.inspection": {*STORE, *READING, "aotc.picks", "aotc.tools.inspection", PAGE, VERDICTS},
 }
@@ -338,6 +339,7 @@ def test_importing_the_loader_costs_milliseconds_beyond_torch() -> None:
 
 def test_the_public_surface() -> None:
     assert aotc.__all__ == [
+        "AdvisoryError",
         "AotcError",
         "BindError",
         "BuildError",

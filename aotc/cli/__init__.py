@@ -23,6 +23,7 @@ import click
 import aotc
 from aotc.cli import (
     advise,
+    audit,
     bench,
     build,
     caches,
@@ -137,6 +138,7 @@ COMMANDS = (
     build.build,
     tune.tune,
     verify.verify,
+    audit.audit,
     bench.bench,
     contents.list_store,
     contents.picks,

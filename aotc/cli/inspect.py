@@ -138,8 +138,8 @@ def _signature_text(seen: SeenSignature) -> str:
 
 
 def _with_reports(store: Readable, artifact: BuiltArtifact) -> dict[str, Any]:
+    from aotc.store.layout.built import read_report
     from aotc.store.layout.units import find_built
-    from aotc.tools.inspection.kernels import read_report
 
     data: dict[str, Any] = {**msgspec.to_builtins(artifact), "operators": msgspec.to_builtins(artifact.operators)}
     for variant, shown in zip(artifact.variants, data["variants"], strict=True):
@@ -181,8 +181,8 @@ def _show_cache(cache: CompilerCache) -> None:
 
 def _show_artifact(store: Readable, artifact: BuiltArtifact, verification: Verification | None) -> None:
     from aotc.records import bucket_name, part_name
+    from aotc.store.layout.built import read_report
     from aotc.store.layout.bundle import each_file
-    from aotc.tools.inspection.kernels import read_report
 
     needs = artifact.environment
     files = {file.blob: file for file in each_file(artifact)}.values()

@@ -267,7 +267,7 @@ def wait_here(what: str, began: float, ended: float) -> Span:
 class Autotuned(Record, frozen=True):
     """The autotuning of a unit: the number of candidates that failed and were dropped, of pinned decisions, and of
     measurements; `tuned`: the decisions that were measured; `shared`: results taken from other units; `stale`: stale
-    pins; `notes`: performance patches of torch that are not applied, and side effects of the model that happen only
+    pins; `notes`: patches of torch that are not applied, and side effects of the model that happen only
     while it is traced. `reused` is the key of the unit whose code was taken, "" where it was compiled."""
 
     failed_candidates: int = 0

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import msgspec
 import torch
 from torch import nn
 
@@ -25,6 +26,7 @@ from aotc.compiler.codegen.inductor_options import inductor_options, options_of_
 from aotc.compiler.codegen.stored_code import stored_code
 from aotc.compiler.cross_compile.capture import export_for_absent_gpu
 from aotc.compiler.messages import Autotuned, Job
+from aotc.compiler.patches.machinery.apply import dtypes_by_operator
 from aotc.compiler.planning.key import code_key, triton_version
 from aotc.compiler.planning.sources import model_sources
 from aotc.compiler.publish.record import BuiltUnit, CapturedUnit, take_snapshot, write_record
@@ -37,6 +39,7 @@ from aotc.models.calls import modes_of
 from aotc.models.factory import build_module
 from aotc.models.fake_ranks import make_meshes_on
 from aotc.picks import PICKS_SCHEMA_VERSION, PickFile, UnitPicks
+from aotc.provenance import both_operators
 from aotc.reads.modes import take_ambient
 from aotc.reads.sources import BY_DIGEST
 from aotc.records import tuned_dims
@@ -97,6 +100,7 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
             exported = export_for_absent_gpu(job, subject, captured.model, captured.leaves, exported)
         stage("compile")
         picker, halves = _picker(job, target), None
+        operators = {name: tuple(each) for name, each in dtypes_by_operator(exported.captured.graph.graph).items()}
         if spec.train:
             differentiable = differentiable_arguments(spec, subject, captured.leaves)
             halves = split(job, target, exported.captured, differentiable, options, picker)
@@ -110,16 +114,17 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
             compiled = compile_halves(job, target, halves, options, picker)
         else:
             compiled = compile_capture(job, target, exported.captured, options, picker)
+        compiled = msgspec.structs.replace(compiled, operators=both_operators(compiled.operators, operators))
         ambient = take_ambient(target.device)
     picker.raise_if_locked_out()
     libraries = (LIBRARY, BACKWARD) if halves else (LIBRARY,)
     needed = (captured.registrations.needed((Path(job.output) / name).with_suffix(".json")) for name in libraries)
-    operators = tuple(dict.fromkeys(itertools.chain(*needed)))
+    needs = tuple(dict.fromkeys(itertools.chain(*needed)))
     ranks = captured.parallel.ranks if captured.parallel else ()
     write_record(
         BuiltUnit(
             captured._replace(exported=exported),
-            *(options, compiled, operators, ambient, graph),
+            *(options, compiled, needs, ambient, graph),
             picks=_pick_file(job, target, picker, ranks) if stored is None else stored.picks,
             untuned=picker.untuned if stored is None else stored.untuned,
             backward=halves.record(BACKWARD) if halves else None,

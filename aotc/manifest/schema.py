@@ -231,7 +231,7 @@ _SHARED: Schema = {
     "patches": {
         "type": "object",
         "title": "a mapping",
-        "description": "Performance patches of torch, by name, that are switched off.",
+        "description": "Patches of torch, by name, that are switched off.",
         "additionalProperties": _BOOL,
     },
     "buckets": {

@@ -58,7 +58,7 @@ class ModelSpec(Record, frozen=True):
 
     @property
     def patches_off(self) -> frozenset[str]:
-        """The names of the performance patches that are switched off."""
+        """The names of the patches of torch that are switched off."""
         return frozenset(name for name, on in self.patches.items() if not on)
 
 

@@ -1,4 +1,4 @@
-"""An artifact that may be loaded since `aotc verify` has attested that it is right."""
+"""An artifact that may be loaded: `aotc verify` has attested that it is right, and no advisory is of it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,18 @@ if TYPE_CHECKING:
 
 
 def attested_once(asked: Request, found: Found, entry: BundleEntry) -> Artifact:
-    """The artifact, whose attestation is checked, once for each bundle that was found."""
-    artifact, keys = found.read_artifact(entry), asked.trust.keys if asked.trust else None
+    """The artifact, which is checked as `asked.trust` says, once for each bundle that was found."""
+    artifact, trust = found.read_artifact(entry), asked.trust
     if entry.digest not in found.attested:
-        which = (asked.place()[1], found.store, found.bundle.digest, entry, asked.ref, keys, asked.cache)
-        found.attested[entry.digest] = attested(artifact, lambda: check_verified_there(*which))
+        if trust and trust.advisories:
+            from aotc.runtime.advised import check_advisories
+
+            check_advisories(asked, found, entry, artifact)
+        if not trust or trust.needs_attestation(artifact):
+            keys = trust.keys if trust else None
+            which = (asked.place()[1], found.store, found.bundle.digest, entry, asked.ref, keys, asked.cache)
+            artifact = attested(artifact, lambda: check_verified_there(*which))
+        found.attested[entry.digest] = artifact
     return found.attested[entry.digest]
 
 

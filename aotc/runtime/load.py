@@ -104,7 +104,7 @@ def load(
         cache: the folder of what is fetched and of what `trust` remembers; else `$AOTC_CACHE_DIR`, else the
             user's cache folder. A local reference without keys needs none.
         trust: which bundles and artifacts may be loaded: `aotc.Trust(keys=…, signed_after=…, require_verified=…,
-            allow_untested=…)`. Keys and a time may also stand in `$AOTC_TRUSTED_KEYS` and `$AOTC_SIGNED_AFTER`.
+            allow_untested=…, advisories=…)`. Keys and a time may be `$AOTC_TRUSTED_KEYS` and `$AOTC_SIGNED_AFTER`.
         graphs: how a GPU launches: `aotc.Graphs(use=…, capture=…, outputs=…)`. By default what measured faster at build
             is a CUDA graph, captured now, and gives copies.
         ranks: of a model that was built for several ranks (`parallel:` in its manifest), this one's process group:
@@ -243,9 +243,9 @@ class Request(NamedTuple):
         return on, next(entry for entry in among if entry.target == target)
 
     def accepted(self, found: Found, entry: BundleEntry) -> Artifact:
-        """The artifact, which has run where it was built, or is attested."""
+        """The artifact, which has run where it was built, or is attested, and is as `trust` asks."""
         artifact = found.read_artifact(entry)
-        if not (self.trust.needs_attestation(artifact) if self.trust else artifact.untested):
+        if not (self.trust.asks_of(artifact) if self.trust else artifact.untested):
             return artifact
         from aotc.runtime.attested import attested_once
 

@@ -32,12 +32,20 @@ class Trust(msgspec.Struct, frozen=True, kw_only=True):
             must have signed the attestation. Of a remote bundle, the attestations that are there now count.
         allow_untested: load code that was built on a machine without such a GPU or CPU, and that `aotc verify --attest`
             has not run since. Else it is refused as with `require_verified`.
+        advisories: refuse an artifact that was built without a patch of torch which its graph needs: by the advisories
+            of this aotc (True), or also by those that the store in this folder or at this URL has, which a trusted key
+            must have signed (`aotc audit --publish`).
     """
 
     keys: Sequence[Key] | Key | None = None
     signed_after: datetime | str | None = None
     require_verified: bool = False
     allow_untested: bool = False
+    advisories: bool | Key = False
+
+    def asks_of(self, artifact: Artifact) -> bool:
+        """Whether anything is to be looked at before the artifact is loaded."""
+        return bool(self.advisories) or self.needs_attestation(artifact)
 
     def needs_attestation(self, artifact: Artifact) -> bool:
         """Whether the artifact is to be refused unless `aotc verify --attest` has passed it."""

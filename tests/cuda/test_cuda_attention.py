@@ -11,8 +11,8 @@ from gpu_runs import FOLDER, Gpu, close, inputs, run_python, start_aotc
 
 from aotc.compiler.autotune.attention import WORTH_COMPILING, fastest
 from aotc.picks import Pick, UnitPicks
+from aotc.store.layout.built import read_report
 from aotc.store.layout.store import Store
-from aotc.tools.inspection.kernels import read_report
 from aotc.tools.inspection.picks import exported, picks_of
 
 pytestmark = pytest.mark.cuda

@@ -20,6 +20,7 @@ BUILTINS = {
     "SchemaVersionError": ValueError,
     "SignatureError": RuntimeError,
     "UnverifiedError": RuntimeError,
+    "AdvisoryError": RuntimeError,
     "EnvironmentMismatchError": RuntimeError,
     "BindError": TypeError,
     "LibraryError": RuntimeError,

@@ -19,7 +19,7 @@ from aotc.compiler.autotune.picker import Picker
 from aotc.compiler.capture.lifting.lift import Capture
 from aotc.compiler.capture.replaced_functions import called_as_torchs
 from aotc.compiler.codegen.called_operators import calls_checked
-from aotc.compiler.codegen.generated_kernels import kernels_of, kernels_recorded
+from aotc.compiler.codegen.generated_kernels import kernels_of, kernels_recorded, operators_recorded
 from aotc.compiler.codegen.instruction_sets import code_for
 from aotc.compiler.codegen.library_constants import constants_left_out
 from aotc.compiler.cross_compile.lowering import lowering_without_gpu
@@ -36,13 +36,15 @@ LIBRARY = "model.so"
 
 class CompiledFiles(msgspec.Struct, frozen=True):
     """The files needed at run time, all in one folder; those of them that are stored uncompressed, to be mapped; the
-    kernels; the names of the applied patches of torch; a note for each patch that was left out."""
+    kernels; the names of the applied patches of torch; a note for each patch that was left out; the operators that
+    Inductor lowered, each with its dtypes, and None where that is not known."""
 
     files: tuple[str, ...]
     mapped: tuple[str, ...]
     kernels: tuple[Kernel, ...]
     patches: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    operators: dict[str, tuple[str, ...]] | None = None
 
 
 def compile_capture(
@@ -55,6 +57,7 @@ def compile_capture(
     """
     spec, destination = job.unit.spec, Path(job.output)
     kernels: dict[str, tuple[str, str]] = {}
+    lowered: dict[str, set[str]] = {}
     weights: list[str] = []
     with (
         torch.no_grad(),
@@ -66,6 +69,7 @@ def compile_capture(
         unit_toolchain(options, target.device, Path(job.shared) if job.shared else None, job.precompile),
         attention_chosen(captured.graph, picker, race=bool(options.get("max_autotune"))),
         kernels_recorded(kernels),
+        operators_recorded(lowered),
         calls_checked(),
         constants_left_out(destination, weights) if spec.weights == "frozen" else nullcontext(),
     ):
@@ -96,6 +100,7 @@ def compile_capture(
         tuple(kernels_of(kernels, text)),
         patches.names,
         patches.left_out,
+        {name: tuple(sorted(lowered[name])) for name in sorted(lowered)},
     )
 
 

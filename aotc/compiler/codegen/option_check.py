@@ -47,17 +47,17 @@ OWNED: dict[str, str] = {
 
 
 def check_patches(manifest: Manifest) -> list[Issue]:
-    """An issue, with its line, for every name in a manifest's `patches` that is not a performance patch's."""
+    """An issue, with its line, for every name in a manifest's `patches` that is not one that can be switched off."""
     if not any(spec.patches for spec in manifest.models.values()):
         return []
     from aotc.compiler.patches.machinery.registry import PATCHES
 
-    kinds = {patch.name: patch.kind for patch in PATCHES}
-    names = [name for name, kind in kinds.items() if kind == "performance"]
+    known = {patch.name for patch in PATCHES}
+    names = [patch.name for patch in PATCHES if patch.can_be_off]
     issues = [
         Issue(
-            f"the patch `{name}` of torch is not a performance patch, and cannot be switched off"
-            if name in kinds
+            f"the patch `{name}` of torch cannot be switched off: it is for equal builds, or is applied in torch.export"
+            if name in known
             else f"there is no patch `{name}` of torch",
             where=manifest.where("models", spec.name, "patches", name),
             hint=did_you_mean(name, names),

@@ -60,5 +60,5 @@ def _taken(store: Store, variant: BuiltVariant, key: str, output: Path) -> Store
         raise
     names = tuple(file.name for file in variant.files)
     mapped = tuple(file.name for file in variant.files if file.mapped)
-    files = CompiledFiles(names, mapped, report.kernels, patches=report.patches)
+    files = CompiledFiles(names, mapped, report.kernels, patches=report.patches, operators=report.operators)
     return StoredCode(key, files, picks, variant.untuned)

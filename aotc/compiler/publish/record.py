@@ -261,7 +261,7 @@ def _unused(module: nn.Module, state: Collection[StateSpec], constants: Collecti
 
 def _report(compiled: CompiledFiles, captured: Capture) -> bytes:
     operators = sum(node.op == "call_function" for node in captured.graph.graph.nodes)
-    return canonical_json(Report(compiled.kernels, operators, compiled.patches))
+    return canonical_json(Report(compiled.kernels, operators, compiled.patches, compiled.operators))
 
 
 def _forms(captured: Capture) -> list[tuple[str, list[int | None]]]:

@@ -24,6 +24,7 @@ from aotc.errors import BuildError
 from aotc.machine.targets import Target
 from aotc.manifest.inputs import TensorInput, parse_inputs
 from aotc.manifest.types import ModelSpec
+from aotc.provenance import both_operators
 from aotc.reads.tensors import plain_state
 from aotc.records import Argument
 
@@ -101,4 +102,5 @@ def _both(forward: CompiledFiles, backward: CompiledFiles) -> CompiledFiles:
         forward.kernels + backward.kernels,
         tuple(dict.fromkeys(forward.patches + backward.patches)),
         tuple(dict.fromkeys(forward.left_out + backward.left_out)),
+        both_operators(forward.operators, backward.operators),
     )

@@ -75,8 +75,8 @@ def remedies(lowering: Lowering, step: Step, part: Part, whole: Part) -> Iterato
             yield Remedy(f"torch's own kernel of {names}, in the place of its decomposition", "", mends(change, whole))
             return
     for name in _patches(lowering, part, mends):
-        kind = next(patch.kind for patch in PATCHES if patch.name == name)
-        write = f"patches: {{{name}: false}}" if kind == "performance" else ""
+        can_be_off = next(patch.can_be_off for patch in PATCHES if patch.name == name)
+        write = f"patches: {{{name}: false}}" if can_be_off else ""
         remedy = Remedy(f"leaving out aotc's patch `{name}`", write, mends(Change(off=frozenset({name})), whole))
         yield remedy
         if remedy.whole:

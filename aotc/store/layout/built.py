@@ -6,7 +6,7 @@ import msgspec
 
 from aotc.errors import CorruptError
 from aotc.picks import PICKS_LIMIT, UnitPicks, decode_picks, launch_pick
-from aotc.provenance import PROVENANCE_LIMIT, BuiltArtifact, BuiltVariant, Provenance
+from aotc.provenance import PROVENANCE_LIMIT, REPORT_LIMIT, BuiltArtifact, BuiltVariant, Provenance, Report
 from aotc.records import Artifact, decode
 from aotc.store.layout.bundle import BundleEntry, read_artifact
 from aotc.store.readable import Readable
@@ -28,6 +28,12 @@ def with_provenance(store: Readable, record: Artifact) -> BuiltArtifact:
         )
     built = decode(store.blobs.load(record.provenance, PROVENANCE_LIMIT), Provenance).join(record)
     return msgspec.structs.replace(built, kinds=tuple(with_provenance(store, kind) for kind in record.kinds))
+
+
+def read_report(store: Readable, variant: BuiltVariant) -> Report | None:
+    """A variant's kernels, operators and patches; None where its build recorded none. Raises NotFoundError,
+    CorruptError, StoreError."""
+    return None if variant.report is None else decode(store.blobs.load(variant.report, REPORT_LIMIT), Report)
 
 
 def read_picks(store: Readable, variant: BuiltVariant) -> UnitPicks | None:

@@ -22,6 +22,7 @@ from aotc.store.signing.attestations import ATTESTATIONS, read_envelopes, with_e
 from aotc.store.signing.keys import PublicKey
 from aotc.store.signing.signatures import (
     ReadSignatures,
+    Signature,
     encode_signatures,
     merged,
     read_signatures,
@@ -83,10 +84,12 @@ def push(
 
 
 def _push_signatures(transfer: Transfer, store: Store, digest: str) -> None:
-    """Put the bundle's signatures beside those that are there, of any key."""
-    if (ours := signatures_of(store, digest)) is None:
-        return
-    new = read_signatures(reader_of(store), ours).signatures
+    if (ours := signatures_of(store, digest)) is not None:
+        push_signatures(transfer, digest, read_signatures(reader_of(store), ours).signatures)
+
+
+def push_signatures(transfer: Transfer, digest: str, new: Sequence[Signature]) -> None:
+    """Put signatures of the bundle or document with that digest beside those that are there, of any key."""
 
     def change(theirs: Descriptor | None) -> Encoded | None:
         there = read_signatures(transfer.read, theirs) if theirs else ReadSignatures([], [], [])

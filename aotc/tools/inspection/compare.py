@@ -10,13 +10,13 @@ import msgspec
 from aotc.errors import NotFoundError
 from aotc.provenance import BuiltArtifact, BuiltVariant, Report
 from aotc.records import File, SizeRange, bucket_name, part_name
-from aotc.store.layout.built import read_built, read_picks
+from aotc.store.layout.built import read_built, read_picks, read_report
 from aotc.store.layout.bundle import Bundle, BundleEntry, read_bundle
 from aotc.store.layout.units import find_built
 from aotc.store.readable import Readable
 from aotc.store.reference import Reference
 from aotc.tools.inspection.binaries import BinaryDifference, compare_binaries
-from aotc.tools.inspection.kernels import KernelDifference, Status, compare_kernels, read_report
+from aotc.tools.inspection.kernels import KernelDifference, Status, compare_kernels
 from aotc.tools.inspection.picks import PickChange, unit_changes
 
 BINARY_LIMIT = 1 << 30

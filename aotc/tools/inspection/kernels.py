@@ -9,9 +9,7 @@ from typing import Literal
 import msgspec
 
 from aotc.digest import sha256_bytes
-from aotc.provenance import BuiltVariant, Kernel, Report
-from aotc.records import decode
-from aotc.store.readable import Readable
+from aotc.provenance import Kernel
 
 Status = Literal["added", "removed", "changed", "renamed"]
 
@@ -94,11 +92,3 @@ def _kernel_difference(a: Kernel | None, b: Kernel | None) -> KernelDifference:
 def _source_diff(a: Kernel, b: Kernel) -> str:
     lines = difflib.unified_diff(a.source.splitlines(), b.source.splitlines(), "A", "B", lineterm="", n=2)
     return "\n".join(lines)
-
-
-REPORT_LIMIT = 64 << 20
-
-
-def read_report(store: Readable, variant: BuiltVariant) -> Report | None:
-    """The variant's kernels; None where its build recorded none. Raises NotFoundError, CorruptError, StoreError."""
-    return None if variant.report is None else decode(store.blobs.load(variant.report, REPORT_LIMIT), Report)

@@ -12,11 +12,10 @@ import msgspec
 
 from aotc.provenance import BuiltArtifact, BuiltVariant, CallTimes, Kernel, Report
 from aotc.records import part_name
-from aotc.store.layout.built import read_built, read_picks
+from aotc.store.layout.built import read_built, read_picks, read_report
 from aotc.store.layout.bundle import Bundle, each_file
 from aotc.store.layout.units import UnitRecord, find_built
 from aotc.store.readable import Readable
-from aotc.tools.inspection.kernels import read_report
 from aotc.tools.inspection.races import RaceGroup, make_race
 from aotc.verify.verdicts import Report as Verdict
 

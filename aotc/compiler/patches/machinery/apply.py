@@ -42,7 +42,7 @@ def patched(
         for patch in patches:
             if patch.stage == stage:
                 stack.enter_context(patch.apply(graph))
-        yield Applied(tuple(patch.name for patch in patches), tuple(left_out(wanted)))
+        yield Applied(tuple(patch.name for patch in patches), (*left_out(wanted), *switched_off(device, options, off)))
 
 
 def operators_of(graph: fx.Graph) -> set[str]:
@@ -93,6 +93,15 @@ def usable(patches: Collection[Patch], names: Collection[str] | None) -> list[Pa
             stage="compile",
         )
     return [patch for patch in patches if not flaws[patch.name]]
+
+
+def switched_off(device: str, options: Mapping[str, Any], off: Collection[str]) -> list[str]:
+    """A note for each patch of a bug that the manifest switches off."""
+    return [
+        f"the patch `{patch.name}` is off, by the manifest: {patch.title} `aotc audit` calls it {patch.advisory}"
+        for patch in chosen(PATCHES, device, options)
+        if patch.name in off and patch.advisory
+    ]
 
 
 def untested() -> str:

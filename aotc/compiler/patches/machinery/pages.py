@@ -12,7 +12,18 @@ from pathlib import Path
 
 import msgspec
 
-from aotc.advisories import FEED_VERSION, OSV_VERSION, OWN, Advisory, Affected, Concern, Feed, Reference, own_feed
+from aotc.advisories import (
+    FEED_VERSION,
+    OSV_VERSION,
+    OWN,
+    Advisory,
+    Affected,
+    Concern,
+    Feed,
+    Reference,
+    Versions,
+    own_feed,
+)
 from aotc.compiler.patches.machinery.patch import Patch
 from aotc.compiler.patches.machinery.registry import PATCHES
 
@@ -84,7 +95,7 @@ def _advisory(patch: Patch, published: str, modified: str) -> Advisory:
         dtypes=patch.dtypes,
         only=patch.only,
     )
-    versions = {"type": "ECOSYSTEM", "events": [{"introduced": "0"}, {"fixed": patch.since}]}
+    versions = Versions("ECOSYSTEM", ({"introduced": "0"}, {"fixed": patch.since}))
     return Advisory(
         schema_version=OSV_VERSION,
         id=patch.advisory,

@@ -98,6 +98,11 @@ class Patch:
         return getattr(sys.modules[self.module], "reproduce", None)
 
     @property
+    def can_be_off(self) -> bool:
+        """Whether a manifest can leave it out, with `patches: {NAME: off}`."""
+        return self.kind != "determinism" and self.stage == "compile"
+
+    @property
     def link(self) -> str:
         number = self.upstream.removeprefix("pytorch#")
         found = number != self.upstream

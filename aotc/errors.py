@@ -208,11 +208,7 @@ class UnverifiedError(StoreError):
 
 
 class AdvisoryError(StoreError):
-    """An advisory is of the artifact, or may be, and `aotc.Trust(advisories=…)` refuses such artifacts.
-
-    `issues` has one for each unit and advisory, with the unit's name. Fields: `digest` of the bundle, `target`, and
-    `ids`, the advisories.
-    """
+    """Advisories are of the artifact, or may be: `issues`, for each unit. Fields: `digest`, `target` and `ids`."""
 
 
 class EnvironmentMismatchError(AotcError, RuntimeError):

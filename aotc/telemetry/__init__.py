@@ -5,6 +5,7 @@
 - `prometheus`, `opentelemetry`: `compiled.stats()` through these client libraries, which the extras
   `aotc[prometheus]` and `aotc[opentelemetry]` install
 - `counters`: which counters both export
+- `advisories`: what `aotc audit` found, for Prometheus
 """
 
 from aotc.telemetry.shapes import ShapeSample, sample_shapes

@@ -100,12 +100,13 @@ class RunningService:
 
 
 def bare_environment(folder: Path) -> dict[str, str]:
-    """No tools, no compiler, a new home and none of the caller's settings; banned imports raise."""
+    """No tools, no compiler, a new home and of the caller's settings only where modules are; banned imports raise."""
     (folder / "ban").mkdir()
     (folder / "ban" / "sitecustomize.py").write_text(BAN)
     (folder / "home").mkdir()
     kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "VIRTUAL_ENV") if name in os.environ}
-    return {**kept, "PATH": "", "CXX": "/bin/false", "HOME": str(folder / "home"), "PYTHONPATH": str(folder / "ban")}
+    paths = os.pathsep.join([str(folder / "ban"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**kept, "PATH": "", "CXX": "/bin/false", "HOME": str(folder / "home"), "PYTHONPATH": paths}
 
 
 @contextmanager

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import re
+import shutil
 import sys
 import time
 from collections import Counter
@@ -125,10 +127,14 @@ def service(zoo_store: Path, weights: Path, tmp_path_factory: pytest.TempPathFac
     set_tags(str(folder / "store"), parse_reference("pooled"), ["v1", "v2", "v3"])
     options = ["--store", folder / "store", "--model", "pooled", "--tag", "v1", "--weights", weights, "--port", "0"]
     with started(["examples/service/app.py", *options], folder) as running:
-        until = time.monotonic() + 60
-        while running.request("GET", "/readyz")[0] == 503 and time.monotonic() < until:
-            time.sleep(0.05)
+        wait_until_ready(running)
         yield running
+
+
+def wait_until_ready(running: RunningService) -> None:
+    until = time.monotonic() + 60
+    while running.request("GET", "/readyz")[0] == 503 and time.monotonic() < until:
+        time.sleep(0.05)
 
 
 def expected(tag: str) -> list[torch.Tensor]:
@@ -212,3 +218,55 @@ def test_what_it_exports(service: RunningService) -> None:
 
 def test_it_stops_cleanly(service: RunningService) -> None:
     assert service.stop() in (0, -15) and "Traceback" not in service.text
+
+
+# -- many releases ----------------------------------------------------------------------------------------------------
+
+LARGE = """
+version: 1
+defaults: {mode: default}
+models:
+  encoder:
+    factory: encoder.py:encoder
+    kwargs: {layers: 1, width: 1024}
+    inputs:
+      ids: {shape: [batch, seq], dtype: int64, init: {randint: [0, 1000]}, pad: {batch: 0, seq: 0}}
+      mask: {shape: [batch, seq], dtype: bool, init: ones, pad: {batch: true, seq: false}}
+    outputs: {crop: [batch, seq]}
+    buckets: [{batch: 2, seq: 8}]
+"""
+
+
+def resident(running: RunningService) -> float:
+    """MB, of which pages of mapped checkpoints are a part."""
+    pages = int(Path(f"/proc/{running.process.pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_ten_switches_of_a_release_take_no_more_memory_than_one_release(built: Any, tmp_path: Path) -> None:
+    """The weights are 55 MB: one release that is kept after a switch is over the bound."""
+    for name in ("fastapi", "uvicorn", "prometheus_client"):
+        pytest.importorskip(name)
+    from encoder import encoder
+
+    (tmp_path / "manifest.yaml").write_text(LARGE)
+    shutil.copy(ROOT / "examples" / "service" / "encoder.py", tmp_path)
+    store = built(tmp_path, "store", tmp_path / "manifest.yaml")
+    set_tags(str(store), parse_reference("encoder"), ["v1", "v2", "v3"])
+    weights = encoder(layers=1, width=1024).state_dict()
+    for tag in ("v1", "v2"):
+        save_file(weights, tmp_path / f"{tag}.safetensors")
+    options = ["--store", store, "--model", "encoder", "--tag", "v1", "--weights", tmp_path, "--port", "0"]
+    with started(["examples/service/app.py", *options], tmp_path) as running:
+        wait_until_ready(running)
+        running.post("/embed", {"ids": [1, 2]})
+        of_one = resident(running)
+        for number in range(10):
+            tag = f"v{1 + (number + 1) % 2}"
+            assert running.post("/release", {"tag": tag}) == (200, {"release": tag})
+            assert running.post("/release", {"tag": "v3"})[0] == 409  # it has no checkpoint
+            assert running.post("/embed", {"ids": [1, 2]})[1]["release"] == tag
+            assert running.post("/embed", {"ids": [5000]})[0] == 422
+            assert "aotc_calls_total" in running.request("GET", "/metrics")[1]
+        assert resident(running) < 1.15 * of_one

@@ -232,13 +232,15 @@ def without_origins(value: Any) -> Any:
 
 def objects_in(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """The objects of classes of others than Python and torch among a module's attributes, in lists and dicts there, and
-    within one another, four deep, each once with the path to it."""
+    within one another, four deep, each once with the path to it. Compiled code is none of the model's."""
     seen: set[int] = set()
     left_out = {*TORCHS_OWN, *vars(module).get(NOT_READ, ())}
     waiting = [(name, value, 4) for name, value in vars(module).items() if name not in left_out]
     while waiting:
         path, value, left = waiting.pop(0)
         if isinstance(value, nn.Module | Tensor | type | enum.Enum) or not left or id(value) in seen:
+            continue
+        if getattr(value, "is_compiled_code", False) is True:
             continue
         inner = dict(parts_of(value))
         if is_anothers(type(value)) and (own := own_attributes(value)) is not None:

@@ -235,7 +235,7 @@ class CompiledCall:
         try:
             return run(ran, state, plan, leaves)
         except BaseException as error:
-            self._counters.count_error(error)
+            self._counters.count_error(type(error))
             if not isinstance(error, LibraryError):
                 raise
             from aotc.runtime.explain.indices import with_indices

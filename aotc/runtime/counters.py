@@ -38,10 +38,9 @@ class Counters:
             row[2] += plan.request_elements
             row[3] += plan.run_elements
 
-    def count_error(self, error: BaseException) -> None:
+    def count_error(self, kind: type[BaseException]) -> None:
         with self.lock:
-            kind = type(error).__name__
-            self.errors[kind] = self.errors.get(kind, 0) + 1
+            self.errors[kind.__name__] = self.errors.get(kind.__name__, 0) + 1
 
     def count_copies(self, copies: int) -> None:
         with self.lock:

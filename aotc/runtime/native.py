@@ -205,10 +205,10 @@ def _launched(of: Callable[[], CompiledCall | None], plan: Plan, state: State, l
 def _raise_failure(of: Callable[[], CompiledCall | None], library: CLibrary, leaves: list[Any]) -> None:
     from aotc.runtime.explain.indices import with_indices
 
-    error, call = LibraryError(f"the library failed: {library._reason()}"), of()
+    call = of()
     assert call is not None  # it is being called
-    call._counters.count_error(error)
-    raise with_indices(error, call.artifact.signature.leaves, leaves)
+    call._counters.count_error(LibraryError)
+    raise with_indices(LibraryError(f"the library failed: {library._reason()}"), call.artifact.signature.leaves, leaves)
 
 
 def _positions(artifact: Artifact, variant: Variant) -> tuple[int, ...]:

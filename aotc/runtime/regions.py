@@ -54,7 +54,8 @@ class CompiledByRegions(Compiled):
         cast(Any, self._aotc).attach()
 
     def detach(self) -> None:
-        """Give the regions their own forwards back."""
+        """Give the regions their own forwards back. Attached, the module and its compiled code hold each other: detach
+        a model that is replaced, for its memory to be freed with its last reference."""
         cast(Any, self._aotc).detach()
 
 
@@ -66,18 +67,18 @@ class RegionForward:
     """Compiled code as the forward of one instance of a region: of each form of its calls that is attached.
 
     A copy of the module, or a pickle of it, has the class's own forward in its place: this one has the weights of the
-    instance that it was made for. `model` is kept alive with it, since the libraries are mapped as long as that lives.
+    instance that it was made for. While it stands there, it keeps `model` alive.
     """
 
     is_compiled_code = True
     """`aotc.reads` knows it by this: it is not a forward that the module was given."""
 
-    def __init__(self, instance: nn.Module, model: CompiledRegions) -> None:
+    def __init__(self, instance: nn.Module) -> None:
         self.forms: dict[str, CompiledCall] = {}
         """By the names of the regions, which have this instance and are called in other forms."""
         self.attached: frozenset[str] = frozenset()
         self.instance = instance
-        self.model = model
+        self.model: CompiledRegions | None = None
         self.__wrapped__ = own_forward(instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -174,7 +175,7 @@ class CompiledRegions(CompiledCall):
             streams=self._streams,
             pool=self._pool,
         )
-        forward = forwards.setdefault(path, RegionForward(instance, self))
+        forward = forwards.setdefault(path, RegionForward(instance))
         forward.forms[region.name] = compiled
         return path, instance, forward
 
@@ -247,6 +248,8 @@ class CompiledRegions(CompiledCall):
                 issues=tuple(taken[:5]),
                 hint="call detach() of what aotc.load gave for this module before; other libraries' hooks cannot stay",
             )
+        for _, _, forward in wanted:
+            forward.model = self
         try:
             set_all([vars(instance) for _, instance, _ in wanted], repeat("forward"), [part[2] for part in wanted])
             for name in names:
@@ -262,13 +265,18 @@ class CompiledRegions(CompiledCall):
         return [path for path, _, _ in self._forwards[name]]
 
     def detach(self, names: Collection[str] | None = None) -> None:
-        """Give the instances of these regions their own forward back; of all regions by default."""
+        """Give the instances of these regions their own forward back; of all regions by default.
+
+        Then no cycle of references is left, and the model is freed with the last reference to it.
+        """
         names = self._forwards if names is None else names
         for name in names:
             for _, instance, forward in self._forwards[name]:
                 forward.attached -= {name}
-                if not forward.attached and vars(instance).get("forward") is forward:
-                    del vars(instance)["forward"]
+                if not forward.attached:
+                    if vars(instance).get("forward") is forward:
+                        del vars(instance)["forward"]
+                    forward.model = None
         self._attached_names -= set(names)
 
     def _replaceable(self) -> tuple[Bound, Sequence[Sequence[Attached]]]:

@@ -6,8 +6,9 @@ import json
 import math
 import random
 import threading
+import weakref
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from aotc.errors import BindError
@@ -23,6 +24,7 @@ class ShapeSample:
 
     Up to `most` calls are all kept; of more, each call has the same chance to be among the kept ones (reservoir
     sampling, Li's algorithm L), so memory is bounded and few calls cost more than the counting. Any thread may call.
+    A sample does not keep its model alive.
 
     Attributes:
         dims: the names of the sizes.
@@ -35,7 +37,7 @@ class ShapeSample:
         self.dims = tuple(dims)
         self._most = most
         self._random = random.Random(seed)
-        self._calls: list[CompiledCall] = []
+        self._calls: weakref.WeakSet[CompiledCall] = weakref.WeakSet()  # each holds this sample
         self._lock = threading.RLock()
         self._start()
         renew_in_child(self, ShapeSample._renew)
@@ -97,9 +99,9 @@ class ShapeSample:
             if call.on_sizes == self.note:
                 call.on_sizes = None
 
-    def _attach(self, calls: Sequence[CompiledCall]) -> None:
-        self._calls = list(calls)
-        for call in calls:
+    def _attach(self, calls: Iterable[CompiledCall]) -> None:
+        self._calls.update(calls)
+        for call in self._calls:
             call.on_sizes = self.note
 
 
@@ -129,7 +131,7 @@ def sample_shapes(compiled: Compiled, *, most: int = 10_000) -> ShapeSample:
             hint="name sizes in the manifest's shapes, like [batch, seq, 256]",
         )
     sample = ShapeSample(dims, most)
-    sample._attach([call for call in calls if call.dims == dims])
+    sample._attach(call for call in calls if call.dims == dims)
     return sample
 
 

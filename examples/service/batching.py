@@ -72,10 +72,13 @@ class Batcher:
         """The answer to a request. Raises Overloaded, or what its run raises."""
         if len(self._waiting) >= self._most:
             raise Overloaded(f"{self._most} requests wait already")
-        entry = Waiting(request, asyncio.get_running_loop().create_future())
-        self._waiting.append(entry)
+        answer = asyncio.get_running_loop().create_future()
+        self._waiting.append(Waiting(request, answer))
         self._arrived.set()
-        return await entry.answer
+        try:
+            return await answer
+        finally:
+            del answer  # it may hold an exception, whose traceback holds this frame: a cycle, with the release in it
 
     async def serve(self) -> None:
         """Answer requests until this task is cancelled."""
@@ -91,16 +94,17 @@ class Batcher:
             await self._answer(batch)
 
     async def _answer(self, batch: list[Waiting]) -> None:
+        """Where it fails, the batch is empty then: the traceback holds this frame, which may not hold the answers."""
         try:
             answers = await self._run([entry.request for entry in batch])
         except Exception as error:
             if len(batch) == 1:
                 with contextlib.suppress(asyncio.InvalidStateError):
-                    batch[0].answer.set_exception(error)
-                return
-            for entry in batch:  # one bad request must not fail its neighbours
-                await self._answer([entry])
+                    batch.pop().answer.set_exception(error)
+        else:
+            for entry, answer in zip(batch, answers, strict=True):
+                if not entry.answer.done():
+                    entry.answer.set_result(answer)
             return
-        for entry, answer in zip(batch, answers, strict=True):
-            if not entry.answer.done():
-                entry.answer.set_result(answer)
+        while batch:  # one bad request must not fail its neighbours
+            await self._answer([batch.pop(0)])

@@ -88,10 +88,10 @@ def answer_miss(
         _log.warning("%s: a call that no variant may run: %s%s", call.artifact.model, text, given)
     if call.on_miss == "eager":
         return _run_eager(call, args, kwargs)
-    error = miss_error(call, explain_call(call, args, kwargs))
+    # No frame here may hold the error: its traceback holds the frames, and they hold the model and the inputs.
     if callable(call.on_miss):
-        return call.on_miss(error, *args, **kwargs)
-    raise error
+        return call.on_miss(miss_error(call, explain_call(call, args, kwargs)), *args, **kwargs)
+    raise miss_error(call, explain_call(call, args, kwargs))
 
 
 def _run_eager(call: CompiledCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -144,7 +144,7 @@ class WatchedForward(RegionForward):
     """The forward of a model of which regions are compiled: the module's own, watched."""
 
     def __init__(self, module: nn.Module, model: ParallelRegions) -> None:
-        super().__init__(module, model)
+        super().__init__(module)
         self._before = vars(module).get("forward")  # as another library has set it
         self.__wrapped__ = module.forward
         self._run_watched = model.run_watched

@@ -17,9 +17,14 @@ from torch import Tensor, nn
 from aotc.compiler.patches.machinery.patch import Patch
 from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
+from aotc.compiler.patches.shared.operators import DIVISIONS, INTEGERS
 
 PATCH = Patch(
     __name__,
+    severity="silent",
+    advisory="AOTC-2026-0043",
+    operators=DIVISIONS,
+    dtypes=INTEGERS,
     upstream="pytorch#186164",
     targets=("torch._inductor.graph:GraphLowering.get_attr(target, args, kwargs)",),
 )

@@ -17,9 +17,14 @@ from torch import Tensor
 from aotc.compiler.patches.machinery.patch import Patch
 from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
+from aotc.compiler.patches.shared.operators import FLOATS
 
 PATCH = Patch(
     __name__,
+    severity="silent",
+    advisory="AOTC-2026-0042",
+    operators=tuple(f"aten.{arc}{name}" for arc in ("a", "arc") for name in ("cosh", "sinh", "tanh")),
+    dtypes=FLOATS,
     device="cpu",
     targets=tuple(f"torch._inductor.codegen.cpp:CppVecOverrides.{name}(x)" for name in ("acosh", "asinh", "atanh")),
 )

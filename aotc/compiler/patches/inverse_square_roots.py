@@ -15,8 +15,16 @@ from torch import Tensor
 from aotc.compiler.patches.machinery.patch import Patch
 from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
 from aotc.compiler.patches.shared.inductor import decomposed
+from aotc.compiler.patches.shared.operators import FLOATS
 
-PATCH = Patch(__name__, targets=("aten.pow.Tensor_Scalar(self, exponent)",))
+PATCH = Patch(
+    __name__,
+    severity="silent",
+    advisory="AOTC-2026-0044",
+    operators=("aten.pow",),
+    dtypes=FLOATS,
+    targets=("aten.pow.Tensor_Scalar(self, exponent)",),
+)
 
 
 def apply() -> AbstractContextManager[None]:

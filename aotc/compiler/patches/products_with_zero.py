@@ -16,9 +16,14 @@ from torch import Tensor
 from aotc.compiler.patches.machinery.patch import Patch
 from aotc.compiler.patches.machinery.replacing import replaced
 from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
+from aotc.compiler.patches.shared.operators import FLOATS
 
 PATCH = Patch(
     __name__,
+    severity="silent",
+    advisory="AOTC-2026-0040",
+    operators=("aten.mul", "aten.div", "aten.reciprocal"),
+    dtypes=(*FLOATS, "complex64", "complex128"),
     torch=">=2.11,<2.14",
     upstream="pytorch#187580",
     targets=("torch._inductor.fx_passes.joint_graph:UniformValueConstantFolder._add_peephole_patterns()",),

@@ -22,6 +22,19 @@ from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
 
 PATCH = Patch(
     __name__,
+    severity="silent",
+    advisory="AOTC-2026-0041",
+    operators=(
+        "aten.amin",
+        "aten.amax",
+        "aten.aminmax",
+        "aten.argmin",
+        "aten.argmax",
+        "aten.min",
+        "aten.max",
+        "aten.sum",
+    ),
+    dtypes=("int8", "uint8"),
     device="cpu",
     upstream="pytorch#191499",
     targets=("torch._inductor.codegen.cpp:CppVecKernel.reduction(dtype, src_dtype, reduction_type, value)",),

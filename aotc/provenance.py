@@ -142,13 +142,14 @@ class Smoked(Record, frozen=True):
     """What a unit's smoke run has shown: how to launch it, on a GPU; what it costs a call, of a region.
 
     `driver_compiled`: the bytes of machine code that the GPU's driver has compiled for the first call.
-    `times`: what one call takes.
+    `times`: what one call takes. `notes`: what could not be compared, and why.
     """
 
     launch: LaunchPick | None = None
     cost: RegionCost | None = None
     driver_compiled: int = 0
     times: CallTimes | None = None
+    notes: tuple[str, ...] = ()
 
 
 # -- how an artifact came to be ---------------------------------------------------------------------------------------

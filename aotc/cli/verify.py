@@ -205,7 +205,8 @@ _WEIGHTS = {"own": "own", "other": "changed", "swapped": "update_weights"}
 
 
 def _show(reports: Sequence[Report]) -> None:
-    """The weights only where they tell rows of the same sizes apart."""
+    """The weights only where they tell rows of the same sizes apart; no row for what could not be compared."""
+    everything, reports = reports, [report for report in reports if not (report.extremes and report.status == "ok")]
     swapped = any(report.weights != "own" for report in reports)
     print_table(
         (
@@ -222,8 +223,8 @@ def _show(reports: Sequence[Report]) -> None:
             for r in reports
         ],
     )
-    for report in reports:
-        if report.status != "ok":
+    for report in everything:
+        if report.status != "ok" or report.detail:
             first, *more = report.detail.split("\n")
             known = (part for part in (report.model, report.bucket, report.target, report.sizes) if part != "-")
             echo(f"{report.status}: {' '.join(known)}: {first}", err=True)

@@ -183,8 +183,8 @@ class ForkRequest(Record, frozen=True):
 
 class Job(Record, frozen=True):
     """One unit of a manifest in `folder`, for its processes: the first compiles it, the second runs the result once.
-    Where that is `miscompiled`, a third looks for the part of the model that is. Of `settings` they read `locked` and
-    `dummy_weights`.
+    Where that is `miscompiled`, a third looks for the part of the model that is; with extreme values at the sizes
+    `extremes`, if there are some. Of `settings` they read `locked` and `dummy_weights`.
 
     `shared` is the folder in which the units of a build share picks and compiled files; "" for none. `precompile`:
     precompile headers in that folder. `ranks` of a parallel model: those without code yet, of which the first one's is
@@ -200,6 +200,7 @@ class Job(Record, frozen=True):
     precompile: bool = False
     ranks: tuple[int, ...] = ()
     miscompiled: bool = False
+    extremes: Dims | None = None
     graphs: dict[str, str] = msgspec.field(default_factory=dict)
     store: str = ""
 
@@ -294,7 +295,7 @@ class UnitRan(Record, frozen=True, tag="ran"):
 
 class UnitFailed(Record, frozen=True, tag="failed"):
     """The unit cannot be compiled, or its result is wrong; `source` is a line of the model's code. `miscompiled`: the
-    compiled code runs, and computes another thing than the model."""
+    compiled code runs, and computes another thing than the model; `extremes`: with extreme values, at these sizes."""
 
     message: str
     hint: str
@@ -302,6 +303,7 @@ class UnitFailed(Record, frozen=True, tag="failed"):
     source: str = ""
     issues: tuple[Issue, ...] = ()
     miscompiled: bool = False
+    extremes: Dims | None = None
 
 
 class WrongPart(Record, frozen=True, tag="part"):

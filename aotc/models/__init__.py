@@ -3,6 +3,7 @@
 - `factory`: the module. `casting`: its `dtype:`. `dummy_weights`: its parameters without memory.
   `auto_inputs`: `inputs: auto`.
   `example_inputs`: values of the inputs. `input_forms`: values with which the model does other things.
+  `extreme_inputs`: values at which compilers go wrong. `extreme_calls`: a call with them, compared with eager.
 - `signature`: the calling convention of its forward. `calls`: a call with values, and its modes.
   `entry_points`: a method in the place of its forward.
 - `gradients`: those of a call, to compare compiled code with eager. `reference`: the model in float64.

@@ -206,7 +206,9 @@ def _said(mask: Tensor, eager: Any, compiled: Any) -> str:
 
 def _witnesses(call: Call, leaves: Sequence[Any], step: float) -> Iterator[Result | None]:
     """What eager gives with something changed; None where it cannot be run in float64."""
-    yield _witness(call, [*map(in_double, leaves)], in_float64())
+    wide = _witness(call, [*map(in_double, leaves)], in_float64())
+    # A module may compare its input's dtype with its weights', which stay as they are.
+    yield _witness(call, leaves, in_float64()) if wide is None else wide
     others: list[tuple[_Changed, Sequence[Any]]] = [
         (_Flipped(), leaves),  # type: ignore[no-untyped-call]
         (_SmallerRange(), [*map(_without_denormals, leaves)]),  # type: ignore[no-untyped-call]
@@ -278,7 +280,23 @@ class _Flipped(_Changed):  # type: ignore[no-untyped-call]
 
 _SUMS = frozenset(
     {
-        *("sum", "mean", "trace", "cumsum", "dot", "vdot", "mv", "addmv", "mm", "bmm", "addmm", "baddbmm", "addbmm"),
+        *(
+            "sum",
+            "mean",
+            "nansum",
+            "nanmean",
+            "trace",
+            "cumsum",
+            "dot",
+            "vdot",
+            "mv",
+            "addmv",
+            "mm",
+            "bmm",
+            "addmm",
+            "baddbmm",
+            "addbmm",
+        ),
         *("linear", "matmul", "einsum", "_grouped_mm", "convolution"),
     }
 )

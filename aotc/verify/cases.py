@@ -8,7 +8,8 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from aotc.records import Artifact, Bucket, Dims, Size, SizeRange, Variant
+from aotc.models.extreme_inputs import off_vector
+from aotc.records import Artifact, Bucket, Dims, Size, SizeRange, Variant, tuned_dims
 from aotc.runtime.dispatch import Dispatcher
 
 
@@ -22,20 +23,22 @@ def model_dispatcher(artifact: Artifact, buckets: Sequence[Bucket]) -> Dispatche
 
 
 class Step(NamedTuple):
-    """One part of verifying an artifact: a bucket, by its place, and with which weights."""
+    """One part of verifying an artifact: a bucket, by its place, with which weights, and if with extreme inputs."""
 
     bucket: int
     weights: Literal["own", "other", "swapped"] = "own"
+    extremes: bool = False
 
 
 def steps_of(artifact: Artifact, dispatcher: Dispatcher) -> list[Step]:
     """Every bucket at all its sizes. Then, for live weights: every bucket once with other weights, and one bucket with
-    weights that `update_weights` has set."""
+    weights that `update_weights` has set. At last every bucket once with extreme inputs, after which a GPU may be of no
+    use to the process."""
     buckets = range(len(dispatcher.variants))
-    own = [Step(index) for index in buckets]
-    if artifact.weights != "live":
-        return own
-    return [*own, *(Step(index, "other") for index in buckets), *(Step(index, "swapped") for index in buckets[:1])]
+    steps = [Step(index) for index in buckets]
+    if artifact.weights == "live":
+        steps += [*(Step(index, "other") for index in buckets), *(Step(index, "swapped") for index in buckets[:1])]
+    return steps if artifact.parallel else [*steps, *(Step(index, extremes=True) for index in buckets)]
 
 
 def sizes_to_verify(dispatcher: Dispatcher, index: int) -> list[Dims]:
@@ -54,6 +57,18 @@ def sizes_to_verify(dispatcher: Dispatcher, index: int) -> list[Dims]:
         if plan is not None and plan.variant == index:
             chosen.append(dict(zip(names, sizes, strict=True)))
     return chosen
+
+
+def sizes_at_extremes(dispatcher: Dispatcher, index: int) -> Dims | None:
+    """The sizes at which one variant is called with extreme inputs: of ranges such as are not a vector's, without pads
+    where there are such. None where none is dispatched to it."""
+    bucket, names = dispatcher.variants[index].bucket, dispatcher.dims.names
+    tuned = tuned_dims(bucket)
+    for dims in (off_vector(bucket, tuned), tuned, *sizes_to_verify(dispatcher, index)):
+        plan = dispatcher.plan(tuple(dims[name] for name in names))
+        if plan is not None and plan.variant == index:
+            return dims
+    return None
 
 
 def _candidates(variant: Variant, name: str, variants: Sequence[Variant]) -> list[int]:

@@ -12,11 +12,20 @@ import msgspec
 
 from aotc.errors import AotcError, BindError
 from aotc.machine.processes import Parent
+from aotc.models.extreme_calls import AtExtremes
+from aotc.models.extreme_inputs import Draw
 from aotc.models.factory import told
 from aotc.models.tolerance import Judgement
 from aotc.records import Artifact, Dims, LaunchPick, bucket_name
 from aotc.runtime.dispatch import Dispatcher
-from aotc.verify.cases import Step, describe_sizes, model_dispatcher, sizes_to_verify, steps_of
+from aotc.verify.cases import (
+    Step,
+    describe_sizes,
+    model_dispatcher,
+    sizes_at_extremes,
+    sizes_to_verify,
+    steps_of,
+)
 from aotc.verify.comparison import Comparison, CouldNotRun, VerifyJob
 from aotc.verify.training import STEPS, compare_training
 from aotc.verify.verdicts import Report, Status
@@ -28,8 +37,8 @@ _NOT_THE_WHOLE = (
 
 
 class Message(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the worker says: that it begins with a step at some sizes, and then how that ended. At last, of code that
-    had not run before and was right at all steps: how it is launched."""
+    """What the worker says: that it begins with a step at some sizes, and then how that ended. Before the steps with
+    extreme inputs, of code that had not run before and was right at all others: how it is launched."""
 
     step: int
     sizes: str
@@ -45,7 +54,7 @@ def verify(job: VerifyJob) -> Iterator[Message]:
     right = True
     if comparison.ranks is not None and job.first == 0:
         yield from _whole(job, comparison, dispatcher)
-    for message in _steps(job, comparison, artifact, dispatcher):
+    for message in _steps(job, comparison, artifact, dispatcher, extremes=False):
         if comparison.ranks is not None and message.report is not None:
             message = msgspec.structs.replace(message, report=comparison.ranks.worst(message.report))
         right &= message.report is None or message.report.status == "ok"
@@ -54,6 +63,7 @@ def verify(job: VerifyJob) -> Iterator[Message]:
         from aotc.verify.launch import measured_launches
 
         yield Message(job.first, "-", launches=measured_launches(comparison))
+    yield from _steps(job, comparison, artifact, dispatcher, extremes=True)
 
 
 def _whole(job: VerifyJob, comparison: Comparison, dispatcher: Dispatcher) -> Iterator[Message]:
@@ -73,10 +83,20 @@ def _whole(job: VerifyJob, comparison: Comparison, dispatcher: Dispatcher) -> It
                 yield Message(number, describe_sizes(dims), report)
 
 
-def _steps(job: VerifyJob, comparison: Comparison, artifact: Artifact, dispatcher: Dispatcher) -> Iterator[Message]:
+def _steps(
+    job: VerifyJob, comparison: Comparison, artifact: Artifact, dispatcher: Dispatcher, extremes: bool
+) -> Iterator[Message]:
     for number, step in list(enumerate(steps_of(artifact, dispatcher)))[job.first : job.end]:
-        sizes = sizes_to_verify(dispatcher, step.bucket)
+        if step.extremes is not extremes:
+            continue
         name = bucket_name(dispatcher.variants[step.bucket].bucket)
+        if step.extremes:
+            if (dims := sizes_at_extremes(dispatcher, step.bucket)) is not None:
+                yield Message(number, describe_sizes(dims))
+                if report := _verify_extremes(comparison, job, name, dims):
+                    yield Message(number, describe_sizes(dims), report)
+            continue
+        sizes = sizes_to_verify(dispatcher, step.bucket)
         if step.weights != "own":
             for dims in sizes[:1]:
                 yield Message(number, describe_sizes(dims))
@@ -139,6 +159,25 @@ def _verify_weights(comparison: Comparison, job: VerifyJob, bucket: str, dims: D
     detail = f"with other weights, {worst.detail}; {_RANDOM if comparison.draws else _OTHER_WEIGHTS}"
     failed = _report(job, bucket, describe_sizes(dims), "failed", msgspec.structs.replace(worst, detail=detail))
     return msgspec.structs.replace(failed, weights=step.weights)
+
+
+def _verify_extremes(comparison: Comparison, job: VerifyJob, bucket: str, dims: Dims) -> Report | None:
+    """Compare with extreme inputs. None if all is right; where nothing could be compared, a report that says why."""
+    sizes, skipped = describe_sizes(dims), ""
+    draws: tuple[Draw, ...] = ("extreme", "edges")
+    for draw in draws:
+        try:
+            found = comparison.compare_at_extremes(dims, draw)
+        except Exception as error:  # of an init of the user's
+            found = AtExtremes(skipped=told(error))
+        if found.wrong:
+            failed = _report(job, bucket, sizes, "failed", detail=f"with extreme inputs, {found.wrong}")
+            return msgspec.structs.replace(failed, extremes=draw)
+        skipped = skipped or found.skipped
+    if not skipped:
+        return None
+    report = _report(job, bucket, sizes, "ok", detail=f"not compared with extreme inputs: {skipped}")
+    return msgspec.structs.replace(report, extremes=draws[0])
 
 
 def worst_of(judgements: Sequence[Judgement]) -> Judgement:

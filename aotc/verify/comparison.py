@@ -16,7 +16,9 @@ from aotc.errors import BindError, VerifyError
 from aotc.machine.environment import Compat
 from aotc.machine.targets import parse_target
 from aotc.manifest.types import ModelSpec
-from aotc.models.calls import arguments_of, has_drawn, modes_of, signature_leaves
+from aotc.models.calls import Called, arguments_of, has_drawn, modes_of, signature_leaves, writable_buffers
+from aotc.models.extreme_calls import AtExtremes, compare_at_extreme_values
+from aotc.models.extreme_inputs import Draw, freedoms
 from aotc.models.factory import build_module, told
 from aotc.models.input_forms import input_forms
 from aotc.models.reference import forget_failed_traces, in_double, in_float64
@@ -27,6 +29,7 @@ from aotc.runtime.call import CompiledCall
 from aotc.runtime.compiled import Compiled
 from aotc.runtime.load import load
 from aotc.runtime.options import Graphs, Ranks, Trust
+from aotc.tensors.comparison import Result
 from aotc.tensors.contents import Contents, contents, same_values
 from aotc.tensors.subclasses import is_wrapper
 from aotc.verify.eight_bits import RoundingTo8Bits
@@ -280,6 +283,26 @@ class Comparison:
                 hint="it writes to memory that is not its own: do not serve it, and report its model",
             )
         return judgements
+
+    # -- extreme inputs -----------------------------------------------------------------------------------------------
+
+    def compare_at_extremes(self, dims: Dims, draw: Draw, subject: Subject | None = None) -> AtExtremes:
+        """Judge one call with extreme inputs, which the model itself may not take. `subject`: other code than the
+        artifact's."""
+        code = subject or Subject(self.compiled, self.module)
+        copy_state(self.eager, code.module)  # other weights may have been set
+        signature, written = self.signature, writable_buffers(self.eager)
+        leaves = signature_leaves(self.spec, signature, dims, self.device, 0, self.folder)
+        eager, ours = (Called(module, signature, written, leaves) for module in (self.eager, code.module))
+
+        def compiled(values: Sequence[Any]) -> Result:
+            return ours._replace(leaves=values).call(code.call)
+
+        step = TF32 if may_use_tf32(self.eager) else 0.0
+        with modes_of(self.spec, self.device.type):
+            return compare_at_extreme_values(
+                eager, compiled, freedoms(self.spec, signature), self.device, draw, step=step
+            )
 
     # -- other weights ------------------------------------------------------------------------------------------------
 

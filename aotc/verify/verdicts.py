@@ -19,7 +19,8 @@ class Report(msgspec.Struct, frozen=True):
     that was verified; "" where none could be read. `bisection`: why it differs, a
     `Bisection` of `aotc.tools.bisection.messages`. `launches`, with the last report on an artifact that had not run
     before and is right: how its variants are launched, as measured. `weights`: the factory's own, others as a
-    checkpoint has them, or others that `update_weights` has set.
+    checkpoint has them, or others that `update_weights` has set. `extremes`: the name of the draw of extreme inputs,
+    "" with ordinary ones; with status `ok`, nothing could be compared, and `detail` says why.
     """
 
     model: str
@@ -35,6 +36,7 @@ class Report(msgspec.Struct, frozen=True):
     bisection: dict[str, Any] | None = None
     launches: tuple[LaunchPick | None, ...] = ()
     weights: Literal["own", "other", "swapped"] = "own"
+    extremes: Literal["", "extreme", "edges"] = ""
 
 
 class _WithLimits(msgspec.Struct, frozen=True):

@@ -86,12 +86,17 @@ def test_what_eager_does_not_decide_is_rounding(
 
 def test_where_the_model_does_not_run_in_float64_its_floats_are_not_decided_and_its_integers_are() -> None:
     def model(x: Tensor) -> Tensor:
-        if x.dtype == torch.float64:
+        if torch.get_default_dtype() == torch.float64:
             raise ValueError("only float32")
         return x * 0
 
     assert not wrong(model, [X], torch.zeros(6))
     assert wrong(lambda x: model(x).isnan().long(), [X], torch.zeros(6).long())
+
+
+def test_a_module_that_compares_its_input_s_dtype_with_its_weights_is_run_in_float64_all_the_same() -> None:
+    module = torch.nn.GRU(2, 3)
+    assert wrong(lambda x: module(x)[0], [torch.full((4, 2), nan)], torch.zeros(4, 3)) != ""
 
 
 def test_the_first_wrong_part_is_named_with_its_path() -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from small_artifact import small_artifact
 
 from aotc.records import Bucket, Output, PadRule, Signature, SizeRange, TensorLeaf, Variant
 from aotc.runtime.dispatch import Dispatcher
-from aotc.verify.cases import Step, describe_sizes, sizes_to_verify, steps_of
+from aotc.verify.cases import Step, describe_sizes, sizes_at_extremes, sizes_to_verify, steps_of
 
 
 def dispatcher(buckets: list[Bucket], *shape: str, pad: tuple[str, ...] = ()) -> Dispatcher:
@@ -60,11 +61,33 @@ def test_a_bucket_that_nothing_is_dispatched_to_has_no_sizes() -> None:
 
 def test_live_weights_are_verified_with_others_after_all_buckets_and_frozen_ones_are_not() -> None:
     made = dispatcher([{"seq": 8}, {"seq": 64}], "seq")
-    own = [Step(0), Step(1)]
+    own, extremes = [Step(0), Step(1)], [Step(0, extremes=True), Step(1, extremes=True)]
     artifact = small_artifact(weights="frozen")
-    assert steps_of(artifact, made) == own
+    assert steps_of(artifact, made) == [*own, *extremes]
     artifact = msgspec.structs.replace(artifact, weights="live")
-    assert steps_of(artifact, made) == [*own, Step(0, "other"), Step(1, "other"), Step(0, "swapped")]
+    assert steps_of(artifact, made) == [*own, Step(0, "other"), Step(1, "other"), Step(0, "swapped"), *extremes]
+
+
+@pytest.mark.parametrize(
+    ("bucket", "sizes"),
+    [
+        (SizeRange(1, 512, tune_at=256), 65),
+        (SizeRange(2, 40, tune_at=8), 33),
+        (SizeRange(2, 4, tune_at=4), 3),
+        (SizeRange(200, 300, tune_at=256), 256),
+        (SizeRange(8, 64, multiple_of=8, tune_at=64), 64),
+        (12, 12),
+    ],
+)
+def test_extreme_inputs_have_a_length_that_is_no_vector_s(bucket: Any, sizes: int) -> None:
+    assert sizes_at_extremes(dispatcher([{"seq": bucket}], "seq"), 0) == {"seq": sizes}
+
+
+def test_extreme_inputs_have_a_size_that_is_dispatched_to_their_bucket() -> None:
+    made = dispatcher([{"seq": 65}, {"seq": SizeRange(1, 100, tune_at=65)}], "seq")
+    assert sizes_at_extremes(made, 0) == {"seq": 65}
+    assert sizes_at_extremes(made, 1) == {"seq": 1}
+    assert sizes_at_extremes(dispatcher([{"seq": 8}, {"seq": 8}], "seq"), 1) is None
 
 
 sizes = st.integers(1, 9)

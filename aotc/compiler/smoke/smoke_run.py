@@ -7,8 +7,8 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from aotc.compiler.messages import Job, Message, Span, UnitFailed, UnitRan, wait_here
 from aotc.compiler.smoke.call_times import TimedCall, call_times
+from aotc.compiler.smoke.extreme_values import compare_at_the_extremes
 from aotc.compiler.smoke.gradients import compare_at_extremes, compare_gradients, inputs_of_any_value
 from aotc.compiler.smoke.launch import pick_launch
 from aotc.compiler.smoke.region_cost import region_cost
@@ -33,6 +34,8 @@ from aotc.models.calls import (
     signature_leaves,
     state_put_back,
 )
+from aotc.models.extreme_calls import one_thread
+from aotc.models.extreme_inputs import freedoms, freedoms_of_region, off_vector
 from aotc.models.factory import build_module
 from aotc.models.fake_ranks import make_meshes_on
 from aotc.models.regions import example_of
@@ -109,7 +112,13 @@ def smoke(job: Job) -> Smoked:
             compare_gradients(called, variant, compiled, device)
             wide = inputs_of_any_value(spec, artifact.signature)
             compare_at_extremes(called, variant, compiled, device, {*wide, *variant.with_gradients})
-    return msgspec.structs.replace(smoked, times=times)
+        free, odd = freedoms(spec, artifact.signature), off_vector(variant.bucket, dims)
+        examples = [
+            (sizes, partial(signature_leaves, spec, artifact.signature, sizes, device, 0, folder))
+            for sizes in ([odd, dims] if odd != dims else [dims])
+        ]
+        notes = compare_at_the_extremes(called, compiled, free, device, examples)
+    return msgspec.structs.replace(smoked, times=times, notes=notes)
 
 
 def _run_region(
@@ -145,16 +154,19 @@ def _run_region(
         if variant.backward is not None:
             compare_gradients(called, variant, compiled.regions[region.name], device)
             compare_at_extremes(called, variant, compiled.regions[region.name], device, variant.with_gradients)
-    if device.type != "cuda" or variant.backward is not None:
-        return Smoked(None, cost, driver_compiled, times)
     part = artifact.of_region(region)
 
     def bound(graphs: Graphs) -> CompiledCall:
         return CompiledCall(part, [library], bind_state(part, instance, device), instance, device, "error", graphs)
 
-    with state_put_back(instance, variant.mutated_state):
-        launch = _pick_launch(job, variant, device, bound, *arguments_of(region.signature, example.leaves))
-    return Smoked(launch, cost, driver_compiled, times)
+    launch = None
+    if device.type == "cuda" and variant.backward is None:
+        with state_put_back(instance, variant.mutated_state):
+            launch = _pick_launch(job, variant, device, bound, *arguments_of(region.signature, example.leaves))
+    with modes_of(job.unit.spec, device.type):
+        free, examples = freedoms_of_region(example.leaves), [(dims, lambda: example.leaves)]
+        notes = compare_at_the_extremes(called, compiled.regions[region.name], free, device, examples)
+    return Smoked(launch, cost, driver_compiled, times, notes)
 
 
 def _pick_launch(
@@ -211,7 +223,7 @@ def _compare_with_eager(called: Called, given: Result, compiled: TimedCall, eage
         )
     position = first_difference(result, given, run)
     if position is not None:
-        with _one_thread():
+        with one_thread():
             given = called.call(compiled)
             position = first_difference(run(0), given, run)
     if position is None:
@@ -223,16 +235,6 @@ def _compare_with_eager(called: Called, given: Result, compiled: TimedCall, eage
         "operators, or leave that part to eager: `aotc build MANIFEST --suggest-regions`",
         miscompiled=True,
     )
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 class DriverCache:
@@ -290,8 +292,9 @@ def failed_by(error: Exception) -> UnitFailed:
         hint = OTHER_STRIDES
     elif not hint and "Error in op: " in message:  # of what Inductor asserts of an operator's results
         hint = OTHER_SIZES
-    wrong = failure.fields.get("miscompiled", False)
-    return UnitFailed(f"smoke run: {message}", hint, "smoke run", issues=tuple(failure.issues), miscompiled=wrong)
+    wrong, extremes = failure.fields.get("miscompiled", False), failure.fields.get("extremes")
+    issues = tuple(failure.issues)
+    return UnitFailed(f"smoke run: {message}", hint, "smoke run", issues=issues, miscompiled=wrong, extremes=extremes)
 
 
 def main() -> int:

@@ -41,6 +41,7 @@ def failed(module: str, unit: Unit, said: UnitFailed, work: Path, log: Path, log
         source=said.source,
         log=str(log),
         miscompiled=said.miscompiled,
+        extremes=said.extremes,
     )
 
 

@@ -94,7 +94,7 @@ def compile_and_run(
     smoked = _launched_alike([kind.smoked for kind in kinds])
     one, *others = (_with_launch(kind.artifact, smoked) for kind in kinds)
     return Compiled(
-        _of_all_kinds([kind.autotuned for kind in kinds]),
+        _of_all_kinds(kinds),
         msgspec.structs.replace(one, kinds=tuple(others)),
         work / OUTPUT,
         smoked,
@@ -125,16 +125,19 @@ def _launched_alike(kinds: Sequence[Smoked]) -> Smoked:
     return msgspec.structs.replace(kinds[0], launch=LaunchPick(graph=False, reason="not faster on every rank"))
 
 
-def _of_all_kinds(kinds: Sequence[Autotuned]) -> Autotuned:
-    """The autotuning of all kinds' code; what was shared with other units is the first one's."""
+def _of_all_kinds(kinds: Sequence[_Kind]) -> Autotuned:
+    """The autotuning of all kinds' code, with the notes of their smoke runs; what was shared with other units is the
+    first one's."""
+    tuned = [kind.autotuned for kind in kinds]
+    notes = [what for kind in kinds for what in (*kind.autotuned.notes, *kind.smoked.notes)]
     return msgspec.structs.replace(
-        kinds[0],
-        failed_candidates=sum(kind.failed_candidates for kind in kinds),
-        pinned=sum(kind.pinned for kind in kinds),
-        tuned=tuple(what for kind in kinds for what in kind.tuned),
-        measurements=sum(kind.measurements for kind in kinds),
-        stale=tuple(dict.fromkeys(what for kind in kinds for what in kind.stale)),
-        notes=tuple(dict.fromkeys(what for kind in kinds for what in kind.notes)),
+        tuned[0],
+        failed_candidates=sum(each.failed_candidates for each in tuned),
+        pinned=sum(each.pinned for each in tuned),
+        tuned=tuple(what for each in tuned for what in each.tuned),
+        measurements=sum(each.measurements for each in tuned),
+        stale=tuple(dict.fromkeys(what for each in tuned for what in each.stale)),
+        notes=tuple(dict.fromkeys(notes)),
     )
 
 
@@ -200,7 +203,8 @@ class _UnitProcesses:
         except BuildError as error:
             if not error.fields.get("miscompiled"):
                 raise
-            job = msgspec.structs.replace(decode(self.job.read_bytes(), Job), miscompiled=True)
+            extremes = error.fields.get("extremes")
+            job = msgspec.structs.replace(decode(self.job.read_bytes(), Job), miscompiled=True, extremes=extremes)
             path = self.job.with_name("miscompiled.json")
             path.write_bytes(msgspec.json.encode(job))
             try:

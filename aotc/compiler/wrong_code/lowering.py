@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -35,15 +35,17 @@ class Change:
 
 @dataclass(frozen=True)
 class Lowering:
-    """Runs graphs through the steps of torch's compiler as the unit's options and patches say."""
+    """Runs graphs through the steps of torch's compiler as the unit's options and patches say. `extremes`: the inputs
+    have extreme values, and results are judged accordingly."""
 
     target: Target
     options: Mapping[str, Any]
     off: frozenset[str]
     change: Change = Change()
+    extremes: bool = False
 
     def changed(self, change: Change) -> Lowering:
-        return Lowering(self.target, self.options, self.off, change)
+        return replace(self, change=change)
 
     def patches(self) -> list[str]:
         """The names of the patches of torch that are applied while Inductor runs."""

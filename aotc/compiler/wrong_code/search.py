@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from aotc.compiler.explain_failure import lines_shown
 from aotc.compiler.wrong_code.findings import Culprit, Numbers
 from aotc.compiler.wrong_code.lowering import Lowering, Step
 from aotc.compiler.wrong_code.subgraphs import OF, Part, exact, groups_of, in_eager, needed_for, part_of, values_of
+from aotc.models.decided_values import first_wrong_value
 from aotc.models.tolerance import Judgement, failed, judge
 
 LONGEST = 400
@@ -37,6 +39,8 @@ def difference(lowering: Lowering, step: Step, part: Part) -> Difference | None:
 
     Raises what torch's compiler does.
     """
+    if lowering.extremes:
+        return _difference_at_extremes(lowering, step, part)
     eager, reference = in_eager(part), exact(part)
     found = lowering.run(step, part)
     judged = [
@@ -45,6 +49,16 @@ def difference(lowering: Lowering, step: Step, part: Part) -> Difference | None:
     ]
     wrong = [one for one in judged if not one.judgement.ok]
     return max(wrong, key=lambda one: one.judgement.error / (one.judgement.allowed or 1.0), default=None)
+
+
+def _difference_at_extremes(lowering: Lowering, step: Step, part: Part) -> Difference | None:
+    eager, found = in_eager(part), lowering.run(step, part)
+
+    def call(inputs: Sequence[Any]) -> list[Any]:
+        return in_eager(replace(part, inputs=tuple(inputs)))
+
+    wrong = first_wrong_value(eager, found, call, part.inputs)
+    return wrong and Difference(part, part.results[wrong.position], failed(wrong.said), None)
 
 
 def smallest(

@@ -3,9 +3,13 @@ smoke run, and find the smallest part of the graph that torch's compiler makes w
 
 from __future__ import annotations
 
+import traceback
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from aotc.compiler.capture.export import capture
+from aotc.compiler.capture.lifting.lift import Capture
 from aotc.compiler.capture.unit_graph import subject_of
 from aotc.compiler.codegen.inductor_options import inductor_options, options_of_the_model_undone
 from aotc.compiler.messages import Job, WrongPart
@@ -13,7 +17,9 @@ from aotc.compiler.training.compile import differentiable_arguments
 from aotc.compiler.training.halves import draws
 from aotc.compiler.wrong_code.ladder import Walk, walk
 from aotc.compiler.wrong_code.lowering import Lowering
+from aotc.compiler.wrong_code.subgraphs import values_of
 from aotc.models.calls import modes_of
+from aotc.models.extreme_inputs import Freedom, extreme_leaves, freedoms, freedoms_of_region
 from aotc.models.factory import build_module
 from aotc.models.fake_ranks import make_meshes_on
 from aotc.records import tuned_dims
@@ -28,17 +34,38 @@ def wrong_part(job: Job) -> WrongPart:
     with options_of_the_model_undone():
         made = build_module(spec, Path(job.folder), dummy_weights=job.settings.dummy_weights, rank=job.rank)
     subject = subject_of(job, made.to(target.device), target)
-    leaves = subject.leaves_at(tuned_dims(job.unit.bucket), 0)
+    extremes = job.extremes
+    leaves = subject.leaves_at(tuned_dims(job.unit.bucket) if extremes is None else extremes, 0)
     frozen = spec.weights == "frozen"
     with modes_of(spec, target.device):
         module, signature = subject.module, subject.signature
         captured = capture(module, signature, leaves, None, frozen, subject.outside, train=spec.train)
         if any(map(draws, captured.graph.graph.nodes)):  # compiled code draws other numbers than eager
             return NOTHING
+        lowering = Lowering(target, inductor_options(spec, target), spec.patches_off, extremes=extremes is not None)
+        if extremes is not None:
+            free = freedoms(spec, signature) if subject.region is None else freedoms_of_region(leaves)
+            return _said(walk(lowering, captured.graph, _with_extremes(captured, leaves, free)))
         wanted = differentiable_arguments(spec, subject, leaves) if spec.train else ()
         places = [place for place, each in enumerate(captured.arguments) if each in wanted]
-        lowering = Lowering(target, inductor_options(spec, target), spec.patches_off)
         return _said(walk(lowering, captured.graph, captured.examples, places))
+
+
+def _with_extremes(captured: Capture, leaves: Sequence[Any], free: Sequence[Freedom]) -> list[Any]:
+    """The inputs of the graph, with the extreme values of the smoke run; without those of wide integers where its
+    operators do not take them."""
+    for wide_integers in (True, False):
+        values = extreme_leaves(leaves, free, "extreme", wide_integers=wide_integers)
+        inputs = [
+            example if argument.leaf is None else values[argument.leaf]
+            for argument, example in zip(captured.arguments, captured.examples, strict=True)
+        ]
+        try:
+            values_of(captured.graph, inputs)
+            break
+        except Exception:  # an index
+            traceback.print_exc()
+    return inputs
 
 
 def _said(found: Walk) -> WrongPart:

@@ -25,6 +25,7 @@ from aotc.errors import AotcError
 from aotc.machine.processes import Parent
 from aotc.machine.targets import parse_target
 from aotc.models.calls import modes_of, signature_leaves
+from aotc.models.decided_values import first_wrong_value
 from aotc.models.factory import told
 from aotc.models.tolerance import Judgement, judge
 from aotc.provenance import BuiltArtifact
@@ -80,7 +81,8 @@ class _Bisecting:
             self.stages.append(Stage(EXPORTED, "wrong", flaw))
             return self._end(self._diverging(captured), conclusion=TRACED)
         self.stages.append(Stage(EXPORTED, "right"))
-        lowering = Lowering(self.target, inductor_options(self.spec, self.target), self.spec.patches_off)
+        options, off = inductor_options(self.spec, self.target), self.spec.patches_off
+        lowering = Lowering(self.target, options, off, extremes=bool(self.job.extremes))
         with modes_of(self.spec, self.target.device):
             walked = walk(lowering, captured.graph, captured.examples)
         self.stages += walked.stages
@@ -92,6 +94,10 @@ class _Bisecting:
 
     def _artifact_is_wrong(self) -> bool:
         """With the weights of the build; the first seed with which it is wrong is the one that is looked at."""
+        if self.job.extremes:
+            flaw = self._flaw(Subject(self.comparison.compiled, self.comparison.module), 0)
+            self.stages.append(Stage(ARTIFACT, "wrong" if flaw else "right", flaw))
+            return bool(flaw)
         for seed in range(max(self.job.verify.seeds, len(self.comparison.forms), 2)):
             if flaw := self._flaw(Subject(self.comparison.compiled, self.comparison.module), seed):
                 self.seed = seed
@@ -116,14 +122,20 @@ class _Bisecting:
 
     def _flaw(self, subject: Subject, seed: int) -> str:
         """Why a call differs from eager, "" where it does not. Raises CouldNotRun."""
+        if self.job.extremes:
+            found = self.comparison.compare_at_extremes(self.job.dims, self.job.extremes, subject)
+            self.extreme_leaves = found.leaves
+            return found.wrong
         try:
             verdicts = self.comparison.compare_subjects([subject], self.job.dims, seed)
         except CouldNotRun:
             raise
         except Exception as error:  # of the compiled code: eager can be run
             return _first_line(error)
-        found = worst_of(verdicts.all())
-        return "" if found.ok else found.detail
+        worst = worst_of(verdicts.all())
+        return "" if worst.ok else worst.detail
+
+    extreme_leaves: Sequence[Any] = ()
 
     def _captured(self) -> Capture:
         """The graph at the sizes that differ, with the inputs of the seed that does."""
@@ -132,6 +144,8 @@ class _Bisecting:
             return capture(module, self.comparison.signature, self._leaves(), None, frozen=False)
 
     def _leaves(self) -> list[Any]:
+        if self.job.extremes:
+            return list(self.extreme_leaves)
         form = self.comparison.forms[self.seed % len(self.comparison.forms)]
         signature, device, folder = self.comparison.signature, self.comparison.device, Path(self.job.verify.folder)
         return signature_leaves(form, signature, self.job.dims, device, self.seed, folder)
@@ -159,6 +173,9 @@ class _Bisecting:
         mine = [given[output.index] if output.index is not None else None for output in captured.outputs]
         if len(mine) != len(theirs) or len(exact) != len(theirs):
             return ""  # it is built otherwise: verify compares the whole
+        if self.job.extremes:
+            wrong = first_wrong_value(theirs, mine, self._tensors_of_eager, leaves)
+            return wrong.said if wrong else ""
         judged: list[Judgement] = [
             judge(one, other, wide)
             for one, other, wide in zip(mine, theirs, exact, strict=True)
@@ -166,6 +183,10 @@ class _Bisecting:
         ]
         found = worst_of(judged) if judged else None
         return "" if found is None or found.ok else found.detail
+
+    def _tensors_of_eager(self, leaves: Sequence[Any]) -> list[Tensor]:
+        outputs = self.comparison.run_eager(leaves).outputs
+        return [value for value in outputs.values() if isinstance(value, Tensor)]
 
     def _diverging(self, captured: Capture) -> Culprit | None:
         """The operator at which the exported program leaves what eager computes, where one can be found."""

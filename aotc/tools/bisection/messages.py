@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 import msgspec
 
@@ -12,11 +13,13 @@ from aotc.verify.comparison import VerifyJob
 
 
 class BisectJob(msgspec.Struct, frozen=True):
-    """What to bisect: an artifact, of it a bucket, and the sizes at which `aotc verify` found a difference."""
+    """What to bisect: an artifact, of it a bucket, and the sizes at which `aotc verify` found a difference; `extremes`:
+    the draw of extreme inputs with which, "" with ordinary ones."""
 
     verify: VerifyJob
     bucket: Bucket
     dims: Dims
+    extremes: Literal["", "extreme", "edges"] = ""
 
 
 class Bisection(Record, frozen=True):

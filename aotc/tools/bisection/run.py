@@ -54,9 +54,8 @@ def _bisect(store: Store, report: Report, folder: Path, seeds: int) -> Bisection
     buckets = [variant.bucket for variant in model_dispatcher(artifact, spec.buckets).variants]
     bucket = next(one for one in buckets if bucket_name(one) == report.bucket)
     pinned = str(Reference(None, bundle.model, digest=bundle.digest))
-    job = BisectJob(
-        VerifyJob(pinned, str(store.path), spec, str(folder), artifact.target, seeds), bucket, _dims(report.sizes)
-    )
+    verify = VerifyJob(pinned, str(store.path), spec, str(folder), artifact.target, seeds)
+    job = BisectJob(verify, bucket, _dims(report.sizes), report.extremes)
     with tempfile.TemporaryDirectory(prefix="aotc-bisect-") as work:
         caches = {"TORCHINDUCTOR_CACHE_DIR": f"{work}/inductor", "TRITON_CACHE_DIR": f"{work}/triton"}
         environment = {**child_environment(), **caches}

@@ -123,6 +123,33 @@ class Quotients(nn.Module):
         return x // y, torch.div(x, y, rounding_mode="trunc"), x % y, x // 0.1
 
 
+class ExtremeValues(nn.Module):
+    """What torch's compiler was wrong for: NaN and infinity times 0, integers beyond 32 bits, near quotients,
+    integer quotients by a plain attribute, which stays on the CPU, and minima of int8."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.three = torch.tensor(3)
+
+    def forward(self, y: Tensor, x: Tensor, by: Tensor, whole: Tensor, short: Tensor) -> tuple[Tensor, ...]:
+        return (
+            *(y * 0, y * 0.0 + 1, 0 / y, y**-0.5, y.acosh(), y.asinh(), y.masked_fill(y < 0, -torch.inf).softmax(-1)),
+            torch.arange(11, device=y.device) * torch.tensor([10**9], device=y.device),
+            *(torch.div(x, by, rounding_mode=mode) for mode in ("trunc", "floor")),
+            *(torch.floor_divide(whole, self.three), whole // self.three, whole % self.three),
+            *(torch.div(whole, self.three, rounding_mode="trunc"), -whole, whole * whole),
+            *(short.amin(), short.amax(), short.argmin(), short.argmax(), short.sum(dtype=torch.int8)),
+        )
+
+
+class ColumnSums(nn.Module):
+    """Rows' maxima and columns' sums of what is not 0 where `x` is: of one pass over `x`."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * 2 + 0.25
+        return y.max(dim=-1).values, y.float().sum(dim=0)
+
+
 class Experts(nn.Module):
     """Each token by the expert that is `chosen` for it, in one grouped product, as transformers computes on Hopper."""
 

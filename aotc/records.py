@@ -20,7 +20,6 @@ from aotc.errors import CorruptError, SchemaVersionError
 from aotc.garbage import no_collection
 
 SCHEMA_VERSION = 2
-NATIVE_INTERFACE = 2  # of `NativeCall`: a loader uses one of its own number
 
 OTHER_VERSION = "build it again with this aotc, or load it with the one that built it: 0.1 for schema 1"
 
@@ -463,7 +462,7 @@ class Region(Record, frozen=True):
 
 
 class NativeCall(Record, frozen=True):
-    """The extension that makes calls (`aotc.runtime.native`): for that torch, and for Pythons of that ABI tag."""
+    """An extension for calls, as artifacts held it before `aotc.core` came with the package. No loader opens it."""
 
     file: File
     torch: str

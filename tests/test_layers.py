@@ -73,6 +73,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aotc.errors": {"msgspec"},
     "aotc.digest": {"msgspec"},
     "aotc.garbage": set(),
+    "aotc.core": set(),
     "aotc.early": set(),
     "aotc.locks": set(),
     "aotc.log": set(),
@@ -325,8 +326,8 @@ def test_the_loader_imports_no_compiler_and_no_manifest() -> None:
 def test_the_loader_is_small() -> None:
     """A plain load and its call import nothing further (`tests/benchmarks/loader.py`). Lower these when it shrinks."""
     ours = imported_by("import aotc; aotc.load") & MODULES.keys()
-    assert len(ours) <= 45
-    assert sum(len(MODULES[name].read_text().splitlines()) for name in ours) <= 6486
+    assert len(ours) <= 46
+    assert sum(len(MODULES[name].read_text().splitlines()) for name in ours) <= 6569
 
 
 def test_importing_the_loader_costs_milliseconds_beyond_torch() -> None:

@@ -45,7 +45,6 @@ from aotc.compiler.publish.bundles import Publication, Result, publish_bundles
 from aotc.compiler.publish.unit_files import store_unit
 from aotc.compiler.publish.url_store import Place, keeping, place_of, publish_remotely, with_remote_units
 from aotc.compiler.request import BuildRequest
-from aotc.compiler.toolchain.native_call import native_call_compiled
 from aotc.compiler.workers.forks import ForkServers
 from aotc.compiler.workers.module_holder import modules_made_once
 from aotc.compiler.workers.process_failure import begin_log
@@ -84,15 +83,14 @@ def build(request: BuildRequest, servers: ForkServers, watcher: Watcher | None =
     with executor_for(request, units, place, known, servers) as executor:
         with watcher.compiling(planned, executor.parallel, known) as on_event:
             store = Store.create(place.folder)
-            calls_here = request.shard is None and any(plan.unit.target.device == "cpu" for plan in planned)
-            with store.writing("aotc build"), native_call_compiled(store, early=calls_here) as native:
+            with store.writing("aotc build"):
                 each = UnitBuild(request, store, executor, keeping(place.staging, on_event))
                 done = Publication(each_unit(each.result, planned, executor), {}, {})
                 before: dict[str, str] = {}
                 if request.shard is None:
                     models = dict.fromkeys(outcome.model for outcome, _ in done.results)
                     before = {model: named for model in models if (named := place.named(model, request.tag))}
-                    done = publish_bundles(store, request.tag, done.results, request.settings.partial, native)
+                    done = publish_bundles(store, request.tag, done.results, request.settings.partial)
         if place.staging is not None:
             publish_remotely(planned, tuple(done.bundles), request.tag, place.staging)
         elif request.shard is not None:  # at a URL, where all shards upload, the next build finds every unit

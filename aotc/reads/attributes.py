@@ -125,18 +125,35 @@ def _attributes(module: nn.Module, name_of: NameOf) -> Iterator[tuple[str, Any]]
             yield (_ORIGIN if name in MODULE_ORIGINS and has_origins(module) else "") + name, plain
         for path, origin in _origins(value, name):
             yield _ORIGIN + path, origin
+    for name, by in hidden_entries(module):
+        yield name, ["hidden by", *by]
 
 
 def kind_of(kind: str, held: Any) -> str:
     """What an entry of a module's tables is: whether there is one, and a class of tensors that computes in its own way
     (`__torch_function__`), which a capture has traced."""
-    if held is None:
-        return f"no {kind}"
-    function = getattr(type(held), "__torch_function__", None)
+    return f"no {kind}" if held is None else kind_of_class(kind, type(held))
+
+
+def kind_of_class(kind: str, cls: type) -> str:
+    """As `kind_of`, of an entry of that class."""
+    function = getattr(cls, "__torch_function__", None)
     of_torch = None, torch._C._disabled_torch_function_impl, vars(Tensor)["__torch_function__"].__func__
-    is_plain = getattr(type(held), "__torch_dispatch__", None) is torch._C._disabled_torch_dispatch_impl
+    is_plain = getattr(cls, "__torch_dispatch__", None) is torch._C._disabled_torch_dispatch_impl
     own = is_plain and getattr(function, "__func__", function) not in of_torch  # the state has the class of others
-    return f"{kind} {public_name(type(held).__module__)}.{type(held).__qualname__}" if own else kind
+    return f"{kind} {public_name(cls.__module__)}.{cls.__qualname__}" if own else kind
+
+
+def hidden_entries(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """The names of the parameters, buffers and children that `module.name` does not give, since an attribute of the
+    object or of its class comes first; and what comes first, as plain data."""
+    of_object, of_classes = vars(module), [vars(cls) for cls in type(module).__mro__[:-1]]
+    for name in (*module._parameters, *module._buffers, *module._modules):
+        by_class = next((held[name] for held in of_classes if name in held), NO_VALUE)
+        if name in of_object and not hasattr(type(by_class), "__set__"):
+            yield name, ["an attribute", plain_or_type(of_object[name])]
+        elif by_class is not NO_VALUE:
+            yield name, ["an attribute of the class", plain_or_type(by_class)]
 
 
 def forward_hooks(module: nn.Module) -> list[Any]:

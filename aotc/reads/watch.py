@@ -1,9 +1,9 @@
 """What compiled code depends on beside its weights, looked at in every call: the module tree, hooks, forward's reads.
 
-The look is a few calls of C over all places at once: the tables of parameters, buffers and children; the classes of the
-parts, and how many attributes each has; the attributes, global variables, defaults and cells of closures that the
-captures read (`Variant.reads`, `Reads.outside`); what the lists and dicts among these hold, and how often the tensors
-were written to. What differs, and whether that matters, is looked at only then.
+The facts of a call (`aotc.reads.facts`): the tables of parameters, buffers and children; the classes of the parts and
+of their tensors, and how many attributes each has; the attributes, global variables, defaults and cells of closures
+that the captures read (`Variant.reads`, `Reads.outside`); what the lists and dicts among these hold, and how often the
+tensors were written to. Where one does not hold, what differs, and whether that matters, is looked at by name.
 """
 
 from __future__ import annotations
@@ -11,11 +11,9 @@ from __future__ import annotations
 import dataclasses
 from array import array
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterable, Iterator
-from copy import copy
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain
-from operator import attrgetter, is_not
 from types import FunctionType, MethodType, MethodWrapperType
 from typing import Any, NamedTuple
 
@@ -31,6 +29,7 @@ from aotc.reads.attributes import (
     contents_of,
     digests_of,
     forward_hooks,
+    hidden_entries,
     hooks_on_all_modules,
     is_anothers,
     is_descriptor,
@@ -40,6 +39,7 @@ from aotc.reads.attributes import (
     plain_value,
     slots_in,
 )
+from aotc.reads.facts import Facts, container_rows
 from aotc.reads.outside import Outside, Step, attribute_of, within
 from aotc.tensors.layouts import has_memory
 
@@ -62,8 +62,9 @@ class Slot(NamedTuple):
 
 class Tree(NamedTuple):
     """The module tree: its parts by their paths, their ids, and these with the objects among their attributes; the
-    tables that hold something, with copies; the parts in order, with their names; the classes of the holders, and
-    the number of attributes of each part."""
+    tables that hold something, with copies; the parts in order, with their names; the classes of the holders and of
+    the tensors; the attributes of each part and of each of their classes, and how many these are; what hides an entry
+    of a table, by the entry's path."""
 
     parts: dict[str, nn.Module]
     ids: frozenset[int]
@@ -73,37 +74,22 @@ class Tree(NamedTuple):
     ordered: list[nn.Module]
     orders: list[list[str]]
     classes: list[type]
-    own: list[dict[str, Any]]
-    lengths: list[int]
+    own: list[Mapping[str, Any]]
+    tensors: list[Tensor]
+    tensor_classes: list[type]
+    hidden: dict[str, Any]
 
 
 class Seen(NamedTuple):
-    """What was found: values in dicts and of objects' attributes, what the containers among them held (also as one
-    sequence), and what must hold nothing.
+    """What was found: the module tree, the facts that each call compares, and what tells whether a difference matters.
 
-    `inner` are places within values, `bound` attributes of which each look gives another object, as class methods.
-    `tensors` are plain ones; `marks` are how often each was written to, and their addresses. `inside` and `outside`
-    have what the values were, by name, and `hooks_of` has the hooks of each module.
+    `inner` are places within values. `inside` and `outside` have what the values were, by name, and `hooks_of` has the
+    hooks of each module.
     """
 
     tree: Tree
-    owners: list[dict[Any, Any]]
-    keys: list[Any]
-    values: list[Any]
-    objects: list[Any]
-    names: list[str]
-    of_objects: list[Any]
+    facts: Facts
     inner: list[Step]
-    bound: list[Step]
-    dicts: list[dict[Any, Any]]
-    others: list[Any]
-    copies: list[Any]
-    items: list[Any]
-    tensors: list[Tensor]
-    marks: list[int]
-    arrays: list[Any]
-    elements: list[bytes]
-    empty: list[dict[Any, Any]]
     inside: dict[str, Any]
     outside: dict[str, Any]
     hooks_of: dict[int, list[Any]]
@@ -141,40 +127,37 @@ class ModuleWatch:
         inner = [*Outside(self.module).steps(self._outside), *chain(*map(within, held))]
         steps = [*own, *inner]
         in_dicts = [step for step in steps if isinstance(step.owner, dict)]
-        in_objects = [step for step in steps if not isinstance(step.owner, dict) and _is_kept(step)]
-        found = [step.value for step in (*in_dicts, *in_objects)]
-        walked = [*_walk(found), *filter(None, hooks)]
-        dicts = [each for each in walked if isinstance(each, dict)]
-        others = [each for each in walked if isinstance(each, list | set | deque)]
-        items = list(_each_item(dicts, others))
-        tensors = [each for each in (*found, *items) if _counts_writes(each)]
-        arrays = [each for each in (*found, *items) if _is_small_array(each)]
-        self._seen = Seen(  # replaced as a whole: any thread may call
-            tree,
-            [step.owner for step in in_dicts],
-            [step.key for step in in_dicts],
-            [step.value for step in in_dicts],
-            [step.owner for step in in_objects],
-            [step.key for step in in_objects],
-            [step.value for step in in_objects],
-            inner,
-            [step for step in steps if not isinstance(step.owner, dict) and not _is_kept(step)],
-            dicts,
-            others,
-            [*map(dict.copy, dicts), *map(copy, others)],
-            items,
-            tensors,
-            _marks(tensors),
-            arrays,
-            [each.tobytes() for each in arrays],
-            [
+        kept = [step for step in steps if not isinstance(step.owner, dict) and _is_kept(step)]
+        bound = [step for step in steps if not isinstance(step.owner, dict) and not _is_kept(step)]
+        found = [step.value for step in (*in_dicts, *kept)]
+        walked = [each for each in (*_walk(found), *filter(None, hooks)) if isinstance(each, dict | list | set | deque)]
+        items = [item for each in walked for item in (each.values() if isinstance(each, dict) else each)]
+        tables, lists, readers = container_rows([*tree.tables, *walked])
+        facts = Facts(
+            slots=tuple((step.owner, step.key, step.value) for step in in_dicts),
+            attributes=tuple((step.owner, step.key, step.value) for step in kept),
+            tables=tuple(tables),
+            lists=tuple(lists),
+            empty=(
                 *(table for part in tree.parts.values() for table in _tables(part) if not table),
                 *(table for table in hooks if not table),
                 *(backward_hooks(hooked) if self.trains else ()),
                 *(hooks_on_all_modules(self.trains) if self.hooks else ()),
-            ],
-            look_inside(slots, tree.ids),
-            self.look_outside(slots),
+            ),
+            classes=(
+                *zip(tree.holders, tree.classes, strict=True),
+                *zip(tree.tensors, tree.tensor_classes, strict=True),
+            ),
+            lengths=tuple((mapping, len(mapping)) for mapping in tree.own),
+            written=tuple((each, each._version, each.data_ptr()) for each in (*found, *items) if _counts_writes(each)),
+            readers=(
+                *readers,
+                *((partial(attribute_of, step.owner, step.key), step.value) for step in bound),
+                *((each.tobytes, each.tobytes()) for each in (*found, *items) if _is_small_array(each)),
+            ),
+        )
+        self._seen = Seen(  # replaced as a whole: any thread may call
+            *(tree, facts, inner, look_inside(slots, tree.ids), self.look_outside(slots)),
             {id(part): [*map(here, forward_hooks(part))] for part in hooked},
         )
 
@@ -189,24 +172,11 @@ class ModuleWatch:
 
     def check(self) -> None:
         """Raises BindError where something is another than it was."""
-        seen, tree = self._seen, self._seen.tree
+        seen = self._seen
         try:
-            is_same = (
-                not any(map(is_not, map(dict.get, seen.owners, seen.keys), seen.values))
-                and not (seen.objects and any(map(is_not, map(getattr, seen.objects, seen.names), seen.of_objects)))
-                and not (seen.bound and any(attribute_of(step.owner, step.key) != step.value for step in seen.bound))
-                and tree.tables == tree.copies
-                and [list(part._modules) for part in tree.ordered] == tree.orders
-                and not any(seen.empty)
-                and list(map(type, tree.holders)) == tree.classes
-                and list(map(len, tree.own)) == tree.lengths
-                and [*seen.dicts, *seen.others] == seen.copies
-                and not (seen.items and any(map(is_not, _each_item(seen.dicts, seen.others), seen.items)))
-                and not (seen.tensors and _marks(seen.tensors) != seen.marks)
-                and [each.tobytes() for each in seen.arrays] == seen.elements
-            )
+            is_same = seen.facts.hold()
         except (RuntimeError, ValueError, TypeError, AttributeError):
-            is_same = False  # a tensor in a number's place is neither equal nor unequal; an attribute may be gone
+            is_same = False  # an attribute may be gone; what a reader gives may be neither equal nor unequal
         if is_same:
             return
         from aotc.reads.watch_issues import changes
@@ -253,7 +223,7 @@ def here(value: Any, parts: Collection[int] = (), depth: int = 4) -> Any:
     if isinstance(value, nn.Module):
         return f"the part {id(value):#x}" if id(value) in parts else digests_of(value)
     if isinstance(value, Tensor):
-        known = (value.data_ptr(), _writes(value)) if _counts_writes(value) else ()
+        known = (value.data_ptr(), value._version) if _counts_writes(value) else ()
         return f"the tensor {id(value):#x} {known}"
     if depth and isinstance(container_of(value), list | tuple | deque | array):
         return [here(item, parts, depth - 1) for item in container_of(value)]
@@ -278,13 +248,22 @@ def _inner(value: Any) -> dict[Any, Any] | None:
 def _tree(module: nn.Module) -> Tree:
     parts = dict(module.named_modules())
     tables = [table for part in parts.values() for table in _tables(part) if table]
-    own: list[Any] = [vars(part) for part in parts.values()]
+    of_classes = {cls: vars(cls) for part in parts.values() for cls in type(part).__mro__[:-1]}
+    own: list[Mapping[str, Any]] = [*(vars(part) for part in parts.values()), *of_classes.values()]
     ids = frozenset(map(id, parts.values()))
     holders = [*parts.values(), *(held for part in parts.values() for _, held in objects_in(part))]
     copies, classes = [table.copy() for table in tables], [*map(type, holders)]
     ordered: list[nn.Module] = [part for part in parts.values() if isinstance(part, ORDERED) and len(part._modules) > 1]
     orders = [list(part._modules) for part in ordered]
-    return Tree(parts, ids, holders, tables, copies, ordered, orders, classes, own, [*map(len, own)])
+    tensors = [held for part in parts.values() for table in _tables(part)[:2] for held in table.values()]
+    tensors = [held for held in tensors if held is not None]
+    hidden = {
+        f"{path}.{name}".removeprefix("."): by for path, part in parts.items() for name, by in hidden_entries(part)
+    }
+    return Tree(
+        *(parts, ids, holders, tables, copies, ordered, orders, classes, own),
+        *(tensors, [*map(type, tensors)], hidden),
+    )
 
 
 def _tables(part: nn.Module) -> tuple[dict[str, Any], ...]:
@@ -330,15 +309,8 @@ def _is_kept(step: Step) -> bool:
     return getattr(step.owner, step.key, None) is step.value
 
 
-_writes = attrgetter("_version")
-
-
 def _counts_writes(value: Any) -> bool:
     return isinstance(value, Tensor) and not value.is_inference() and has_memory(value)
-
-
-def _marks(tensors: Iterable[Tensor]) -> list[int]:
-    return [*map(_writes, tensors), *map(Tensor.data_ptr, tensors)]
 
 
 def _is_small_array(value: Any) -> bool:
@@ -353,7 +325,3 @@ def _walk(values: Iterable[Any], depth: int = 4) -> Iterator[Any]:
         yield (found := container_of(value))
         if depth and isinstance(found, list | dict | tuple):
             yield from _walk(found.values() if isinstance(found, dict) else found, depth - 1)
-
-
-def _each_item(dicts: Iterable[dict[Any, Any]], others: Iterable[Any]) -> Iterator[Any]:
-    return chain(chain.from_iterable(map(dict.values, dicts)), chain.from_iterable(others))

@@ -14,6 +14,7 @@ from aotc.reads.attributes import (
     hooks_on_all_modules,
     is_torchs,
     kind_of,
+    kind_of_class,
 )
 from aotc.reads.outside import ENVIRONMENT, Step, attribute_of
 from aotc.reads.watch import ModuleWatch, Seen, Tree, here, look_inside
@@ -52,6 +53,11 @@ def _tree_changes(then: Tree, now: Tree) -> Iterator[Issue]:
         if [*part._modules] != order and {*part._modules} == {*order}:
             built, here = ", ".join(order), ", ".join(part._modules)
             yield Issue(f"the parts were {built} at the load, they are {here} now", "", built, here, _SWAPPED)
+    yield from _hidden_changes(then, now)
+    for tensor, cls in zip(then.tensors, then.tensor_classes, strict=True):
+        if (built := kind_of_class("tensor", cls)) != (here := kind_of_class("tensor", type(tensor))):
+            where = next((path for path, held in _tensors(now) if held is tensor), "")
+            yield Issue(f"a {built} at the load, a {here} now", where, built, here, _SWAPPED)
     copies = {id(table): copy for table, copy in zip(then.tables, then.copies, strict=True)}
     for path, part in then.parts.items():
         for kind, table in (("parameter", part._parameters), ("buffer", part._buffers), ("module", part._modules)):
@@ -61,6 +67,20 @@ def _tree_changes(then: Tree, now: Tree) -> Iterator[Issue]:
                 if built != here:
                     where = f"{path}.{name}".removeprefix(".")
                     yield Issue(f"{built} at the load, {here} now", where, built, here, _SWAPPED)
+
+
+def _hidden_changes(then: Tree, now: Tree) -> Iterator[Issue]:
+    for path in dict.fromkeys([*then.hidden, *now.hidden]):
+        built, here = (_text(tree.hidden[path]) if path in tree.hidden else "nothing" for tree in (then, now))
+        if built != here:
+            what = f"{built} hid this entry of the module at the load, {here} hides it now"
+            yield Issue(what, where=path, expected=built, actual=here, hint=_SWAPPED)
+
+
+def _tensors(tree: Tree) -> Iterator[tuple[str, Any]]:
+    for path, part in tree.parts.items():
+        for name, tensor in (*part._parameters.items(), *part._buffers.items()):
+            yield f"{path}.{name}".removeprefix("."), tensor
 
 
 def _does_otherwise(now: type, then: type) -> bool:

@@ -8,7 +8,8 @@ In the order in which a load and then a call meet the modules:
 - `state`: the module, checked, and its tensors; `checkpoints` where there is no module. `libraries`: opened.
 - `compiled` is what a load returns; `call` runs it: `bind` (arguments), `dispatch` (the bucket; `padding` where none is
   equal), `guards` (with `aliases`), `variant` (its library). `conversions` of arguments and results, where the caller's
-  are of another form. A call like one that ran is made by an extension first (`native`).
+  are of another form. `native` writes the tables by which the evaluator in C++ (`aotc.core`) makes calls, from the
+  first one on; what it does not decide, Python makes or refuses.
 - `regions`: for a model that is compiled by regions. `training`: for one with gradients. `parallel`: for one rank of
   several. `cuda`: graphs and streams. `stats`, `forks`.
 - `explain`: why something was refused; imported only then.

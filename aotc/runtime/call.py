@@ -28,6 +28,7 @@ from aotc.tensors.layouts import with_strides
 if TYPE_CHECKING:
     from aotc.runtime.checkpoints.files import Checkpoint, Weights
     from aotc.runtime.checkpoints.swap import Streams
+    from aotc.runtime.conversions.left_out import Maker
     from aotc.runtime.cuda.graphs import GraphPool
     from aotc.runtime.explain.misses import Explanation
     from aotc.runtime.load import Loaded
@@ -76,12 +77,11 @@ class CompiledCall:
 
     loaded: Loaded | None = None
     """Where it came from, if `aotc.load` made it."""
-    on_sizes: Callable[[Shape], object] | None = None
-    """Called with the sizes of `dims` in each call that binds, before a bucket is chosen. It must not raise."""
-    native: Callable[..., Any] | None = None
-    """Asked first: it gives the result of a call like one that `remember` was told of, or NotImplemented. `forget` lets
-    go of the tensors that `remember` was told of."""
-    remember: Callable[[CompiledCall, Plan, list[Any], State], None] | None = None
+    _on_sizes: Callable[[Shape], object] | None = None
+    native: Any | None = None
+    """The evaluator of `aotc.core`, asked first: it gives the result of a call, or NotImplemented."""
+    renew_facts: Callable[[CompiledCall], None] = staticmethod(lambda call: None)
+    """Gives the evaluator what Python has found, and accepted, of a module that changed; `forget` takes it away."""
     forget: Callable[[], None] = staticmethod(lambda: None)
 
     def __init__(
@@ -126,10 +126,12 @@ class CompiledCall:
                 if all(name in variant.empty_is_none for variant in artifact.variants)
             ],
         )
+        self.makers: Sequence[Maker] = ()
         if any(isinstance(leaf, TensorLeaf) and leaf.default is not None for leaf in signature.leaves):
-            from aotc.runtime.conversions.left_out import with_defaults
+            from aotc.runtime.conversions.left_out import makers_of, with_defaults
 
-            self._bind = with_defaults(self._bind, signature, device)
+            self.makers = makers_of(signature, device)
+            self._bind = with_defaults(self._bind, self.makers)
         self._dispatcher = Dispatcher(signature, artifact.variants, artifact.model)
         self._guards = Guards(artifact, device, module)
         self._written_on_gpu = self._guards.mutated if device.type == "cuda" else []
@@ -172,7 +174,7 @@ class CompiledCall:
         return f"<aotc.Compiled {self.artifact.model} for {self.artifact.target}, {buckets}>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.native and not self.on_sizes and (done := self.native(*args, **kwargs)) is not NotImplemented:
+        if self.native and (done := self.native(*args, **kwargs)) is not NotImplemented:
             return done
         plan, leaves = None, []
         form: object = "sizes"
@@ -220,8 +222,7 @@ class CompiledCall:
             ran = [*ran[:index], ran[index].clone(), *ran[index + 1 :]]
         result = self.launch(ran, state, plan, leaves)
         self._counters.count_call(plan)
-        if self.remember is not None and ran is leaves:
-            self.remember(self, plan, leaves, state)
+        self.renew_facts(self)
         return result
 
     def unaligned(self, leaves: Sequence[Any]) -> list[int]:
@@ -241,6 +242,20 @@ class CompiledCall:
             from aotc.runtime.explain.indices import with_indices
 
             raise with_indices(error, self.artifact.signature.leaves, leaves) from error.__cause__
+
+    @property
+    def on_sizes(self) -> Callable[[Shape], object] | None:
+        """Called with the sizes of `dims` in each call that binds, before a bucket is chosen. It must not raise."""
+        return self._on_sizes
+
+    @on_sizes.setter
+    def on_sizes(self, observer: Callable[[Shape], object] | None) -> None:
+        self._on_sizes = observer
+        if self.native is not None:
+            self.native.observe(observer)
+
+    def agree(self, leaves: list[Any]) -> None:
+        """Before a launch: nothing, but for a model of several ranks."""
 
     def _plan(self, leaves: list[Any]) -> Plan | None:
         """None for a miss: no variant takes these sizes, or the leaves have none."""

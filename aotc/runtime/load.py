@@ -306,11 +306,10 @@ class Request(NamedTuple):
             timer=timer,
             ranks=ranks,
         )
-        if artifact.native is not None:
-            with no_collection():
-                from aotc.runtime.native import use_native
+        with no_collection():
+            from aotc.runtime.native import use_native
 
-                use_native(call, artifact.native, found.read_file)
+            use_native(call)
         if ranks is not None:
             ranks.agree("loaded", "")
         reference, where = self.place()

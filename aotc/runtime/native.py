@@ -1,205 +1,301 @@
-"""Calls in one call of C, for artifacts that have the extension for it (`aotc/compiler/toolchain/native_call.cpp`).
+"""Calls in one call of C++ (`aotc.core`): the tables that the evaluator reads, from the record and the module.
 
-Python decides: a call that it ran as it came is remembered with all that it compared, and later calls ask the extension
-first. Where anything differs, that answers NotImplemented, and Python does the whole call. Where nothing does, it runs
-the library, or has Python run it: on a GPU, with pads, writes, gradients, or operators of Python's. What replaces the
-values that Python compares with (`refresh`, other weights, a fork) replaces objects that the extension compares, too.
+The call table is complete before the first call: how arguments bind, what each tensor must be, the modes, what runs
+for which sizes. The facts are what the module and the process must be: one object, made of what Python compared last,
+which is swapped whole where Python has found, and accepted, a change. A call that the evaluator does not decide is made
+by Python (`aotc.runtime.call`), which compares the same and explains what it refuses.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import importlib
 import logging
-import operator
 import os
-import sys
 import threading
 import weakref
-from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
-from importlib.machinery import ExtensionFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from typing import Any
 
 import msgspec
 import torch
+from torch import Tensor
 from torch.autograd import forward_ad
 
 from aotc.errors import LibraryError
-from aotc.machine.native import python_abi
+from aotc.reads.facts import Facts, Reader
 from aotc.reads.modes import ASKED, OF_INPUT, OF_STATE, matmul_precision
 from aotc.reads.tensors import dtype_of
-from aotc.reads.watch import Seen
-from aotc.records import NATIVE_INTERFACE, Artifact, File, NativeCall, TensorLeaf, Variant
+from aotc.records import Artifact, Parameter, Variant
 from aotc.runtime.call import CompiledCall
-from aotc.runtime.dispatch import Plan
-from aotc.runtime.guards import PLAIN_TENSORS, Guards
-from aotc.runtime.libraries.files import anonymous_file, path_of
+from aotc.runtime.dispatch import Plan, Shape
+from aotc.runtime.guards import PLAIN_TENSORS, Guards, is_followed
 from aotc.runtime.libraries.library import CLibrary
-from aotc.runtime.state.weights import ModuleState, State
+from aotc.runtime.state.weights import State
+from aotc.tensors.layouts import strides_in, with_strides
 
 _log = logging.getLogger("aotc")
-_modules: dict[str, Any] = {}
 
 
-def use_native(call: CompiledCall, native: NativeCall, read_file: Callable[[File], bytes]) -> None:
-    """Let later calls, of a model by regions those of each region, run in the extension, where it is one for this torch
-    and this Python, and they are such calls as it can make. `AOTC_NATIVE_CALL=0` switches it off."""
-    if not _fits(native):
-        return
-    called = [part for part in call.parts() if can_be_native(part)]
-    if not called:
-        return
-    if (module := open_native(call.artifact, read_file)) is not None:
-        for part in called:
-            Native(part, module.Native())
+def use_native(call: CompiledCall) -> None:
+    """Let the evaluator make calls; of a model by regions, those of each region. `AOTC_NATIVE_CALL=0`: let Python."""
+    core = open_core()
+    if core is not None and os.environ.get("AOTC_NATIVE_CALL") != "0":
+        for part in filter(can_be_native, call.parts()):
+            if part is not call and part._watch is not None:
+                part._watch.check()  # it was made before the region's forward was put in place
+            NativeCall(part, core)
 
 
-def open_native(artifact: Artifact, read_file: Callable[[File], bytes]) -> Any | None:
-    """The extension of an artifact; None where it has none that can be used here."""
-    native = artifact.native
-    if native is None or not _fits(native):
-        return None
+# -- the door to torch ------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def open_core() -> Any | None:
+    """The extension module; None, with the reason in the log, where it cannot be used."""
     try:
-        return _opened(native.file, read_file)
-    except (ImportError, OSError, LibraryError) as error:  # of a newer libc, or where no file may be mapped as code
-        _log.info("%s: calls are made by Python: %s", artifact.model, error)
+        return load_core()
+    except ImportError as error:
+        _log.info("calls are made by Python, which takes longer: %s", error)
         return None
 
 
-def _fits(native: NativeCall) -> bool:
-    fits = (native.torch, native.abi, native.interface) == (torch.__version__, python_abi(), NATIVE_INTERFACE)
-    return fits and os.environ.get("AOTC_NATIVE_CALL") != "0"
+def load_core() -> Any:
+    """The extension module. Raises ImportError where it was not built, where its door does not find what it reads of
+    torch, or where it reads something else than Python does."""
+    core = importlib.import_module("aotc.core._evaluator")
+    samples = _samples()
+    core.open(tuple((each, torch._C._dispatch_keys(each).raw_repr(), each._cdata) for each in samples))
+    with torch.inference_mode(False):
+        included, excluded = _local_keys()
+    with torch.inference_mode():
+        now = _local_keys()
+    core.know_modes(included ^ now[0], excluded ^ now[1])
+    for mode in (torch.enable_grad, torch.no_grad, torch.inference_mode):
+        with mode():
+            if core.modes()[2:] != (torch.is_grad_enabled(), torch.is_inference_mode_enabled()):
+                raise ImportError("the evaluator does not know the modes of this torch")
+    for each in samples:
+        keys = torch._C._dispatch_keys(each).raw_repr()
+        seen = [*each.shape], [*each.stride()], each.data_ptr(), keys, each.get_device(), each.requires_grad
+        if core.described(each)[1:] != seen:
+            raise ImportError("the evaluator does not know the tensors of this torch")
+    return core
 
 
-def _opened(file: File, read_file: Callable[[File], bytes]) -> Any:
-    """The module, one per digest in a process. Raises ImportError, OSError."""
-    if file.digest not in _modules:
-        name = "aotc_native_call"
-        with anonymous_file(file.name) as stream:
-            stream.write(read_file(file))
-            stream.flush()
-            spec = spec_from_loader(name, loader := ExtensionFileLoader(name, path_of(stream)))
-            assert spec is not None
-            module = module_from_spec(spec)
-            loader.exec_module(module)
-        sys.modules.pop(name, None)  # its path is a descriptor's number, which other files get later
-        vars(module).pop("__file__", None)
-        tensor = torch.empty(0)
-        if module.INTERFACE != NATIVE_INTERFACE or module.tensor_at(tensor) != tensor._cdata:
-            raise ImportError("the extension is not one for this torch")
-        _modules[file.digest] = module
-    return _modules[file.digest]
+def _samples() -> list[Tensor]:
+    """Tensors that differ in all that the door reads."""
+    with torch.inference_mode(False), torch.enable_grad(), torch.device("cpu"):
+        plain, wide = torch.ones(3), torch.zeros(2, 3, 4, 5, 6, 7, dtype=torch.int64)
+        number = torch.ones(4, dtype=torch.complex64)
+        samples = [plain, wide, wide.permute(5, 1, 0, 2, 4, 3), wide[:, 1:, ::2], number, plain.to(torch.bfloat16)]
+        samples += [torch.ones(2, requires_grad=True), torch._neg_view(plain), number.conj(), torch.empty(0, 2)]
+    with torch.inference_mode():
+        samples.append(torch.ones(5))
+    return samples
+
+
+def _local_keys() -> tuple[int, int]:
+    of = torch._C
+    return of._dispatch_tls_local_include_set().raw_repr(), of._dispatch_tls_local_exclude_set().raw_repr()
+
+
+@functools.cache
+def _plain_keys(device: torch.device) -> tuple[int, ...]:
+    """The dispatch keys of dense tensors on a device that are neither conjugated, negated, nested nor wrapped."""
+    with torch.inference_mode(False):
+        usual = torch.empty(0, device=device)
+    with torch.inference_mode():
+        made = torch.empty(0, device=device)
+    return torch._C._dispatch_keys(usual).raw_repr(), torch._C._dispatch_keys(made).raw_repr()
+
+
+@functools.cache
+def _autocast_keys(device: str) -> int:
+    """The excluded dispatch keys of a thread that autocast for a device type changes."""
+    enabled, before = torch.is_autocast_enabled(device), _local_keys()[1]
+    torch.set_autocast_enabled(device, not enabled)
+    try:
+        return before ^ _local_keys()[1]
+    finally:
+        torch.set_autocast_enabled(device, enabled)
+
+
+@functools.cache
+def _dtype_code(dtype: torch.dtype) -> int:
+    core = open_core()
+    assert core is not None
+    return int(core.described(torch.empty(0, dtype=dtype, device="cpu"))[0])
+
+
+# -- the call table ---------------------------------------------------------------------------------------------------
 
 
 def can_be_native(call: CompiledCall) -> bool:
-    """Whether any call of it can be: the arguments are its leaves, and all modes can be told."""
-    artifact, guards = call.artifact, call._guards
-    signature = artifact.signature
-    extras = sum(each.kind == "extra" for each in signature.parameters)
-    return (
-        type(call) is CompiledCall
-        and [each.tree for each in signature.parameters] == [*range(len(signature.leaves))]
-        and not any(isinstance(leaf, TensorLeaf) and leaf.default is not None for leaf in signature.leaves)
-        and not any(variant.empty_is_none for variant in artifact.variants)
-        and (extras < 2 or all(variant.any_order for variant in artifact.variants))
-        and all(name in ASKED or name == OF_INPUT or name.startswith(OF_STATE) for name in guards.asked)
-        and guards.asked.get("device", "cpu") == "cpu"
-        and (call.module is None or "training" in vars(call.module))
-    )
+    """Whether the table has a row for all that a call compares."""
+    known = all(name in ASKED or name == OF_INPUT or name.startswith(OF_STATE) for name in call._guards.asked)
+    return known and (call.module is None or "training" in vars(call.module))
 
 
-def _runs_in_c(call: CompiledCall, plan: Plan) -> bool:
-    """Whether nothing but the library runs in a call."""
-    guards, attached = call._guards, call._attached[plan.variant]
-    return (
-        call.device.type == "cpu"
-        and type(call._libraries[plan.variant]) is CLibrary
-        and attached.launch is attached.direct
-        and not (plan.pads or plan.crops or guards.mutated or guards.from_storage or attached.variant.mutated_state)
-    )
+class NativeCall:
+    """The evaluator of a callable, and the facts that it has.
 
-
-class Native:
-    """What a callable knows of its extension: what it was armed with, and the sizes that it has been given.
-
-    Neither holds the callable: who drops that has its libraries closed at once.
+    It does not hold the callable: who drops that has its libraries closed at once.
     """
 
-    def __init__(self, call: CompiledCall, native: Any) -> None:
-        self._native = native
-        self._armed_with: tuple[Any, ...] = ()
-        self._known: set[tuple[int, ...]] = set()
+    def __init__(self, call: CompiledCall, core: Any) -> None:
+        self._evaluator = core.Evaluator(table_of(call))
+        self._compared: tuple[Any, ...] = ()
         self._alone = threading.Lock()
-        call.native, call.remember, call.forget = native, self.remember, self.forget
-        call._counters.native = native.counts
+        call.native, call.renew_facts, call.forget = self._evaluator, self.renew, self.forget
+        call._counters.native = self._evaluator.counts
+        self.renew(call)
 
-    def remember(self, call: CompiledCall, plan: Plan, leaves: Sequence[Any], state: State) -> None:
-        """After a call that Python ran with these leaves, as they came. Where another thread is here, not this time."""
+    def renew(self, call: CompiledCall) -> None:
+        """Take the facts anew where Python has replaced one since. Where another thread is here, not this time."""
         if not self._alone.acquire(blocking=False):
             return
         try:
-            self._remember(call, plan, leaves, state)
+            compared = _compared_with(call)
+            if len(compared) != len(self._compared) or not all(map(_same, compared, self._compared)):
+                self._evaluator.swap(facts_of(call, compared))
+                self._compared = compared
         finally:
             self._alone.release()
 
     def forget(self) -> None:
         """Hold none of the module's tensors: they are being replaced."""
-        self._armed_with, self._known = (), set()
-        self._native.disarm()
-
-    def _remember(self, call: CompiledCall, plan: Plan, leaves: Sequence[Any], state: State) -> None:
-        if isinstance(call._state, ModuleState) and call._state._seen.state is not state:
-            return  # replaced meanwhile
-        compared = _compared_with(call, state)
-        if len(compared) != len(self._armed_with) or not all(map(operator.is_, compared, self._armed_with)):
-            self._armed_with, self._known = compared, set()
-            self._native.arm(spec_of(call, state))
-        if plan.sizes in self._known:
-            return
-        self._known.add(plan.sizes)
-        of_form = (
-            tuple(leaves[index] for index, *_ in call._guards.tensors),
-            plan.variant,
-            (bool(plan.pads), plan.request_elements, plan.run_elements),
-        )
-        if not _runs_in_c(call, plan):
-            self._native.add_launched(*of_form, functools.partial(_launched, weakref.ref(call), plan, state))
-            return
-        attached, library = call._attached[plan.variant], call._libraries[plan.variant]
-        assert isinstance(library, CLibrary)
-        if not library._container:
-            return
-        run = ctypes.cast(getattr(library._library, library._run_name), ctypes.c_void_p).value
-        self._native.add(
-            *of_form,
-            run,
-            library._container.value,
-            _positions(call.artifact, attached.variant),
-            library.counts[1],
-            _shape_of_result(attached.variant, library.counts[1]),
-            attached._assemble,
-            state,
-            functools.partial(_raise_failure, weakref.ref(call), library),
-            library,
-        )
+        self._compared = ()
+        self._evaluator.swap(None)
 
 
-def _launched(of: Callable[[], CompiledCall | None], plan: Plan, state: State, leaves: list[Any]) -> Any:
-    """NotImplemented where the call differs from the one that ran in what the extension does not compare."""
+def _same(one: Any, other: Any) -> bool:
+    return one is other or (type(one) is int and one == other)
+
+
+def table_of(call: CompiledCall) -> dict[str, Any]:
+    """All that the evaluator compares of a call and decides by it, but for the facts."""
+    guards, dims = call._guards, call._dispatcher.dims
+    autocast, elsewhere = _autocast_keys(call.device.type), "cuda" if call.device.type == "cpu" else "cpu"
+    runs_in_c = [_runs_in_c(call, index) for index in range(len(call._libraries))]
+    layouts = [(index, leaf.layout) for index, leaf, *_ in guards.tensors]
+    return {
+        "binding": _binding_of(call),
+        "types": tuple(PLAIN_TENSORS),
+        "keys": _plain_keys(call.device),
+        "tensors": tuple(
+            (index, _dtype_code(dtype), len(leaf.shape), index in guards.with_gradients)
+            for index, leaf, dtype, _ in guards.tensors
+        ),
+        "constants": tuple((index, leaf.value) for index, leaf in guards.constants),
+        "dims": tuple(dims.sources[name] for name in dims.names),
+        "libraries": tuple(_library_of(call, index) if in_c else None for index, in_c in enumerate(runs_in_c)),
+        "grad": int(guards.asked.get("grad", -1)),  # type: ignore[arg-type]
+        "inference": int(guards.asked.get("inference", -1)),  # type: ignore[arg-type]
+        "of_input": int(OF_INPUT in guards.asked),
+        "gpu": call.device.index if call.device.type == "cuda" else -1,
+        "included": 0,
+        "excluded": autocast if guards.ambient.autocast is not None else 0,
+        "unasked": _autocast_keys(elsewhere),
+        "is_followed": is_followed,
+        "plan": functools.partial(_plan_of, call._dispatcher.plan, layouts, runs_in_c),
+        "launch": functools.partial(_launched, weakref.ref(call)),
+        "restride": _restride,
+    }
+
+
+def _binding_of(call: CompiledCall) -> dict[str, Any]:
+    signature, variants = call.artifact.signature, call.artifact.variants
+    leaves, parameters = signature.leaves, signature.parameters
+    any_sequence, any_order = all(each.any_sequence for each in variants), all(each.any_order for each in variants)
+    extras = [each.name for each in parameters if each.kind == "extra" and each.default is msgspec.UNSET]
+
+    def default_of(parameter: Parameter) -> Any:
+        if parameter.optional:
+            return leaves[parameter.tree].value
+        return NotImplemented if parameter.default is msgspec.UNSET else parameter.default
+
+    return {
+        "parameters": tuple(
+            (
+                None if each.kind == "positional" else each.name,
+                default_of(each),
+                each.tree,
+                bool(variants) and all(each.name in variant.empty_is_none for variant in variants),
+            )
+            for each in parameters
+        ),
+        "positional": sum(each.kind in ("positional", "either") for each in parameters),
+        "ordered": tuple(extras) if len(extras) > 1 and not any_order else (),
+        "sequences": (list, tuple, torch.Size) if any_sequence else (list,),
+        "any_order": any_order,
+        "leaves": len(leaves),
+        "makers": tuple(call.makers),
+    }
+
+
+def _plan_of(
+    plan_for: Callable[[Shape], Plan | None],
+    layouts: Sequence[tuple[int, str]],
+    runs_in_c: Sequence[bool],
+    sizes: Shape,
+) -> tuple[Any, ...] | None:
+    """What runs for these sizes, as the evaluator keeps it."""
+    plan = plan_for(sizes)
+    if plan is None:
+        return None
+    shapes = [(plan.shapes[index], layout) for index, layout in layouts]
+    return (
+        *(plan.variant, int(bool(plan.pads)), plan.request_elements, plan.run_elements),
+        runs_in_c[plan.variant] and not plan.pads and not plan.crops,
+        tuple((shape, strides_in(layout, shape)) for shape, layout in shapes if shape is not None),
+        plan,
+    )
+
+
+def _restride(tensor: Tensor, strides: Shape) -> Tensor:
+    return with_strides(tensor, strides, detached=not tensor.requires_grad)
+
+
+def _runs_in_c(call: CompiledCall, index: int) -> bool:
+    """Whether nothing but the library runs in a call of this variant."""
+    guards, attached = call._guards, call._attached[index]
+    return (
+        type(call) is CompiledCall
+        and call.device.type == "cpu"
+        and type(call._libraries[index]) is CLibrary
+        and attached.launch is attached.direct
+        and not (guards.mutated or guards.from_storage or guards.state_aliases or attached.variant.mutated_state)
+    )
+
+
+def _library_of(call: CompiledCall, index: int) -> tuple[Any, ...]:
+    library, attached = call._libraries[index], call._attached[index]
+    assert isinstance(library, CLibrary)
+    return (
+        ctypes.cast(getattr(library._library, library._run_name), ctypes.c_void_p).value,
+        _positions(call.artifact, attached.variant),
+        library.counts[1],
+        _shape_of_result(attached.variant, library.counts[1]),
+        attached._assemble,
+        functools.partial(_raise_failure, weakref.ref(call), library),
+    )
+
+
+def _launched(of: Callable[[], CompiledCall | None], plan: Plan, state: State, ran: list[Any], given: list[Any]) -> Any:
+    """A call that is not the library's alone. NotImplemented where inputs lie in memory that the model writes to."""
     call = of()
     assert call is not None  # it is being called
     aliases = call._guards.state_aliases
-    if (
-        not call._guards.lie_apart(leaves)
-        or call.unaligned(leaves)
-        or (aliases is not None and aliases.issues(leaves, state))
-    ):
+    if not call._guards.lie_apart(ran) or call.unaligned(ran) or (aliases is not None and aliases.issues(given, state)):
         return NotImplemented
     if call._streams:
         call._streams.note()
-    return call.launch(leaves, state, plan, leaves)
+    if call.on_sizes is not None:
+        call.on_sizes(plan.sizes)
+    call.agree(given)
+    return call.launch(ran, state, plan, given)
 
 
 def _raise_failure(of: Callable[[], CompiledCall | None], library: CLibrary, leaves: list[Any]) -> None:
@@ -231,95 +327,62 @@ def _shape_of_result(variant: Variant, given: int) -> bool | None:
     return False if tree.type == "tuple" and tree.items == tuple(range(given)) else None
 
 
-def _compared_with(call: CompiledCall, state: State) -> tuple[Any, ...]:
-    """The objects that Python compared this call with, each of which is replaced and never changed."""
+# -- the facts --------------------------------------------------------------------------------------------------------
+
+
+def _compared_with(call: CompiledCall) -> tuple[Any, ...]:
+    """The objects that Python compared last, each of which is replaced and never changed: what the module was seen to
+    be, its tensors as they were checked, the training flags, and the addresses of the libraries' containers."""
     seen = call._watch._seen if call._watch is not None else None
-    of_state = call._state._seen if type(call._state) is ModuleState else None
-    return seen, of_state, state, call._guards.modes, *(vars(library)["_container"] for library in _containers_of(call))
+    containers = [each._container.value if type(each) is CLibrary else None for each in call._libraries]
+    return seen, call._state.seen(), call._guards.modes, *containers
 
 
-def _containers_of(call: CompiledCall) -> list[CLibrary]:
-    """The libraries that the extension runs, whose containers a fork replaces."""
-    return [library for library in call._libraries if type(library) is CLibrary]
-
-
-def spec_of(call: CompiledCall, state: State) -> dict[str, Any]:
-    """All that the extension compares in a call, whatever its sizes."""
-    guards, leaves = call._guards, call.artifact.signature.leaves
-    parameters = call.artifact.signature.parameters
-    kinds = [each.kind for each in parameters]
+def facts_of(call: CompiledCall, compared: tuple[Any, ...]) -> dict[str, Any]:
+    """All that the evaluator compares of the module and the process, of one snapshot. A call in which one of its parts
+    has been replaced is Python's."""
+    seen, of_state, modes, *containers = compared
+    guards = call._guards
     slots: list[tuple[dict[Any, Any], Any, Any]] = [
         (vars(forward_ad), "_current_level", -1),  # Python looks for tangents
-        (vars(guards), "modes", guards.modes),
-        *((attributes, "training", mode) for attributes, mode in zip(guards._with_mode, guards.modes, strict=True)),
-        *((vars(library), "_container", vars(library)["_container"]) for library in _containers_of(call)),
+        (vars(guards), "modes", modes),
+        *((attributes, "training", mode) for attributes, mode in zip(guards._with_mode, modes, strict=True)),
     ]
+    for library in call._libraries:
+        if type(library) is CLibrary:
+            slots.append((vars(library), "_container", vars(library)["_container"]))
     if call.module is not None:
         slots.append((vars(call.module), "training", guards.training))
-    spec: dict[str, tuple[Any, ...]] = {
-        "types": tuple(PLAIN_TENSORS),
-        "names": tuple(None if each.kind == "positional" else each.name for each in parameters),
-        "defaults": tuple(
-            leaves[each.tree].value
-            if each.optional
-            else NotImplemented
-            if each.default is msgspec.UNSET
-            else each.default
-            for each in parameters
-        ),
-        "tensors": tuple((index, index in guards.with_gradients) for index, *_ in guards.tensors),
-        "constants": tuple((index, leaf.value, None) for index, leaf in guards.constants),
+    facts, tensors = Facts(), call._state.rows(of_state)
+    if seen is not None:
+        slots.append((vars(call._watch), "_seen", seen))
+        facts = seen.facts
+    covered = {id(table) for table, _ in facts.tables}
+    slots += [slot for slot in tensors.slots if id(slot[0]) not in covered]
+    return {
+        **facts._asdict(),
+        "slots": (*slots, *facts.slots),
+        "written": (*facts.written, *tensors.written),
+        "readers": (*_ambient(call), *facts.readers),
         "gradients": tuple(_gradients(guards)),
-        "tables": (),
-        "lists": (),
-        "empty": (),
-        "classes": (),
-        "lengths": (),
-        "marks": (),
-        "attributes": (),
-        "state": (),
+        "placed": tuple(tensors.placed),
+        "tensors": tensors.state,
+        "containers": tuple(containers),
     }
-    readers: list[tuple[Callable[[], Any], Any]] = list(_ambient(call))
-    covered: set[int] = set()
-    if call._watch is not None:
-        seen = call._watch._seen
-        slots += [(vars(call._watch), "_seen", seen), *zip(seen.owners, seen.keys, seen.values, strict=True)]
-        covered = {id(table) for table in seen.tree.tables if type(table) is dict}
-        spec |= _of_module(seen)
-        if not _all_told(seen):
-            readers.append((call._watch.check, None))
-    if type(call._state) is ModuleState:
-        of_state = call._state._seen
-        slots.append((vars(call._state), "_seen", of_state))
-        slots += [
-            (owner, key, tensor)
-            for (owner, key), tensor in zip(call._state._slots, of_state.tensors, strict=True)
-            if id(owner) not in covered
-        ]
-        spec["state"] = tuple(zip(of_state.tensors, of_state.pointers, of_state.aliases, strict=True))
-    else:
-        readers.append((call._state.take, state))
-    numbers = {
-        "positional": sum(kind in ("positional", "either") for kind in kinds),
-        "grad": int(guards.asked.get("grad", -1)),  # type: ignore[arg-type]
-        "inference": int(guards.asked.get("inference", -1)),  # type: ignore[arg-type]
-        "of_input": int(OF_INPUT in guards.asked),
-        "variants": len(call._libraries),
-        "gpu": call.device.index if call.device.type == "cuda" else -1,
-    }
-    return {**spec, **numbers, "slots": tuple(slots), "readers": tuple(readers)}
 
 
-def _ambient(call: CompiledCall) -> list[tuple[Callable[[], Any], Any]]:
+def _ambient(call: CompiledCall) -> list[Reader]:
     """What the thread's dispatch keys do not tell of `Ambient`; that autocast is on, they do."""
     ambient = call._guards.ambient
-    readers: list[tuple[Callable[[], Any], Any]] = [
+    readers: list[Reader] = [
         (torch.get_default_dtype, dtype_of(ambient.default_dtype)),
         (matmul_precision, ambient.float32_matmul_precision),
         (torch.are_deterministic_algorithms_enabled, ambient.deterministic),
     ]
     if ambient.num_threads is not None:
         readers.append((torch.get_num_threads, ambient.num_threads))
+    if "device" in call._guards.asked:
+        readers.append((ASKED["device"], call._guards.asked["device"]))
     if ambient.autocast is not None:
         readers.append((functools.partial(torch.get_autocast_dtype, call.device.type), dtype_of(ambient.autocast)))
     return readers
@@ -333,31 +396,3 @@ def _gradients(guards: Guards) -> list[tuple[Any, Any, Any]]:
             assert isinstance(read, functools.partial)
             found.append((*read.args, bool(guards.asked[name])))
     return found
-
-
-_IN_STEP = (dict, OrderedDict, defaultdict)
-"""Classes of dicts that are equal where they hold the same objects in the same order."""
-
-
-def _all_told(seen: Seen) -> bool:
-    """Whether C compares all that `ModuleWatch.check` does; else that is asked."""
-    return not seen.bound and not seen.arrays and all(type(each) in (*_IN_STEP, list) for each in _containers(seen))
-
-
-def _containers(seen: Seen) -> list[Any]:
-    return [*seen.dicts, *seen.others, *seen.tree.tables]
-
-
-def _of_module(seen: Seen) -> dict[str, tuple[Any, ...]]:
-    tree, count = seen.tree, len(seen.tensors)
-    copies = zip(_containers(seen), [*seen.copies, *tree.copies], strict=True)
-    pairs = [(now, copy) for now, copy in copies if type(now) in (*_IN_STEP, list)]
-    return {
-        "tables": tuple(pair for pair in pairs if type(pair[0]) is not list),
-        "lists": tuple(pair for pair in pairs if type(pair[0]) is list),
-        "empty": tuple(seen.empty),
-        "classes": tuple(zip(tree.holders, tree.classes, strict=True)),
-        "lengths": tuple(zip(tree.own, tree.lengths, strict=True)),
-        "marks": tuple(zip(seen.tensors, seen.marks[:count], seen.marks[count:], strict=True)),
-        "attributes": tuple(zip(seen.objects, seen.names, seen.of_objects, strict=True)),
-    }

@@ -25,6 +25,7 @@ from aotc.runtime.forks import end_threads, end_threads_before_forks
 from aotc.runtime.libraries.library import calls_back, opened
 from aotc.runtime.libraries.operators import Imports, provide_operators
 from aotc.runtime.load import Found, Request, Timer, blaming_the_record, check_options
+from aotc.runtime.native import open_core
 from aotc.runtime.select import select_target
 
 if TYPE_CHECKING:
@@ -246,19 +247,15 @@ def _fill(asked: Request, timer: Timer, found: Found) -> Found:
             provide_operators(artifact.operators, asked.allow_imports)
             for part in (artifact, *artifact.kinds):
                 _read_part(asked, part, found, on_cpu)
-            if artifact.native is not None:
-                from aotc.runtime.native import open_native
-
-                open_native(artifact, found.read_file)
+    open_core()
     timer.took("libraries")
     return found
 
 
 def _read_part(asked: Request, artifact: Artifact, found: Found, on_cpu: bool) -> None:
     """The files of the code of one rank, or of all."""
-    native = artifact.native and artifact.native.file
     values = {variant.read_values: None for variant in artifact.variants}
-    for file in (artifact.module.attributes_file, artifact.constants, native, *values):
+    for file in (artifact.module.attributes_file, artifact.constants, *values):
         if file is not None:
             found.read_file(file)
     files_of = functools.partial(found.files_of, artifact)

@@ -26,10 +26,11 @@ import torch
 if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parents[1])]
 from fuzzing import native_models
-from fuzzing.native_models import Blocks, Called, CallingBack, Pair, Writing, frozen_pair
+from fuzzing.native_models import Blocks, Called, CallingBack, Pair, Single, Structured, Writing, frozen_pair
 from processes import ROOT
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.utils import _pytree as pytree
 
 import aotc
 
@@ -41,6 +42,8 @@ CLASSES: dict[str, Callable[[], nn.Module]] = {
     "padded": CallingBack,
     "writing": Writing,
     "trained": Pair,
+    "structured": Structured,
+    "single": Single,
 }
 
 
@@ -76,7 +79,7 @@ def natives(call: Any) -> list[Any]:
 
 def ran(call: Any) -> int:
     """How many calls the extension has made."""
-    return sum(row[0] for native in natives(call) for row in native.counts())
+    return sum(row[0] for native in natives(call) for row in (native.counts() if native is not None else ()))
 
 
 # -- arguments --------------------------------------------------------------------------------------------------------
@@ -123,8 +126,56 @@ def inference(tensor: Tensor) -> Tensor:
         return tensor.clone()
 
 
+def usual_arguments(name: str, batch: int) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments of which nothing is unusual."""
+    if name == "single":
+        return [torch.rand(1, 4)], {}
+    x, other = torch.rand(batch, 4), torch.rand(batch, 2)
+    if name != "structured":
+        return [x, other], {}
+    table = {"scale": torch.rand(batch, 4), "shift": other}
+    return [x, [x + 1, x + 2], table], {"positive": True, "output_attentions": None, "return_dict": None}
+
+
+def in_any_order(table: dict[str, Any], draw: random.Random) -> dict[str, Any]:
+    return dict(draw.sample([*table.items()], len(table))) if draw.random() < 0.1 else table
+
+
+class Table(dict[str, Any]):
+    pass
+
+
+def structured(batch: int, draw: random.Random) -> tuple[list[Any], dict[str, Any]]:
+    """A list, a table, several keyword arguments and a tensor that may be left out; some of them of another form."""
+
+    def tensor(width: int) -> Any:
+        made = torch.rand(batch, width)
+        return wrong(made, draw) if draw.random() < 0.03 else made
+
+    pair: Any = [tensor(4), tensor(4)]
+    table: Any = in_any_order({"scale": tensor(4), "shift": tensor(2)}, draw)
+    if draw.random() < 0.1:
+        pair = draw.choice([tuple(pair), pair[:1], [*pair, pair[0]], torch.Size([2, 4]), None, {"0": pair[0]}])
+    if draw.random() < 0.1:
+        table = draw.choice([Table(table), {}, None, {**table, "more": 1}, {1: tensor(4), "shift": tensor(2)}, [table]])
+    options = {"positive": True, "output_attentions": None, "return_dict": None}
+    if draw.random() < 0.1:
+        options[draw.choice([*options, "unknown"])] = draw.choice([True, False, None, 1, "x"])
+    if draw.random() < 0.05:
+        options.pop(draw.choice([*options]))
+    kwargs = {"table": table, **in_any_order(options, draw)}
+    if draw.random() < 0.5:
+        kwargs["mask"] = draw.choice([None, tensor(4), tensor(4)])
+    return [tensor(4), pair], in_any_order(kwargs, draw)
+
+
 def arguments(name: str, draw: random.Random) -> tuple[list[Any], dict[str, Any]]:
     batch = draw.choice([2, 2, 2, 2, 4, 5, 5, 9, 9, 1, 10, 0])
+    if name == "structured":
+        return structured(batch, draw)
+    if name == "single":
+        given = draw.choice([torch.rand(1, 4), torch.rand(6, 4)[1:2], torch.rand(6, 4)[::6], torch.rand(4, 1).T])
+        return [wrong(given, draw) if draw.random() < 0.3 else given], {}
     args: list[Any] = [torch.rand(batch, 4), torch.rand(batch, 2)]
     kwargs: dict[str, Any] = {}
     if draw.random() < 0.25:
@@ -260,7 +311,7 @@ _ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 def outcomes(both: Both, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
     """What each call gave, and what it left in its arguments; both begin with the same."""
-    memory = [each.untyped_storage() for each in (*args, *kwargs.values()) if has_bytes(each)]
+    memory = [each.untyped_storage() for each in pytree.tree_leaves((args, kwargs)) if has_bytes(each)]
     before, found = [storage.clone() for storage in memory], []
     for call, module in zip(both.calls, both.modules, strict=True):
         for storage, data in zip(memory, before, strict=True):
@@ -308,7 +359,7 @@ def same(one: Any, other: Any, given: list[Any]) -> bool:
     return repr(one) == repr(other)
 
 
-def fuzz(store: Path, steps: int, seed: int = 0) -> Counter[str]:
+def fuzz(store: Path, steps: int, seed: int = 0, only: str = "") -> Counter[str]:
     """Make so many calls both ways. Returns how many ran in the extension, ran in Python, and were refused.
 
     Raises AssertionError at the first that differs.
@@ -320,7 +371,7 @@ def fuzz(store: Path, steps: int, seed: int = 0) -> Counter[str]:
     name, make_mode = "called", torch.no_grad
     for step in range(steps):
         if step % 40 == 0:
-            name = draw.choice([*CLASSES])
+            name = only or draw.choice([*CLASSES])
         both = pairs[name]
         if draw.random() < 0.05:
             change(both, draw)
@@ -341,7 +392,7 @@ def fuzz(store: Path, steps: int, seed: int = 0) -> Counter[str]:
         one, other = both.left
         both.left.clear()
         assert one == other, f"step {step} of {seed}, {name}: {args} {kwargs} {mode}: {one} was left, and {other}"
-        assert same(*found, [*args, *kwargs.values()]), (
+        assert same(*found, pytree.tree_leaves((args, kwargs))), (
             f"step {step} of {seed}, {name}: {args} {kwargs} {mode}: {found}"
         )
         by_native = ran(both.calls[0]) - before
@@ -366,8 +417,9 @@ if __name__ == "__main__":
     parser.add_argument("steps", type=int)
     parser.add_argument("seed", type=int, nargs="?", default=0)
     parser.add_argument("--store", type=Path, help="one that it has built before")
+    parser.add_argument("--model", choices=CLASSES, default="", help="of this one alone")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if options.store is None:
             build(Path(folder))
-        print(dict(fuzz(options.store or Path(folder), options.steps, options.seed)))
+        print(dict(fuzz(options.store or Path(folder), options.steps, options.seed, options.model)))

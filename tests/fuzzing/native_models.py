@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from transformers.utils import ModelOutput
 
 FACTOR = 2.0
 
@@ -86,6 +90,37 @@ class Writing(Pair):
         other.add_(1)
         self.calls.add_(1)
         return self.linear(x) + self.calls, other * 2
+
+
+@dataclass
+class Answer(ModelOutput):
+    """A result class of a library."""
+
+    states: Tensor | None = None
+    other: Tensor | None = None
+
+
+class Structured(Pair):
+    """Takes arguments as models of libraries do: a list, a table, several through `**kwargs`, a tensor by default."""
+
+    def forward(
+        self, x: Tensor, pair: list[Tensor], table: dict[str, Tensor], mask: Tensor | None = None, **options: Any
+    ) -> Answer:
+        y = self.linear(x) * pair[0] + pair[1] * table["scale"]
+        if mask is not None:
+            y = y * mask
+        return Answer(states=y if options.get("positive") else -y, other=table["shift"] + 1)
+
+
+class Single(nn.Module):
+    """Of one row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x)
 
 
 def frozen_pair() -> Pair:

@@ -15,7 +15,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.testing._internal.two_tensor import TwoTensor
 
 from aotc.errors import BindError
-from aotc.runtime.state import weights
 
 
 class Tied(nn.Module):
@@ -241,25 +240,13 @@ def test_a_tensor_that_is_transposed_in_place_is_refused() -> None:
     assert [issue.where for issue in refused(lambda: compiled(X)).issues] == ["weight"]
 
 
-def test_forms_are_compared_without_a_new_state_and_without_torchs_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gradient_flag_or_a_mode_makes_no_new_state() -> None:
     module = linear()
     compiled = live(module)
     state = compiled._state.take()
     module.requires_grad_(False)
     with torch.inference_mode():
         assert compiled._state.take() is state
-    monkeypatch.setattr(weights, "_make_guards", None)
-    have_same_forms = weights.forms_check([module.weight])
-    assert have_same_forms([module.weight]) and not have_same_forms([module.weight.t()])
-
-
-def test_tied_weights_are_looked_at_in_one_call_of_c_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's comparison denies a tensor that comes twice; looking at each takes five times as long."""
-    tied, other = linear().weight, linear().bias
-    have_same_forms = weights.forms_check([tied, other, tied])
-    assert have_same_forms([tied, other, tied])
-    monkeypatch.setattr(weights, "form_of", None)
-    assert have_same_forms([tied, other, tied])
 
 
 def test_without_a_module_a_live_artifact_that_uses_weights_is_refused_and_one_that_uses_none_is_not() -> None:

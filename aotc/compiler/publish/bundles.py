@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -15,7 +14,6 @@ from aotc.compiler.build_report import Outcome
 from aotc.compiler.publish.target_artifacts import merge
 from aotc.errors import BuildError
 from aotc.provenance import BuiltArtifact
-from aotc.records import NativeCall
 from aotc.store.layout.publishing import publish
 from aotc.store.layout.store import Store
 from aotc.store.layout.units import UnitRecord
@@ -55,12 +53,10 @@ def publish_bundles(
     tag: str,
     results: Sequence[Result],
     partial: bool = False,
-    native: Callable[[], NativeCall | None] = lambda: None,
 ) -> Publication:
     """Publish one bundle for each model all of whose units were built.
 
-    With `partial`, also of a model of which some were: of the artifacts in which each region has code. `native` gives
-    the extension for calls.
+    With `partial`, also of a model of which some were: of the artifacts in which each region has code.
     """
     done, created = Publication([*results], {}, {}), source_date()
     for model in dict.fromkeys(outcome.model for outcome, _ in results):
@@ -79,17 +75,10 @@ def publish_bundles(
             done.unpublished[model] = "its units cannot be merged into one bundle"
             continue
         if callable_ones := [artifact for artifact in artifacts if not regions_without_code(artifact)]:
-            called = [with_native_call(artifact, native) for artifact in callable_ones]
-            done.bundles[model] = publish(store, model, tag, called, created=created)
+            done.bundles[model] = publish(store, model, tag, callable_ones, created=created)
         else:
             done.unpublished[model] = "a region of which no unit was built leaves no call that could run"
     return done
-
-
-def with_native_call(artifact: BuiltArtifact, native: Callable[[], NativeCall | None]) -> BuiltArtifact:
-    """With the extension, if it can make calls of such an artifact."""
-    here = artifact.environment.machine == platform.machine()
-    return msgspec.structs.replace(artifact, native=native()) if here and not artifact.parallel else artifact
 
 
 def regions_without_code(artifact: BuiltArtifact) -> list[str]:

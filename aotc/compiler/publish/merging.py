@@ -9,9 +9,8 @@ from pathlib import Path
 import msgspec
 
 from aotc.compiler.planning.key import explain
-from aotc.compiler.publish.bundles import source_date, with_native_call
+from aotc.compiler.publish.bundles import source_date
 from aotc.compiler.publish.target_artifacts import merge
-from aotc.compiler.toolchain.native_call import native_call_compiled
 from aotc.errors import BuildError, Issue
 from aotc.provenance import BuiltArtifact
 from aotc.reads.sources import BY_DIGEST
@@ -77,11 +76,8 @@ def merge_stores(sources: Sequence[Path], into: Path, tag: str) -> Merged:
     target = Store.create(into)
     with target.writing("aotc merge"):
         copied = _copy(target, [piece for group in models.values() for piece in group])
-        bundles = {}
-        with native_call_compiled(target) as native:
-            for model in models:
-                called = [with_native_call(artifact, native) for artifact in artifacts[model]]
-                bundles[model] = publish(target, model, tag, called, created=source_date())
+        created = source_date()
+        bundles = {model: publish(target, model, tag, artifacts[model], created=created) for model in models}
     return Merged(bundles, sum(map(len, models.values())), copied)
 
 

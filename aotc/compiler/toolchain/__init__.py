@@ -9,7 +9,6 @@ In the order in which a unit meets the modules:
 - `wrapper_split`: the part of AOTInductor's wrapper that is the same in every library, compiled separately.
 - `precompiled_headers`: torch's headers, for builds of many units.
 - `parallel_compile`: the C++ compiles of a unit in parallel: wrapper, kernels, and the link that waits for both.
-- `native_call`: the extension that makes calls, of `native_call.cpp`, compiled beside the units.
 
 None of these changes the code. With an unknown version of torch or an unknown compiler, units are compiled as torch
 does.

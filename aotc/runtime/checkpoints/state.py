@@ -24,7 +24,7 @@ from aotc.runtime.checkpoints.files import (
     read_tensors,
 )
 from aotc.runtime.checkpoints.module_swap import with_tensors
-from aotc.runtime.state.weights import Bound, State, Swap, is_written, names_of, written_state
+from aotc.runtime.state.weights import Bound, State, StateRows, Swap, is_written, names_of, written_state
 
 if TYPE_CHECKING:
     from aotc.runtime.parallel.ranks import RanksOfLoad
@@ -107,6 +107,12 @@ class CheckpointState:
 
     def take(self) -> State:
         return self._state
+
+    def seen(self) -> State:
+        return self._state
+
+    def rows(self, seen: State) -> StateRows:
+        return StateRows(seen, ((vars(self), "_state", seen),))
 
     def refresh(self) -> None:
         pass

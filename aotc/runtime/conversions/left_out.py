@@ -13,17 +13,23 @@ from aotc.records import Signature, TensorLeaf
 from aotc.runtime.bind import Binder, Leaves
 from aotc.tensors.layouts import MEMORY_FORMATS
 
+Maker = tuple[int, Callable[[Leaves], Tensor | None]]
 
-def with_defaults(bind: Binder, signature: Signature, device: torch.device) -> Binder:
-    """The binder, whose leaves have a tensor on `device` in the place of each None that has a default.
+
+def makers_of(signature: Signature, device: torch.device) -> list[Maker]:
+    """Of each leaf that has a default, its index and what makes the tensor for a call without it, on `device`.
 
     Its sizes are those of the call's other tensors. Where these are not tensors of enough axes, None stays: a miss.
     """
-    makers = [
+    return [
         (index, _maker(leaf, signature, device))
         for index, leaf in enumerate(signature.leaves)
         if isinstance(leaf, TensorLeaf) and leaf.default is not None
     ]
+
+
+def with_defaults(bind: Binder, makers: Sequence[Maker]) -> Binder:
+    """The binder, whose leaves have a tensor in the place of each None that has a default."""
 
     def bind_all(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Leaves:
         leaves = bind(args, kwargs)

@@ -102,10 +102,13 @@ class _InRanks(CompiledCall):
 class ParallelCall(_InRanks):
     """A model that is compiled whole."""
 
+    def agree(self, leaves: list[Any]) -> None:
+        self._waiting.agree(_form(leaves), leaves)
+
     def _plan(self, leaves: list[Any]) -> Plan | None:
         plan = super()._plan(leaves)
         if plan is not None:  # else a miss, which the other ranks are told of
-            self._waiting.agree(_form(leaves), leaves)
+            self.agree(leaves)
         return plan
 
 

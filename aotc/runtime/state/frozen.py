@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import operator
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -18,9 +17,9 @@ from aotc.records import Artifact, StateSpec
 from aotc.runtime.state.weights import (
     DENSE_COPY,
     State,
+    StateRows,
     TakeState,
     form_of,
-    forms_check,
     lacks_values,
     slots_of,
 )
@@ -51,40 +50,50 @@ def watch_frozen(artifact: Artifact, module: nn.Module | None) -> TakeState:
             f"the weights are inference tensors, whose changes cannot be seen: {', '.join(blind[:5])}",
             hint="build the module outside of torch.inference_mode(), or load the frozen artifact without a module",
         )
-    slots = slots_of(module, present)
-    registered = list(present.values())
-    inner = [(name, each) for name, tensor in present.items() for each in inner_tensors(tensor).values()]
-    watched = [tensor for _, tensor in inner]
-    frozen_at, forms = list(map(_stamp, watched)), list(map(form_of, watched))
-    have_same_forms = forms_check(watched)
-    storages = [tensor.detach() for tensor in watched]
+    return FrozenWeights(artifact.model, module, present)
 
-    def take(_keep: Sequence[Tensor] = storages) -> State:
-        """`_keep` holds the storages, so that no other tensor can come to lie at the same address unnoticed."""
-        now = [owner.get(key) for owner, key in slots]
-        if (
-            not all(map(operator.is_, now, registered))
-            or list(map(_stamp, watched)) != frozen_at
-            or not have_same_forms(watched)
-        ):
-            replaced = [name for name, new, old in zip(present, now, registered, strict=True) if new is not old]
-            written = [
-                name
-                for (name, tensor), stamp, form in zip(inner, frozen_at, forms, strict=True)
-                if _stamp(tensor) != stamp or form_of(tensor) != form
-            ]
-            changed = {*replaced, *written}
-            names = [name for name in present if name in changed]
+
+class FrozenWeights:
+    """Gives the state of a frozen artifact, no tensors. Raises BindError where the module's weights have changed."""
+
+    def __init__(self, model: str, module: nn.Module, present: Mapping[str, Tensor]) -> None:
+        self._model, self._present = model, present
+        self._slots = slots_of(module, present)
+        self._inner = [(name, each) for name, tensor in present.items() for each in inner_tensors(tensor).values()]
+        watched = [tensor for _, tensor in self._inner]
+        self._stamps, self._forms = list(map(_stamp, watched)), list(map(form_of, watched))
+        # They hold the storages, so that no other tensor can come to lie at the same address unnoticed.
+        aliases = [tensor.detach() for tensor in watched]
+        self._nothing = State()
+        self.rows = StateRows(
+            self._nothing,
+            [(owner, key, tensor) for (owner, key), tensor in zip(self._slots, present.values(), strict=True)],
+            [(tensor, writes, place) for tensor, (place, writes) in zip(watched, self._stamps, strict=True)],
+            [(tensor, alias.data_ptr(), alias) for tensor, alias in zip(watched, aliases, strict=True)],
+        )
+        hook = partial(_count_fused_step, {id(tensor) for tensor in present.values()})
+        weakref.finalize(
+            self, register_optimizer_step_post_hook(hook).remove
+        )  # the tensors live, so the ids are theirs
+
+    def __call__(self) -> State:
+        replaced = {
+            name
+            for (owner, key), (name, tensor) in zip(self._slots, self._present.items(), strict=True)
+            if owner.get(key) is not tensor
+        }
+        written = {
+            name
+            for (name, tensor), stamp, form in zip(self._inner, self._stamps, self._forms, strict=True)
+            if _stamp(tensor) != stamp or form_of(tensor) != form
+        }
+        if names := [name for name in self._present if name in replaced | written]:
             raise BindError(
                 f"weights of the module changed after the load: {', '.join(names[:5])}; "
-                f"the artifact of `{artifact.model}` holds the frozen old ones",
+                f"the artifact of `{self._model}` holds the frozen old ones",
                 hint="rebuild it for the new weights, or build with `weights: live`",
             )
-        return nothing
-
-    steps = register_optimizer_step_post_hook(partial(_count_fused_step, {id(tensor) for tensor in registered}))
-    weakref.finalize(take, steps.remove)  # it holds the tensors, so the ids are theirs
-    return take
+        return self._nothing
 
 
 def _count_fused_step(watched: Collection[int], optimizer: Any, args: Any, kwargs: Any) -> None:

@@ -10,7 +10,7 @@ import operator
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from aotc.runtime.state.weights import ModuleState, _Seen
+from aotc.runtime.state.weights import ModuleState, StateRows, _Seen
 from aotc.tensors.subclasses import describe, holders, inner_name, is_wrapper, slots_of
 
 Slot = tuple[dict[str, Any], str]
@@ -79,6 +79,10 @@ class SubclassState(ModuleState):
 
     def _is_current(self, seen: _Seen) -> bool:
         return self._holds_the_same() and super()._is_current(seen)
+
+    def rows(self, seen: _Seen) -> StateRows:
+        held, rows = tuple(zip(*self._held, strict=True)), super().rows(seen)
+        return rows._replace(slots=(*held, *rows.slots))
 
     def _holds_the_same(self) -> bool:
         owners, keys, tensors = self._held

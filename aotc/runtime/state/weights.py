@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from aotc.runtime.checkpoints.files import Checkpoint
 
 T = TypeVar("T")
+Form = tuple[Any, ...]
 
 _data_ptr = cast("Callable[[Any], int]", torch.Tensor.data_ptr)
 
@@ -58,6 +59,18 @@ class Swap(NamedTuple):
     parts: tuple[Swap, ...] = ()
 
 
+class StateRows(NamedTuple):
+    """The tensors of a call, and rows of `aotc.reads.facts.Facts` by which it is told that they are still these.
+
+    `placed`: a tensor, its address, and a tensor of the form that it must have.
+    """
+
+    state: State
+    slots: Sequence[tuple[dict[str, Any], str, Any]] = ()
+    written: Sequence[tuple[Tensor, int, int]] = ()
+    placed: Sequence[tuple[Tensor, int, Tensor]] = ()
+
+
 class Bound(Protocol):
     """Where the tensors of calls come from; `owned` where only the callable holds them."""
 
@@ -67,6 +80,12 @@ class Bound(Protocol):
     def take(self) -> State:
         """The tensors for one call, checked. Raises BindError."""
         ...
+
+    def seen(self) -> Any:
+        """What `take` compared last: one object, which is replaced and never changed."""
+        ...
+
+    def rows(self, seen: Any) -> StateRows: ...
 
     def refresh(self) -> None:
         """Read the module's tensors again, as submodules may have been replaced. Raises BindError."""
@@ -125,6 +144,13 @@ class Unchanging:
     def take(self) -> State:
         return self._take()
 
+    def seen(self) -> TakeState:
+        return self._take
+
+    def rows(self, seen: TakeState) -> StateRows:
+        of_module = getattr(seen, "rows", StateRows(State()))
+        return of_module._replace(slots=((vars(self), "_take", seen), *of_module.slots))
+
     def refresh(self) -> None:
         self._take = self._watch()
 
@@ -152,8 +178,9 @@ class _Seen(NamedTuple):
     """
 
     tensors: list[Tensor]
+    classes: list[type]
     pointers: list[int]
-    have_same_forms: Callable[[list[Any]], bool]
+    forms: list[Form]
     aliases: list[Tensor]
     state: State
 
@@ -209,9 +236,18 @@ class ModuleState:
         current: list[Any] = list(map(dict.get, self._owners, self._keys))
         return (
             all(map(operator.is_, current, seen.tensors))
+            and list(map(type, current)) == seen.classes
             and list(map(_data_ptr, current)) == seen.pointers
-            and seen.have_same_forms(current)
+            and list(map(form_of, current)) == seen.forms
         )
+
+    def seen(self) -> _Seen:
+        return self._seen
+
+    def rows(self, seen: _Seen) -> StateRows:
+        slots = [(owner, key, tensor) for (owner, key), tensor in zip(self._slots, seen.tensors, strict=True)]
+        placed = zip(seen.tensors, seen.pointers, seen.aliases, strict=True)
+        return StateRows(seen.state, ((vars(self), "_seen", seen), *slots), placed=tuple(placed))
 
     def _check(self) -> _Seen:
         current = [owner.get(key) for owner, key in self._slots]
@@ -245,7 +281,7 @@ class ModuleState:
 
 def saw(tensors: list[Tensor], state: State) -> _Seen:
     pointers, aliases = list(map(_data_ptr, tensors)), [tensor.detach() for tensor in tensors]
-    return _Seen(tensors, pointers, forms_check(tensors), aliases, state)
+    return _Seen(tensors, list(map(type, tensors)), pointers, list(map(form_of, tensors)), aliases, state)
 
 
 def slots_of(module: nn.Module, names: Iterable[str]) -> list[tuple[dict[str, Any], str]]:
@@ -321,41 +357,8 @@ def _share_memory(specs: Sequence[StateSpec], tensors: Sequence[Tensor], written
     return any(overlapping(tensors, {index for index, spec in enumerate(specs) if is_written(spec, written)}))
 
 
-Form = tuple[Any, ...]
-_make_guards: Callable[..., Any] | None = getattr(
-    getattr(cast(Any, torch._C)._dynamo, "guards", None), "TensorGuards", None
-)
-"""A comparison of many tensors in one call of C++, which takes a third of the time that asking each takes. It is a part
-of `import torch`. It compares more, like whether a gradient is required, and in another mode: so what it denies is
-looked at again."""
-
-
-def forms_check(tensors: Sequence[Tensor]) -> Callable[[list[Any]], bool]:
-    """A function that says whether as many tensors have the forms that these have now, in order. Those that are one
-    tensor here (tied weights) are one there."""
-    once = list({id(tensor): index for index, tensor in enumerate(tensors)}.values())  # C++ denies one that comes twice
-    repeated = len(once) < len(tensors)
-    forms = [form_of(tensors[index]) for index in once]
-    quick: dict[tuple[bool, bool], Any] = {}
-
-    def have_same_forms(now: list[Any]) -> bool:
-        if repeated:
-            now = [now[index] for index in once]
-        mode = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-        if mode in quick and quick[mode].check(*now):
-            return True
-        if list(map(form_of, now)) != forms:
-            return False
-        if _make_guards is not None and now:
-            sizes, strides = ([list(form[axes]) for form in forms] for axes in (1, 2))
-            quick[mode] = _make_guards(*now, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
-        return True
-
-    return have_same_forms
-
-
 def form_of(tensor: Tensor) -> Form:
-    return tensor.dtype, tensor.shape, tensor.stride()
+    return tensor.dtype, tensor.shape, tensor.stride(), tensor.is_neg(), tensor.is_conj()
 
 
 def lacks_values(tensor: Tensor) -> str:

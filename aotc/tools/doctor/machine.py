@@ -50,6 +50,7 @@ def check_machine(store: str) -> list[Check]:
         _glibc(),
         _libstdcxx(),
         *check_code_memory(HERE),
+        _calls(),
         *_folders(),
         *check_store(store),
         *_keys(),
@@ -64,6 +65,17 @@ def _python() -> list[Check]:
         refuse_free_threading()
         checks.append(Check(HERE, "Python", "ok", f"{platform.python_version()}, aotc {aotc.__version__}"))
     return checks
+
+
+def _calls() -> Check:
+    from aotc.runtime.native import load_core
+
+    try:
+        load_core()
+    except ImportError as error:
+        hint = "install g++ and then aotc again, or a wheel of aotc; calls take longer until then, and give the same"
+        return Check(HERE, "calls", "warn", f"made by Python: {error}", "the extension aotc.core", hint)
+    return Check(HERE, "calls", "ok", "made by the extension aotc.core")
 
 
 # -- hardware ---------------------------------------------------------------------------------------------------------

@@ -6,7 +6,9 @@
 
 It logs its startup seconds part by part. `POST /predict` takes `{"x": [[[…]]]}`, nested lists of numbers, or
 `{"batch": 1, "seq": 128, "seed": 0}` for random ones, and answers `{"y": [[[…]]]}`; a call that no compiled variant may
-run is answered 422 with the reason. `GET /healthz` is for a load balancer, `GET /metrics` for Prometheus.
+run is answered 422 with the reason. `GET /healthz` and `GET /readyz` are for probes, `GET /metrics` for Prometheus.
+
+On SIGTERM `/readyz` fails first; after `--drain` seconds it stops listening, answers what it has, and ends.
 
 It needs nothing but aotc. The folder `examples/service` has one with batching, readiness and releases.
 """
@@ -121,6 +123,20 @@ class Service(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], compiled: Compiled) -> None:
         super().__init__(address, Handler)
         self.compiled = compiled
+        self.is_draining = False
+
+    def drain(self, seconds: float) -> None:
+        """Fail the readiness probe, and go on for so long: until then, balancers send requests here."""
+        self.is_draining = True
+        # In a thread: shutdown() waits for serve_forever(), which a signal's handler interrupts.
+        threading.Timer(seconds, self.shutdown).start()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that leaves before it has read the answer is no error here."""
+        if isinstance(sys.exception(), ConnectionError):
+            log.info("%s left before the answer", client_address[0])
+        else:
+            super().handle_error(request, client_address)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -132,6 +148,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path == "/healthz":
             self.answer_json(200, {"status": "ok"})
+        elif self.path == "/readyz":
+            is_ready = not self.server.is_draining
+            self.answer_json(200 if is_ready else 503, {"status": "ready" if is_ready else "shutting down"})
         elif self.path == "/metrics":
             counters = self.server.compiled.stats().counters()
             lines = [f"# TYPE {name} counter\n{name} {value}\n" for name, value in counters.items()]
@@ -186,13 +205,13 @@ def main() -> None:
     parser.add_argument("--store", help="the store's folder (default: $AOTC_STORE, else aotc-store)")
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, default=8000, help="0 for any free one; the log names it (default: 8000)")
+    parser.add_argument("--drain", type=float, default=5, help="seconds to go on after SIGTERM, unready (default: 5)")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
 
     with Service((options.host, options.port), start(options.ref, options.store)) as service:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            # From a thread: shutdown() waits for serve_forever(), which the handler interrupts.
-            signal.signal(number, lambda *_: threading.Thread(target=service.shutdown).start())
+        signal.signal(signal.SIGTERM, lambda *_: service.drain(options.drain))
+        signal.signal(signal.SIGINT, lambda *_: service.drain(0))
         log.info("listening on http://%s:%d", *service.server_address[:2])
         service.serve_forever()
     log.info("stopped")

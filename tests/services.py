@@ -6,15 +6,18 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
+import pytest
 from processes import ROOT
 
 STARTUP_LIMIT = 120
@@ -77,8 +80,33 @@ class RunningService:
         self._reader.join(10)
         return code
 
-    def request(self, method: str, path: str, body: Any = None) -> tuple[int, str]:
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
+    def end_by_the_rule(self, path: str, body: Any) -> int:
+        """Ask it to end, with a request half sent; gives the exit code. Readiness fails first, while new requests are
+        answered; then it stops listening, answers the one that it has, and ends."""
+        content = json.dumps(body).encode()
+        assert self.request("GET", "/readyz")[0] == 200
+        with socket.create_connection(("127.0.0.1", self.port), timeout=60) as client:
+            head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n"
+            client.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + content[:1])
+            time.sleep(0.2)
+            self.process.send_signal(signal.SIGTERM)
+            until = time.monotonic() + 30
+            while self.request("GET", "/readyz")[0] == 200 and time.monotonic() < until:
+                time.sleep(0.02)
+            assert self.request("GET", "/readyz")[0] == 503
+            assert self.post(path, body)[0] == 200
+            with pytest.raises(OSError):  # refused; or not taken, where a busy worker still holds the socket
+                while time.monotonic() < until:
+                    self.request("GET", "/readyz", timeout=2)
+                    time.sleep(0.05)
+            client.sendall(content[1:])
+            assert b" 200 " in client.recv(100).splitlines()[0]
+        code = self.process.wait(30)
+        self._reader.join(10)
+        return code
+
+    def request(self, method: str, path: str, body: Any = None, timeout: float = 60) -> tuple[int, str]:
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=timeout)
         try:
             headers = {"Content-Type": "application/json"}
             connection.request(method, path, None if body is None else json.dumps(body), headers)

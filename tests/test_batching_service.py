@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import os
 import random
 import re
 import shutil
+import signal
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +29,7 @@ from services import RunningService, started
 sys.path.insert(0, str(ROOT / "examples" / "service"))
 
 from batching import Batcher, Buckets, Overloaded
-from load import drive, table
+from load import drive, send, table
 
 import aotc
 from aotc.store.reference import parse_reference
@@ -118,16 +122,28 @@ def pooled(tag: str) -> torch.nn.Module:
 
 
 @pytest.fixture(scope="module")
-def service(zoo_store: Path, weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
-    pytest.importorskip("fastapi")
-    pytest.importorskip("uvicorn")
-    pytest.importorskip("prometheus_client")
-    folder = tmp_path_factory.mktemp("service")
-    aotc.fetch(f"file://{zoo_store}#pooled", store=folder / "store")
-    set_tags(str(folder / "store"), parse_reference("pooled"), ["v1", "v2", "v3"])
-    options = ["--store", folder / "store", "--model", "pooled", "--tag", "v1", "--weights", weights, "--port", "0"]
-    with started(["examples/service/app.py", *options], folder) as running:
+def releases(zoo_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with the tags v1 and v2, and v3, which has no checkpoint."""
+    for name in ("fastapi", "uvicorn", "prometheus_client"):
+        pytest.importorskip(name)
+    store = tmp_path_factory.mktemp("releases") / "store"
+    aotc.fetch(f"file://{zoo_store}#pooled", store=store)
+    set_tags(str(store), parse_reference("pooled"), ["v1", "v2", "v3"])
+    return store
+
+
+@contextmanager
+def serving(releases: Path, weights: Path, folder: Path, tag: str) -> Iterator[RunningService]:
+    """A process that serves this release, and is ready."""
+    options = ["--store", releases, "--model", "pooled", "--tag", tag, "--weights", weights, "--port", "0"]
+    with started(["examples/service/app.py", *options, "--drain", "2"], folder, OMP_NUM_THREADS="1") as running:
         wait_until_ready(running)
+        yield running
+
+
+@pytest.fixture(scope="module")
+def service(releases: Path, weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
+    with serving(releases, weights, tmp_path_factory.mktemp("service"), "v1") as running:
         yield running
 
 
@@ -216,8 +232,76 @@ def test_what_it_exports(service: RunningService) -> None:
     assert max(line["batch"] for line in lines) > 1
 
 
-def test_it_stops_cleanly(service: RunningService) -> None:
-    assert service.stop() in (0, -15) and "Traceback" not in service.text
+def test_it_ends_by_the_rule(service: RunningService) -> None:
+    assert service.end_by_the_rule("/embed", {"ids": [1]}) in (0, -15) and "Traceback" not in service.text
+
+
+# -- a rollout --------------------------------------------------------------------------------------------------------
+
+
+class Balancer:
+    """What clients send requests through, over connections that are kept alive. It retries nothing."""
+
+    def __init__(self, clients: int) -> None:
+        self.endpoints: list[int] = []
+        self.answers: list[tuple[int, str]] = []
+        """The status, or 0 where there was none, and the release or the error."""
+        self._ends = threading.Event()
+        self._clients = [threading.Thread(target=self._send, args=(number,)) for number in range(clients)]
+
+    def __enter__(self) -> Balancer:
+        for client in self._clients:
+            client.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        for client in self._clients:
+            client.join()
+
+    def _send(self, number: int) -> None:
+        connections: dict[int, http.client.HTTPConnection] = {}
+        while not self._ends.wait(0.01):
+            number += 1
+            port = self.endpoints[number % len(self.endpoints)]
+            connection = connections.setdefault(port, http.client.HTTPConnection("127.0.0.1", port, timeout=60))
+            try:
+                status, text = send(connection, "/embed", {"ids": [1, 2]})
+                self.answers.append((status, json.loads(text).get("release", text)))
+            except (OSError, http.client.HTTPException) as error:
+                connection.close()
+                self.answers.append((0, repr(error)))
+
+
+def test_a_rollout_and_its_rollback_lose_no_request(releases: Path, weights: Path, tmp_path: Path) -> None:
+    """Three processes, of which one after the other is replaced, as by Kubernetes: it is told to end, and the balancer
+    hears of it a second later."""
+    with ExitStack() as stack:
+
+        def start(tag: str) -> RunningService:
+            folder = tmp_path / f"{len([*tmp_path.iterdir()])}"
+            folder.mkdir()
+            return stack.enter_context(serving(releases, weights, folder, tag))
+
+        def replace(old: RunningService, tag: str) -> RunningService:
+            new = start(tag)
+            balancer.endpoints = [*balancer.endpoints, new.port]
+            old.process.send_signal(signal.SIGTERM)
+            time.sleep(1)
+            balancer.endpoints = [port for port in balancer.endpoints if port != old.port]
+            assert old.process.wait(30) in (0, -15)
+            return new
+
+        pods = [start("v1") for _ in range(3)]
+        balancer = Balancer(clients=4)
+        balancer.endpoints = [pod.port for pod in pods]
+        with balancer:
+            pods = [*(replace(pod, "v2") for pod in pods[:2]), pods[2]]
+            during = len(balancer.answers)
+            pods = [*(replace(pod, "v1") for pod in pods[:2]), pods[2]]  # back, in the middle
+        assert [answer for answer in balancer.answers if answer[0] != 200] == []
+        served = Counter(release for _, release in balancer.answers)
+        assert served["v2"] > 100 and served["v1"] > 100 and during > 1000 and len(balancer.answers) > during + 1000
 
 
 # -- many releases ----------------------------------------------------------------------------------------------------

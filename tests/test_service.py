@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from examples.models import transformer_block
 
 
 def options(store: Path) -> list[object]:
-    return ["--store", store, "--ref", "quickstart", "--port", "0"]
+    return ["--store", store, "--ref", "quickstart", "--port", "0", "--drain", "2"]
 
 
 @pytest.fixture(scope="module")
@@ -105,9 +107,20 @@ def test_metrics_count(service: RunningService) -> None:
     assert after["aotc_misses_total"] - before["aotc_misses_total"] == 1
 
 
-def test_it_stops_cleanly(quickstart_store: Path, tmp_path: Path) -> None:
+def test_it_ends_by_the_rule_and_a_client_that_leaves_is_no_error(quickstart_store: Path, tmp_path: Path) -> None:
     with started(["-m", "examples.service", *options(quickstart_store)], tmp_path) as running:
-        assert running.predict({"batch": 1})[0] == 200
-        assert running.stop() == 0
+        leave_early(running)
+        assert running.end_by_the_rule("/predict", {"batch": 1}) == 0
     assert running.log[-1].endswith("stopped\n")
-    assert "Traceback" not in running.text
+    assert "left before the answer" in running.text and "Traceback" not in running.text
+
+
+def leave_early(running: RunningService) -> None:
+    """As `curl … | head -c 300` does: the answer has a megabyte."""
+    body = b'{"batch": 4}'
+    with socket.create_connection(("127.0.0.1", running.port), timeout=60) as client:
+        client.sendall(b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        assert client.recv(300).startswith(b"HTTP/1.0 200 ")
+    until = time.monotonic() + 30
+    while "left before the answer" not in running.text and time.monotonic() < until:
+        time.sleep(0.05)

@@ -44,6 +44,7 @@ def serving(store: Path, folder: Path, *program: object) -> Iterator[RunningServ
         models[name] = {"ref": f"{store}#quickstart", "weights": str(folder / f"{name}.safetensors")}
     (folder / "models.json").write_text(json.dumps(models))
     variables = {
+        "WARM_DRAIN": "2",
         "WARM_MODELS": str(folder / "models.json"),
         "PYTHONPATH": f"{folder}/ban:{ROOT}:{os.environ.get('PYTHONPATH', '')}",
     }
@@ -81,7 +82,7 @@ def workers_that_loaded(service: RunningService) -> set[str]:
 
 
 def test_a_worker_starts_at_the_first_request_and_ends_when_it_is_idle(quickstart_store: Path, tmp_path: Path) -> None:
-    program = (WARM / "host.py", "--models", tmp_path / "models.json", "--idle", "2", "--port", "0")
+    program = (WARM / "host.py", "--models", tmp_path / "models.json", "--idle", "2", "--port", "0", "--drain", "2")
     with serving(quickstart_store, tmp_path, *program) as service:
         assert metric(service, "warm_workers") == 0
         first, second = ask(service, "/models/first", 0), ask(service, "/models/second", 1)
@@ -101,17 +102,22 @@ def test_a_worker_starts_at_the_first_request_and_ends_when_it_is_idle(quickstar
         os.kill(again, signal.SIGKILL)
         assert service.post("/models/first", ASKED)[0] == 503
         assert ask(service, "/models/first", 0) != again
-        assert service.stop() == 0
+        assert service.end_by_the_rule("/models/first", ASKED) == 0
 
 
 def test_workers_that_are_forked_share_a_socket_and_are_replaced(quickstart_store: Path, tmp_path: Path) -> None:
-    with serving(quickstart_store, tmp_path, WARM / "prefork.py", "second", "--workers", "1", "--port", "0") as service:
+    program = (WARM / "prefork.py", "second", "--workers", "2", "--port", "0", "--drain", "2")
+    with serving(quickstart_store, tmp_path, *program) as service:
         first = ask(service, "/", 1)
         assert first != service.process.pid
         os.kill(first, signal.SIGKILL)
+        until = time.monotonic() + 60
+        while len(loaded := set(re.findall(r"worker (\d+) loaded in", service.text))) < 3 and time.monotonic() < until:
+            time.sleep(0.05)
+        assert len(loaded) == 3
         second = ask(service, "/", 1)
         assert second not in (first, service.process.pid)
-        assert service.stop() == 0
+        assert service.end_by_the_rule("/", ASKED) == 0
         wait_for_end(second)
 
 
@@ -125,4 +131,4 @@ def test_gunicorn_forks_workers_from_the_application_that_it_has_imported(
         while len(loaded := workers_that_loaded(service)) < 2 and time.monotonic() < deadline:
             time.sleep(0.05)
         assert len(loaded) == 2
-        assert service.stop() == 0
+        assert service.end_by_the_rule("/", ASKED) == 0

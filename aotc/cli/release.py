@@ -120,27 +120,33 @@ def ask_password(confirm: bool = False) -> bytes:
 @click.command()
 @click.argument("ref")
 @click.argument("destination", metavar="oci://HOST/REPO:TAG|URL[#MODEL:TAG]")
+@click.option("--unsigned-name", is_flag=True, help="Push a signed bundle also to a name that it is not signed for.")
 @store_option
 @json_option
-def push(ref: str, destination: str, store_path: Path | str, as_json: bool) -> None:
+def push(ref: str, destination: str, unsigned_name: bool, store_path: Path | str, as_json: bool) -> None:
     """Upload a bundle to a registry or object storage.
 
     Only missing blobs are sent; the tag is set last. Signatures and attestations go along; an attestation that a key of
-    $AOTC_TRUSTED_KEYS has signed replaces older ones by the same key.
+    $AOTC_TRUSTED_KEYS has signed replaces older ones by the same key. A bundle that is signed, but not for the name of
+    the destination, is refused: no service with trusted keys would load it.
     """
 
     from aotc.cli.progress.transfer import TransferProgress
+    from aotc.store.layout.bundle import read_bundle
     from aotc.store.layout.store import Store
     from aotc.store.reference import parse_reference
     from aotc.store.remote.push import parse_destination
     from aotc.store.remote.push import push as run_push
     from aotc.store.signing.trust import read_trust
+    from aotc.store.tagging import check_signed_for
 
     end_on_sigterm()
     reference = parse_reference(ref)
     to = parse_destination(destination, reference)
     store = Store.open(local_folder(*store_of(store_path, reference)))
     trust = read_trust()
+    if not unsigned_name:
+        check_signed_for(store, read_bundle(store, reference), to)
     with TransferProgress(progress_console(), f"push {reference.name}") as progress:
         copied = run_push(store, reference, to, keys=trust.keys if trust else (), on_event=progress.show)
     _show_copied("pushed", copied, as_json)

@@ -53,7 +53,7 @@ def parse_target(name: str) -> Target:
     if match := _CUDA.fullmatch(name):
         number = match["number"]
         return Target(name, "cuda", capability=f"{number[:-1]}.{number[-1]}")
-    raise ValueError(f"`{name}` is not a target; known: {', '.join(CPU_FEATURES)}, cuda:sm_NN")
+    raise ValueError(f"`{name}` is not a target")
 
 
 def best_cpu_target(features: frozenset[str] | set[str] | tuple[str, ...]) -> str | None:

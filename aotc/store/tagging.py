@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from aotc.errors import Issue, NotFoundError, ReferenceFormatError, StoreError
+from aotc.errors import Issue, NotFoundError, ReferenceFormatError, SignatureError, StoreError
 from aotc.records import Record
 from aotc.store.layout import oci
 from aotc.store.layout.bundle import Bundle, read_bundle
@@ -191,6 +191,28 @@ def signing_issue(
             hint=_sign_hint(where, bundle, new, names),
         )
     return None
+
+
+def check_signed_for(store: Store, bundle: Bundle, destination: Reference) -> None:
+    """Raises SignatureError where a bundle that is signed is to be pushed under a name that it is not signed for.
+
+    Signatures that the destination has already count, too. An unsigned bundle is no error here.
+    """
+    issue = signing_issue(store, str(store.path), bundle, destination, "", None)
+    if issue is None:
+        return
+    names = signed_names(destination.store, destination.model, str(destination.tag))
+    there = _signatures(open_readable(str(destination.store)), bundle.digest, destination, None)
+    if any(_is_for(one, names, None) for one in there):
+        return
+    raise SignatureError(
+        f"{destination.name} cannot be pushed: {issue.message}",
+        hint=f"{issue.hint}; or push it as it is, with --unsigned-name",
+        digest=bundle.digest,
+        expected=issue.expected,
+        actual=issue.actual,
+        reason="other-name",
+    )
 
 
 def _signatures(store: Readable, digest: str, new: Reference, trust: TrustedKeys | None) -> list[SeenSignature]:

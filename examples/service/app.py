@@ -11,6 +11,8 @@ A release is a tag: the bundle `MODEL:TAG` of the store, and the checkpoint `TAG
 | `POST /release` `{"tag": "v2"}` | after the switch, the release that serves; 409 with the reason if there is none |
 | `GET /metrics`, `GET /trace` | for Prometheus; sampled sizes of calls for `aotc advise` |
 
+On SIGTERM `/readyz` fails first; after `--drain` seconds it stops listening, answers what it has, and ends.
+
 Neither the model's code nor a compiler is imported.
 """
 
@@ -22,11 +24,13 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import FrameType
 from typing import NamedTuple
 
 import torch
@@ -36,6 +40,7 @@ try:
     import uvicorn
     from fastapi import FastAPI, HTTPException, Response
     from pydantic import BaseModel, Field, NonNegativeInt
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 except ModuleNotFoundError as error:
     sys.exit(f"{error}\n  hint: pip install -r {Path(__file__).with_name('requirements.txt')}")
 
@@ -96,6 +101,7 @@ class Service:
     def __init__(self, options: Options) -> None:
         self.options = options
         self.release: Release | None = None
+        self.is_draining = False
         self._calls = ThreadPoolExecutor(1, "calls")
         self._switching = asyncio.Lock()
         self.batcher = Batcher(self._choose, self._run)
@@ -158,9 +164,38 @@ class ReleaseRequest(BaseModel):
     tag: str = Field(pattern=r"^\w[\w.-]*$")
 
 
-def create_app(options: Options) -> FastAPI:
-    service = Service(options)
+class CloseWhileDraining:
+    """Tells clients to make their next request elsewhere: a connection that is kept alive outlasts its endpoint."""
 
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self.app, self.service = app, service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_closing(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
+            await send(message)
+
+        await self.app(scope, receive, send_closing if self.service.is_draining else send)
+
+
+class Server(uvicorn.Server):
+    """uvicorn's, which on SIGTERM goes on for `drain` seconds while `/readyz` fails: so long, balancers send requests.
+    A second signal, or Ctrl-C, does not wait."""
+
+    def __init__(self, config: uvicorn.Config, service: Service, drain: float) -> None:
+        super().__init__(config)
+        self.service, self.drain = service, drain
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if sig == signal.SIGTERM and self.service.release and not self.service.is_draining:
+            self.service.is_draining = True
+            threading.Timer(self.drain, super().handle_exit, (sig, frame)).start()
+        else:
+            super().handle_exit(sig, frame)
+
+
+def create_app(service: Service) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         loading, serving = asyncio.create_task(service.start()), asyncio.create_task(service.batcher.serve())
@@ -169,6 +204,7 @@ def create_app(options: Options) -> FastAPI:
         serving.cancel()
 
     app = FastAPI(title="encoder", lifespan=lifespan)
+    app.add_middleware(CloseWhileDraining, service=service)
 
     @app.get("/healthz")
     async def healthz() -> dict[str, str]:
@@ -176,6 +212,8 @@ def create_app(options: Options) -> FastAPI:
 
     @app.get("/readyz")
     async def readyz() -> dict[str, str]:
+        if service.is_draining:
+            raise HTTPException(503, "it is shutting down")
         return {"status": "ready", "release": ready().tag}
 
     @app.post("/embed")
@@ -225,10 +263,19 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, default=Path("checkpoints"), help="the folder of TAG.safetensors")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--drain", type=float, default=5, help="seconds to go on after SIGTERM, unready (default: 5)")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    app = create_app(Options(options.store, options.model, options.tag, options.weights))
-    uvicorn.run(app, host=options.host, port=options.port, access_log=False, timeout_graceful_shutdown=30)
+    service = Service(Options(options.store, options.model, options.tag, options.weights))
+    config = uvicorn.Config(
+        create_app(service),
+        host=options.host,
+        port=options.port,
+        access_log=False,
+        timeout_keep_alive=75,  # longer than balancers keep a connection: they must not use one that is being closed
+        timeout_graceful_shutdown=20,  # with `--drain`, below the pod's grace period
+    )
+    Server(config, service, options.drain).run()
 
 
 if __name__ == "__main__":

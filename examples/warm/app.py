@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import mmap
 import os
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -14,6 +15,9 @@ from typing import Any
 from prepared import MODELS, answer
 
 import aotc
+
+draining = mmap.mmap(-1, 1)
+"""Shared with the workers: `gunicorn.conf.py` sets it when gunicorn is to end."""
 
 
 @functools.cache
@@ -23,6 +27,9 @@ def compiled() -> aotc.Compiled:
 
 
 def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+    if environ["PATH_INFO"] == "/readyz":
+        start_response("503 Service Unavailable" if draining[0] else "200 OK", [])
+        return []
     body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
     status, content = answer(compiled(), body or b"{}")
     start_response("200 OK" if status == 200 else "422 Unprocessable Content", [("Content-Type", "application/json")])

@@ -4,8 +4,10 @@
     curl -s localhost:8000/models/first -d '{"batch": 4, "seed": 7}'
 
 This process imports neither torch nor aotc. The fork server of `multiprocessing` imports `prepared.py`, which prepares
-all models, and forks a worker for each model that is asked for. `GET /healthz` is for a load balancer; `GET /metrics`
-has how many workers run and started, and the seconds of each model's last start by part.
+all models, and forks a worker for each model that is asked for. `GET /healthz` and `GET /readyz` are for probes;
+`GET /metrics` has how many workers run and started, and the seconds of each model's last start by part.
+
+On SIGTERM `/readyz` fails first; after `--drain` seconds it stops listening, answers what it has, and ends.
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ import logging
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -94,11 +95,17 @@ class Model:
 
 
 class Host(ThreadingHTTPServer):
-    daemon_threads = True
+    daemon_threads = False  # closing it waits for the requests that are being answered
+    is_draining = False
 
     def __init__(self, address: tuple[str, int], models: dict[str, Model]) -> None:
         super().__init__(address, Handler)
         self.models = models
+
+    def drain(self, seconds: float) -> None:
+        """Fail the readiness probe, and go on for so long: until then, balancers send requests here."""
+        self.is_draining = True
+        threading.Timer(seconds, self.shutdown).start()
 
     def metrics(self) -> str:
         running = sum(model.worker is not None for model in self.models.values())
@@ -121,6 +128,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path == "/healthz":
             self.send(200, "application/json", '{"status": "ok"}')
+        elif self.path == "/readyz":
+            ready = not self.server.is_draining
+            self.send(200 if ready else 503, "application/json", json.dumps({"ready": ready}))
         elif self.path == "/metrics":
             self.send(200, "text/plain; version=0.0.4; charset=utf-8", self.server.metrics())
         else:
@@ -153,6 +163,7 @@ def main() -> None:
     parser.add_argument("--idle", type=float, default=30, help="seconds without a request that end a worker")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000, help="0 for any free one; the log names it")
+    parser.add_argument("--drain", type=float, default=5, help="seconds to go on after SIGTERM, unready (default: 5)")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
     models = {name: Model(name) for name in json.loads(options.models.read_text())}
@@ -174,7 +185,7 @@ def main() -> None:
                     model.end_if_idle(options.idle)
 
         threading.Thread(target=end_idle, daemon=True).start()
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        signal.signal(signal.SIGTERM, lambda *_: host.drain(options.drain))
         log.info("listening on http://%s:%d", *host.server_address[:2])
         host.serve_forever()
 

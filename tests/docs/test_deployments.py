@@ -76,6 +76,19 @@ def test_a_pod_asks_for_what_it_needs_and_may_do_no_more(document: dict[str, Any
         assert container["startupProbe"]["httpGet"] == container["livenessProbe"]["httpGet"]
 
 
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_a_pod_that_ends_is_out_of_the_balancers_first_and_has_time_to_finish(document: dict[str, Any]) -> None:
+    """20 seconds at least for requests, after the pause before SIGTERM and the service's own after it."""
+    pod = document["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    pause = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert pause >= 5 and pod["terminationGracePeriodSeconds"] >= pause + 5 + 20
+    if "examples/service.py" in container["command"]:
+        readiness = container["readinessProbe"]
+        assert readiness["httpGet"]["path"] == "/readyz"
+        assert readiness["periodSeconds"] * readiness["failureThreshold"] < 5  # seconds that the service goes on
+
+
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.parent.name)
 def test_an_image_pins_torch_once_and_runs_as_a_number(path: Path) -> None:
     """The torch that CI tests, and of every file that is copied, that it is there and not kept out of the context."""

@@ -210,3 +210,22 @@ def test_a_rollback_that_hosts_would_refuse_is_told(store: Store, versions: dict
     told = aotc(store, "tag", "tiny:v1", "latest").stderr
     assert "a host that has loaded that one refuses this one" in told and "aotc sign" in told
     assert aotc(store, "tag", "tiny:v2", "latest").stderr == ""  # forwards
+
+
+@needs_openssl
+def test_a_signed_bundle_is_pushed_only_to_names_that_it_is_signed_for(
+    store: Store, versions: dict[str, str], tmp_path: Path
+) -> None:
+    """Unless that is asked for, or the signature for the name is there already. An unsigned one may have any name."""
+    key = private_key(key_by_openssl(tmp_path, "a")[0])
+    there = f"file://{tmp_path}/there"
+    assert aotc(store, "push", "tiny:v2", f"{there}#tiny:stable").exit_code == 0
+    signed(store, versions["v1"], key, "tiny:v1")
+    refused = aotc(store, "push", "tiny:v1", f"{there}#tiny:stable")
+    assert refused.exit_code != 0 and "tiny:stable cannot be pushed: the bundle is signed for tiny:v1" in refused.stderr
+    assert "--as tiny:stable" in refused.stderr and "--unsigned-name" in refused.stderr
+    assert named(Store.open(tmp_path / "there"), "tiny:stable") == versions["v2"]
+    assert aotc(store, "push", "tiny:v1", f"{there}#tiny:stable", "--unsigned-name").exit_code == 0
+    assert aotc(store, "push", "tiny:v1", f"{there}#tiny:v1").exit_code == 0
+    signed(Store.open(tmp_path / "there"), versions["v1"], key, "tiny:canary")
+    assert aotc(store, "push", "tiny:v1", f"{there}#tiny:canary").exit_code == 0

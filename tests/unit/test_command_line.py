@@ -215,7 +215,15 @@ def test_a_target_on_the_command_line_takes_the_place_of_native(tmp_path: Path, 
 
 
 @pytest.mark.parametrize(
-    ("target", "hint"), [("gpu", "known: "), ("cpu:x86-64-v9", "did you mean"), ("cuda:sm90", "cuda:sm_90")]
+    ("target", "hint"),
+    [
+        ("gpu", "hint: known, from the least capable: cpu:x86-64-v3, cpu:x86-64-v4, cpu:amx; cuda:sm_NN"),
+        ("cpu:x86-64-v2", "hint: known, from the least capable: cpu:x86-64-v3"),  # no misspelt v3 or v4
+        ("cpu:aarch64", "hint: known, from the least capable: cpu:x86-64-v3"),
+        ("x86-64-v4", "hint: did you mean `cpu:x86-64-v4`?"),
+        ("cuda:sm90", "hint: did you mean `cuda:sm_90`?"),
+        ("natve", "hint: did you mean `native`?"),
+    ],
 )
 def test_a_mistyped_target_is_an_error_with_a_hint(tmp_path: Path, target: str, hint: str) -> None:
     command = ("build", ZOO / "manifest.yaml", "--model", "linear", "--store", tmp_path / "store", "--dry-run")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -40,7 +41,7 @@ from aotc.machine.memory import memory_here
 from aotc.machine.native import resolve_target
 from aotc.machine.targets import CPU_FEATURES, Target, parse_target
 from aotc.manifest import Manifest, ModelSpec
-from aotc.manifest.findings import did_you_mean
+from aotc.manifest.findings import did_you_mean, nearest
 from aotc.models.factory import build_module, visit_modules
 from aotc.models.fake_ranks import become_rank, parallel_of
 from aotc.models.regions import region_paths
@@ -217,7 +218,16 @@ def checked_target(name: str) -> str:
     try:
         return parse_target(resolve_target(name)).name
     except ValueError as error:
-        raise BuildError(str(error), hint=did_you_mean(name, TARGET_NAMES)) from None
+        raise BuildError(str(error), hint=_target_hint(name)) from None
+
+
+def _target_hint(name: str) -> str:
+    """The nearest target of the same numbers, as `x86-64-v2` is no misspelt `x86-64-v4`; all of them where none is."""
+    alike = [known for known in TARGET_NAMES if re.findall(r"\d+", known) == re.findall(r"\d+", name)]
+    if nearest(name, alike):
+        return did_you_mean(name, alike)
+    cpus = ", ".join(reversed(CPU_FEATURES))
+    return f"known, from the least capable: {cpus}; cuda:sm_NN; this machine's: native, cuda"
 
 
 TARGET_NAMES = (*CPU_FEATURES, "native", "cuda", *known_targets())

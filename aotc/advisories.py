@@ -180,11 +180,12 @@ def hits(feed: Feed, unit: UnitFacts) -> Iterator[Hit]:
                 yield Hit(advisory, known)
             elif unit.operators is None:
                 yield Hit(advisory, False)
-            elif found := tuple(_concerned(concern, unit.operators)):
+            elif found := tuple(names_concerned(concern, unit.operators)):
                 yield Hit(advisory, known, found)
 
 
-def _concerned(concern: Concern, operators: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
+def names_concerned(concern: Concern, operators: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
+    """Of a graph's operators, those of which the advisory is."""
     for name, dtypes in operators.items():
         if name.startswith(concern.operators or "") and (not concern.dtypes or {*concern.dtypes} & {*dtypes}):
             yield name

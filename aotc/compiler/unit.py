@@ -26,7 +26,7 @@ from aotc.compiler.codegen.inductor_options import inductor_options, options_of_
 from aotc.compiler.codegen.stored_code import stored_code
 from aotc.compiler.cross_compile.capture import export_for_absent_gpu
 from aotc.compiler.messages import Autotuned, Job
-from aotc.compiler.patches.machinery.apply import dtypes_by_operator
+from aotc.compiler.patches.machinery.graph_operators import dtypes_by_operator
 from aotc.compiler.planning.key import code_key, triton_version
 from aotc.compiler.planning.sources import model_sources
 from aotc.compiler.publish.record import BuiltUnit, CapturedUnit, take_snapshot, write_record

@@ -23,7 +23,8 @@ from torch._inductor.virtualized import V
 import aotc
 from aotc.advisories import Feed, own_feed
 from aotc.compiler.patches.machinery import apply
-from aotc.compiler.patches.machinery.apply import left_out, operators_of, patched, untested, usable
+from aotc.compiler.patches.machinery.apply import left_out, patched, untested, usable
+from aotc.compiler.patches.machinery.graph_operators import operators_of
 from aotc.compiler.patches.machinery.pages import feed_of, pages
 from aotc.compiler.patches.machinery.patch import Patch, Stage, chosen, entry_of, flaw_of, operator, parts_of
 from aotc.compiler.patches.machinery.registry import HOOKS, PATCHES
@@ -189,7 +190,8 @@ def test_torch_is_replaced_by_patches_and_listed_hooks_alone() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.ImportFrom) and node.module == "unittest"
     }
-    assert {name for name in using if not name.startswith("patches/")} == hooks | others
+    of_patches = {name for name in {*hooks, *using} if name.startswith("patches/")}
+    assert using - of_patches == (hooks - of_patches) | others
 
 
 def test_the_pages_are_written_from_the_patches() -> None:
@@ -209,7 +211,9 @@ def operators_of_torch() -> set[str]:
     """As `operators_of` names them, with the functions of Python that a graph of sizes calls."""
     names = {name.replace("::", ".") for name in torch._C._dispatch_get_all_op_names()}
     higher = {f"higher_order.{name}" for name in torch._ops._higher_order_ops}
-    return {*names, *higher, "builtins.round", "math.floor", "operator.floordiv"}
+    functions = {"builtins.round", "math.floor", "operator.floordiv"}
+    passes = "torch._inductor.fx_passes.quantization"
+    return {*names, *higher, *functions, *(f"{passes}.{name}" for name in vars(importlib.import_module(passes)))}
 
 
 def test_a_bug_says_what_it_does_to_which_units() -> None:

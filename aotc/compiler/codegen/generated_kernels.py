@@ -1,4 +1,4 @@
-"""The kernels that Inductor generated for a unit, and the operators that it lowered, for the unit's report."""
+"""The kernels that Inductor generated for a unit, for its report."""
 
 from __future__ import annotations
 
@@ -9,24 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from aotc.compiler.patches.machinery.apply import dtypes_by_operator
 from aotc.provenance import Kernel
-
-
-@contextmanager
-def operators_recorded(lowered: dict[str, set[str]]) -> Iterator[None]:
-    """While active, collect `dtypes_by_operator` of every graph that Inductor lowers, after its passes."""
-    from torch._inductor.graph import GraphLowering
-
-    run: Any = GraphLowering.run
-
-    def recorded(self: Any, *args: Any) -> Any:
-        for name, dtypes in dtypes_by_operator(self.module.graph).items():
-            lowered.setdefault(name, set()).update(dtypes)
-        return run(self, *args)
-
-    with mock.patch.object(GraphLowering, "run", recorded):
-        yield
 
 
 @contextmanager

@@ -26,7 +26,7 @@ PATCH = Patch(
     __name__,
     severity="crash",
     advisory="AOTC-2026-0002",
-    operators=("aten._weight_int8pack_mm",),
+    operators=("aten._weight_int8pack_mm", "torch._inductor.fx_passes.quantization.woq_int8"),
     device="cpu",
     targets=("torch._inductor.quantized_lowerings:mm_args(mat1, mat2, ...)",),
 )

@@ -8,13 +8,12 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, fx
-from torch.utils import _pytree as pytree
+from torch import fx
 
+from aotc.compiler.patches.machinery.graph_operators import operators_of
 from aotc.compiler.patches.machinery.patch import NEWEST_TESTED, Patch, Stage, chosen, flaw_of
 from aotc.compiler.patches.machinery.registry import HOOKS, PATCHES
 from aotc.errors import BuildError, Issue
-from aotc.reads.tensors import dtype_name
 from aotc.versions import release
 
 
@@ -43,35 +42,6 @@ def patched(
             if patch.stage == stage:
                 stack.enter_context(patch.apply(graph))
         yield Applied(tuple(patch.name for patch in patches), (*left_out(wanted), *switched_off(device, options, off)))
-
-
-def operators_of(graph: fx.Graph) -> set[str]:
-    """The names of a graph's operators, and of the graphs within it, such as the branches of a condition."""
-    return set(dtypes_by_operator(graph))
-
-
-def dtypes_by_operator(graph: fx.Graph) -> dict[str, set[str]]:
-    """For each of `operators_of`, the dtypes of the tensors that it takes and gives.
-
-    Operators are named like `aten.cat.default` and `higher_order.cond`, functions of Python like `math.floor`.
-    """
-    parts = graph.owning_module.modules() if graph.owning_module is not None else ()
-    graphs = {graph, *(part.graph for part in parts if isinstance(part, fx.GraphModule))}
-    found: dict[str, set[str]] = {}
-    for node in (node for each in graphs for node in each.nodes if node.op == "call_function"):
-        values = [each.meta.get("val") for each in (node, *node.all_input_nodes)]
-        tensors = [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
-        found.setdefault(_name_of(node.target), set()).update(dtype_name(tensor.dtype) for tensor in tensors)
-    return found
-
-
-def _name_of(target: Any) -> str:
-    if isinstance(target, torch._ops.HigherOrderOperator):
-        return f"higher_order.{target}"
-    if isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
-        return str(target)
-    module = str(getattr(target, "__module__", "")).lstrip("_")  # `operator` is `_operator`, of C
-    return f"{module}.{getattr(target, '__name__', type(target).__name__)}"
 
 
 def usable(patches: Collection[Patch], names: Collection[str] | None) -> list[Patch]:

@@ -16,21 +16,30 @@ import tempfile
 import time
 import traceback
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from aotc.compiler.patches.machinery.patch import Patch
 
 SECONDS = 300
 """The time limit of a reproducer."""
 
+OTHER_OPERATORS = 3
+"""The exit status of a reproducer whose graph has none of the patch's `operators`, at none of its `dtypes`."""
+
 
 class Run(NamedTuple):
-    """A patch's reproducer, without that patch or with it."""
+    """A patch's reproducer, without that patch or with it. `of_operators`: its graph is compared with the patch's
+    `operators`, which a run without the patch says unless it ends its process."""
 
     name: str
     off: bool
+    of_operators: bool = False
 
 
-def outcomes(runs: Sequence[Run], side_by_side: int = 2) -> dict[Run, bool]:
-    """Whether each run passes. Runs are forked, since they may kill their process, after the compiler is imported."""
+def outcomes(runs: Sequence[Run], side_by_side: int = 2) -> dict[Run, int]:
+    """The exit status of each run, 0 where it passes. Runs are forked, since they may kill their process, after the
+    compiler is imported."""
 
     from aotc.compiler.patches.machinery.apply import usable
     from aotc.compiler.patches.machinery.registry import PATCHES
@@ -39,7 +48,7 @@ def outcomes(runs: Sequence[Run], side_by_side: int = 2) -> dict[Run, bool]:
     usable([patch for patch in PATCHES if patch.is_for("cpu")], ())  # imports their targets
     make_patterns()
     _compile_something()
-    found: dict[Run, bool] = {}
+    found: dict[Run, int] = {}
     waiting, running = list(runs), dict[int, tuple[Run, float]]()
     while waiting or running:
         while waiting and len(running) < side_by_side:
@@ -52,7 +61,7 @@ def outcomes(runs: Sequence[Run], side_by_side: int = 2) -> dict[Run, bool]:
                 os.kill(child, signal.SIGKILL)
             done, status = os.waitpid(child, os.WNOHANG)
             if done:
-                found[run] = status == 0
+                found[run] = status = os.waitstatus_to_exitcode(status)
                 sys.stderr.write(f"{run.name} {'without' if run.off else 'with'} its patch: exit status {status}\n")
                 del running[child]
         time.sleep(0.02)
@@ -79,14 +88,26 @@ def _end_with(run: Run) -> None:
     from aotc.compiler.patches.machinery.reproducing import Torch
 
     status = 1
+    (patch,) = (patch for patch in PATCHES if patch.name == run.name)
+    torch = Torch({run.name} if run.off else ())
     try:
-        (reproduce,) = (patch.reproduce for patch in PATCHES if patch.name == run.name)
-        reproduce(Torch({run.name} if run.off else ()))
+        patch.reproduce(torch)
         status = 0
     except BaseException:
         traceback.print_exc()
     finally:
-        os._exit(status)
+        os._exit(OTHER_OPERATORS if run.of_operators and _has_others(patch, torch.operators) else status)
+
+
+def _has_others(patch: Patch, operators: Mapping[str, set[str]]) -> bool:
+    """Whether the patch's advisory is not of a unit with the operators of its own reproducer, where these are known."""
+    from aotc.advisories import names_concerned
+    from aotc.compiler.patches.machinery.pages import concern_of
+
+    if not patch.advisory or not operators:
+        return False
+    found = {name: tuple(dtypes) for name, dtypes in operators.items()}
+    return not any(names_concerned(concern_of(patch), found))
 
 
 def verdicts(names: Sequence[str], without_only: bool = False) -> dict[str, str]:
@@ -94,20 +115,26 @@ def verdicts(names: Sequence[str], without_only: bool = False) -> dict[str, str]
     from aotc.compiler.patches.machinery.registry import PATCHES
 
     applied = {patch.name for patch in PATCHES if patch.is_for("cpu")}
-    runs = [Run(name, True) for name in names]
+    runs = [Run(name, True, True) for name in names]
     runs += [] if without_only else [Run(name, False) for name in names if name in applied]
-    passed = outcomes(runs)
-    return {
-        name: _verdict(passed[Run(name, True)], name in applied, passed.get(Run(name, False), True)) for name in names
-    }
+    found = outcomes(runs)
+    found |= outcomes(
+        [Run(name, False, True) for name in names if found[Run(name, True, True)] < 0 and name in applied]
+    )
+    statuses = {name: [code for run, code in found.items() if run.name == name] for name in names}
+    return {name: _verdict(statuses[name], name in applied) for name in names}
 
 
-def _verdict(passes_without: bool, applied: bool, passes_with: bool) -> str:
+def _verdict(statuses: Sequence[int], applied: bool) -> str:
+    """By the exit statuses of the run without the patch, and of those with it."""
+    without, *with_it = statuses
+    if OTHER_OPERATORS in statuses:
+        return "other operators"
     if not applied:
-        return "right" if passes_without else "wrong"
-    if not passes_with:
+        return "right" if without == 0 else "wrong"
+    if any(with_it):
         return "fails"
-    return "not needed" if passes_without else "needed"
+    return "not needed" if without == 0 else "needed"
 
 
 def reproducible() -> list[str]:

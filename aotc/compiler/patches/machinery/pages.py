@@ -84,9 +84,10 @@ def feed_of(patches: Iterable[Patch], known: Feed, now: datetime | None = None) 
     return Feed(FEED_VERSION, tuple(each for _, each in sorted(all_of_them.items())))
 
 
-def _advisory(patch: Patch, published: str, modified: str) -> Advisory:
+def concern_of(patch: Patch) -> Concern:
+    """Which units the patch's advisory is of."""
     assert patch.severity in ("silent", "crash"), patch.name
-    concern = Concern(
+    return Concern(
         patch.name,
         patch.severity,
         torch=patch.torch,
@@ -95,6 +96,9 @@ def _advisory(patch: Patch, published: str, modified: str) -> Advisory:
         dtypes=patch.dtypes,
         only=patch.only,
     )
+
+
+def _advisory(patch: Patch, published: str, modified: str) -> Advisory:
     versions = Versions("ECOSYSTEM", ({"introduced": "0"}, {"fixed": patch.since}))
     return Advisory(
         schema_version=OSV_VERSION,
@@ -103,7 +107,7 @@ def _advisory(patch: Patch, published: str, modified: str) -> Advisory:
         modified=modified,
         summary=patch.title,
         details=patch.text.partition("\n")[2].strip(),
-        affected=(Affected(package=_PACKAGE, ranges=(versions,), database_specific=concern),),
+        affected=(Affected(package=_PACKAGE, ranges=(versions,), database_specific=concern_of(patch)),),
         references=(Reference("REPORT", patch.link),) if patch.link.startswith("https:") else (),
     )
 

@@ -37,8 +37,8 @@ HOOKS: Mapping[str, tuple[str, ...]] = {
     "codegen/generated_kernels.py": (
         "torch._inductor.codegen.wrapper:PythonWrapperCodegen.define_kernel(kernel_name, kernel_body, metadata)",
         "torch._inductor.codegen.cpp:CppScheduling.define_kernel(src_code, nodes)",
-        "torch._inductor.graph:GraphLowering.run(*args)",
     ),
+    "patches/machinery/graph_operators.py": ("torch._inductor.graph:GraphLowering.run(*args)",),
     "autotune/benchmarks.py": (_TIMED,),
     "toolchain/parallel_compile.py": (_BUILD, _TIMED),
     "toolchain/precompiled_headers.py": (_BUILD, "torch._inductor.cpp_builder:CppBuilder.get_command_line()"),

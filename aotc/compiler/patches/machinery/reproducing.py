@@ -9,16 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from aotc.compiler.patches.machinery.graph_operators import dtypes_by_operator, operators_recorded
 from aotc.compiler.patches.machinery.patch import Stage
 
 Function = Callable[..., Any]
 
 
 class Torch:
-    """torch with all patches except those that are `off`."""
+    """torch with all patches except those that are `off`. `operators` are those of the graphs that it has captured and
+    lowered, with their dtypes."""
 
     def __init__(self, off: Collection[str]) -> None:
         self.off = off
+        self.operators: dict[str, set[str]] = {}
 
     def patched(self, stage: Stage, graph: fx.Graph | None = None) -> Any:
         from aotc.compiler.patches.machinery.apply import patched  # which imports the patches, and they this module
@@ -28,12 +31,15 @@ class Torch:
     def exported(self, function: Function, inputs: Sequence[Any], shapes: Any = None, again: bool = False) -> Any:
         form = None if shapes is None else {"inputs": tuple(shapes)}
         with torch.no_grad(), self.patched("export"), self.patched("export again") if again else nullcontext():
-            return torch.export.export(_Module(function), tuple(inputs), dynamic_shapes=form, strict=False)
+            program = torch.export.export(_Module(function), tuple(inputs), dynamic_shapes=form, strict=False)
+        for name, dtypes in dtypes_by_operator(program.graph).items():
+            self.operators.setdefault(name, set()).update(dtypes)
+        return program
 
     def compiled(self, function: Function, *inputs: Any) -> Function:
         """The function compiled by Inductor, called from Python."""
         module = self.exported(function, inputs).module()
-        with torch.no_grad(), self.patched("compile", module.graph):
+        with torch.no_grad(), self.patched("compile", module.graph), operators_recorded(self.operators):
             compiled: Function = torch._inductor.compile(module, list(inputs))
         return compiled
 
@@ -42,7 +48,8 @@ class Torch:
         from aotc.compiler.toolchain.parallel_compile import compiling_side_by_side
 
         module = self.exported(function, inputs, shapes).module()
-        with torch.no_grad(), self.patched("compile", module.graph), compiling_side_by_side():
+        recording = operators_recorded(self.operators)
+        with torch.no_grad(), self.patched("compile", module.graph), compiling_side_by_side(), recording:
             made: Any = torch._inductor.aot_compile(module, tuple(inputs), options={**_FAST, **options})
         runner = torch._C._aoti.AOTIModelContainerRunnerCpu(made, 1)
         return lambda *given: runner.run([value for value in given if isinstance(value, Tensor)])

@@ -79,8 +79,13 @@ def chosen(count: int, seed: int) -> Iterator[tuple[list[str], list[str]]]:
 
 
 def manifest(count: int, seed: int) -> dict[str, Any]:
-    """Of a model `m07` for each of `chosen`, as data."""
-    shapes = {"x": {"shape": [ROWS, COLUMNS]}, "y": {"shape": [ROWS, COLUMNS]}}
+    """Of a model `m07` for each of `chosen`, as data.
+
+    The inputs have an `init` of their own, so that smoke runs draw no extreme values: these find some of the bugs, and
+    what is audited is what an aotc without them built.
+    """
+    numbers = {"shape": [ROWS, COLUMNS], "init": f"{__name__}:normal"}
+    shapes = {"x": numbers, "y": numbers}
     indices = {"shape": [INDICES], "dtype": "int64", "init": {"randint": [0, ROWS]}}
     models = {
         f"m{number:02}": {
@@ -94,6 +99,11 @@ def manifest(count: int, seed: int) -> dict[str, Any]:
         for number, (parts, off) in enumerate(chosen(count, seed))
     }
     return {"version": 1, "models": models}
+
+
+def normal(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    """The `init` of the inputs."""
+    return torch.randn(*shape, dtype=dtype, generator=generator)
 
 
 def draws() -> Iterator[tuple[Tensor, Tensor, Tensor]]:

@@ -10,7 +10,9 @@ times, each time with something changed that no compiler promises to keep. These
 - `flipped`: each zero and NaN that an operator computes has the other sign, and each integer that C++ leaves undefined
   (a float out of the integer's range is cast, a shift by more than the width) has other bits.
 - `in a smaller range`: what an operator computes above half of the dtype's largest number is infinite, what is near its
-  denormals is 0, denormal inputs are 0, and of sums and products those are NaN that may overflow in another order.
+  denormals is 0, and denormal inputs are 0. Sums and products that may overflow in another order are NaN, as are
+  variances that overflow. What comes of an infinity in a running mean (beside a variance) or in an interpolation is of
+  another kind: formulas differ there.
 - `rounded otherwise`: each input and each result of an operator is off by an epsilon at random; up to 6 times.
 
 An element is decided if eager and all witnesses have the same kind there (NaN, inf, -inf, or finite), and, where
@@ -64,13 +66,14 @@ class WrongValue(NamedTuple):
 
 
 def first_wrong_value(
-    result: Result, given: Result, call: Call, leaves: Sequence[Any], step: float = 0.0
+    result: Result, given: Result, call: Call, leaves: Sequence[Any], step: float = 0.0, *, kinds_only: bool = False
 ) -> WrongValue | None:
     """The first part of `given`, what compiled code gives for `leaves`, that is wrong by the rule of this module.
 
     `result` is what eager gives for them: `call(leaves)`. Both are lists of tensors and other values of any shapes and
     dtypes, on any device; `leaves` are the inputs, of which the tensors are changed for some witnesses. `step` is the
-    relative rounding of an operator where that is more than its dtype's epsilon (TF32).
+    relative rounding of an operator where that is more than its dtype's epsilon (TF32). `kinds_only`: neither integers
+    nor finite values are compared, of a model that rounds to 8 bits, in which a last digit decides between two levels.
 
     >>> x = torch.tensor([float("nan"), 1.0])
     >>> first_wrong_value([x * 0], [torch.zeros(2)], lambda leaves: [leaves[0] * 0], [x])
@@ -85,6 +88,8 @@ def first_wrong_value(
         position, path = min(eager.keys() ^ compiled.keys())
         return WrongValue(position, path, "is in one of eager's and the compiled code's results only")
     suspects = {key: found for key, part in eager.items() if (found := _suspect(part, compiled[key])) is not None}
+    if kinds_only:
+        suspects = {key: mask for key, mask in suspects.items() if _are_of_other_kinds(mask, eager[key], compiled[key])}
     for witness in _witnesses(call, leaves, step):
         if not suspects:
             return None
@@ -120,6 +125,16 @@ def _suspect(eager: Any, compiled: Any) -> Tensor | None:
         return torch.tensor(True)
     mask = _differ(eager, compiled, _near(eager))
     return mask if bool(mask.any()) else None
+
+
+def _are_of_other_kinds(mask: Tensor, eager: Any, compiled: Any) -> bool:
+    """Whether a part has another form, or of floating-point numbers elements that differ in being NaN or infinite."""
+    if not isinstance(eager, Tensor) or not isinstance(compiled, Tensor) or not _same_form(eager, compiled):
+        return True
+    if not _is_inexact(eager):
+        return False
+    mask &= ~(_numbers(eager).isfinite() & _numbers(compiled).isfinite())
+    return bool(mask.any())
 
 
 def _still(mask: Tensor, eager: Any, compiled: Any, witness: Any) -> Tensor | None:
@@ -243,6 +258,9 @@ class _Handler:
         schema = getattr(func, "_schema", None)
         if schema is None or any(item.alias_info is not None for item in schema.returns):
             return result
+        return self.changed_result(result, func, args, kwargs)
+
+    def changed_result(self, result: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return pytree.tree_map_only(Tensor, lambda each: self.changed(each, func, args, kwargs), result)
 
     def changed(self, result: Tensor, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
@@ -301,9 +319,29 @@ _SUMS = frozenset(
     }
 )
 _PRODUCTS = frozenset({"prod", "cumprod"})
+_VARIANCES = frozenset({"var", "std", "var_mean", "std_mean"})
+"""A variance that overflows is infinite or NaN, by its formula."""
+_RUNNING = frozenset({"var_mean", "std_mean", "native_layer_norm", "native_group_norm", "native_batch_norm"})
+"""A running mean (Welford's) that meets an infinity is infinite or NaN, by the order of the elements; the first result
+of a normalisation is NaN anyway."""
+_MIXING = ("upsample_", "_upsample_", "grid_sampler", "lerp")
+"""Of operators that mix values by weights: `a + (b - a) * t` and `a * (1 - t) + b * t` differ at infinities."""
 
 
 class _SmallerRange(_Changed):  # type: ignore[no-untyped-call]
+    def changed_result(self, result: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        changed = super().changed_result(result, func, args, kwargs)
+        if not (_name(func) in _RUNNING or _name(func).startswith(_MIXING)):
+            return changed
+        finite, poisoned = (
+            func(*_without_infinities(args, value), **_without_infinities(kwargs, value)) for value in (1.0, torch.nan)
+        )
+        if isinstance(result, Tensor):
+            return _of_another_kind(changed, result, finite, poisoned)
+        first = int("norm" in _name(func))
+        others = zip(changed[first:], result[first:], finite[first:], poisoned[first:], strict=True)
+        return (*changed[:first], *(_of_another_kind(*each) for each in others))
+
     def changed(self, result: Tensor, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
         if not _is_float(result):
             return result
@@ -311,8 +349,23 @@ class _SmallerRange(_Changed):  # type: ignore[no-untyped-call]
         for bound in _bounds_of(func):
             most = func(*_mapped(bound, args), **_mapped(bound, kwargs))
             result = torch.where(most <= info.max / 2, result, torch.nan)
+        if _name(func) in _VARIANCES:
+            result = torch.where(result.abs() > info.max / 2, torch.nan, result)
         result = torch.where(result.abs() > info.max / 2, torch.full_like(result, torch.inf).copysign(result), result)
         return torch.where(result.abs() < 4 * info.tiny, torch.zeros_like(result).copysign(result), result)
+
+
+def _without_infinities(operands: Any, value: float) -> Any:
+    def of(tensor: Tensor) -> Tensor:
+        return torch.where(tensor.isinf(), value, tensor) if _is_float(tensor) else tensor
+
+    return pytree.tree_map_only(Tensor, of, operands)
+
+
+def _of_another_kind(changed: Tensor, result: Tensor, finite: Tensor, poisoned: Tensor) -> Tensor:
+    """The elements to which an infinity contributes, and no NaN: NaN, or infinite where the result is NaN."""
+    other = torch.where(result.isnan(), torch.inf, torch.nan).to(result.dtype)
+    return torch.where(poisoned.isnan() & ~finite.isnan(), other, changed)
 
 
 def _bounds_of(func: Any) -> tuple[Callable[[Tensor], Tensor], ...]:

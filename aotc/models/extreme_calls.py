@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from aotc.models.calls import Called, has_drawn, names_of
@@ -43,12 +44,13 @@ def compare_at_extreme_values(
     returns what `Called.call` does. `step` is as in `first_wrong_value`."""
     is_cpu = device.type == "cpu"
     reason, leaves, result = "", list(eager.leaves), None
+    watching = _SizesOfValues()  # type: ignore[no-untyped-call]
     for wide_integers in (True, False) if is_cpu else (False,):
         leaves = extreme_leaves(eager.leaves, free, draw, wide_integers=wide_integers)
         if _same_leaves(leaves, eager.leaves):
             return AtExtremes(skipped="no input is free to have extreme values")
         try:
-            with uncompiled(), _SizesOfValues():  # type: ignore[no-untyped-call]
+            with uncompiled(), watching:
                 result = _call(eager, leaves)
             synchronize(device)  # a wrong index on a GPU
             break
@@ -71,10 +73,10 @@ def compare_at_extreme_values(
     def call(others: Sequence[Any]) -> Result:
         return _call(eager, others)
 
-    found = first_wrong_value(result, given, call, leaves, step)
+    found = first_wrong_value(result, given, call, leaves, step, kinds_only=watching.rounds)
     if found is not None and is_cpu:  # the order of several writes to one element is undefined
         with one_thread():
-            found = first_wrong_value(call(leaves), compiled(leaves), call, leaves, step)
+            found = first_wrong_value(call(leaves), compiled(leaves), call, leaves, step, kinds_only=watching.rounds)
     if found is None:
         return AtExtremes(leaves=leaves)
     names = names_of(result, eager.signature, eager.written)
@@ -116,22 +118,33 @@ class _SizeOfAValue(RuntimeError):
 
 _BOUNDED = frozenset(
     {
-        *("nonzero", "masked_select", "unique", "_unique", "_unique2", "unique_dim", "unique_consecutive"),
+        *("index", "nonzero", "masked_select", "unique", "_unique", "_unique2", "unique_dim", "unique_consecutive"),
         *("equal", "allclose", "is_nonzero", "_is_all_true", "_is_any_true"),
     }
 )
-"""Operators whose results are not larger than their operands, or only true or false."""
+"""Operators whose results are not larger than their operands and indices, or only true or false."""
 
 
 class _Refusing:
     supports_higher_order_operators = True
+    rounds = False
+    """Whether an operator has rounded floats to 8 bits, as dynamic quantisation does."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         tags = getattr(func, "tags", ())
         reads = torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
         if reads and getattr(func, "_opname", "") not in _BOUNDED and not _is_bool(args):
             raise _SizeOfAValue(f"the model reads a value as a number, perhaps a size: {func}")
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if not self.rounds and any(map(_is_8_bits, pytree.tree_leaves(result))):
+            self.rounds = any(
+                isinstance(each, Tensor) and each.is_floating_point() for each in pytree.tree_leaves(args)
+            )
+        return result
+
+
+def _is_8_bits(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.element_size() == 1 and value.dtype is not torch.bool
 
 
 def _is_bool(args: Sequence[Any]) -> bool:

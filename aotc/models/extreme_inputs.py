@@ -85,13 +85,14 @@ def _freedom(leaf: TensorInput) -> Freedom:
 
 
 def off_vector(bucket: Bucket, tuned: Dims) -> Dims:
-    """One size of each dim: of a range without steps the first of OFF_VECTOR that is in it, else as it is tuned."""
+    """One size of each dim: of a range without steps the first of OFF_VECTOR that is in it and at most twice as long as
+    it is tuned, so that the call takes no longer; else as it is tuned."""
 
     def size_of(dim: str) -> int:
         size = bucket[dim]
         if not isinstance(size, SizeRange) or size.multiple_of != 1:
             return tuned[dim]
-        return next((each for each in OFF_VECTOR if each in size), tuned[dim])
+        return next((each for each in OFF_VECTOR if each in size and each <= 2 * tuned[dim]), tuned[dim])
 
     return {dim: size_of(dim) for dim in bucket}
 

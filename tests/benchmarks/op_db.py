@@ -14,6 +14,12 @@ code against eager in float64, by the rule of `aotc verify`, with the build's sa
     nameless   it ended with another error
     wrong      a result or a gradient differs, or the process died; the exit status is then 1
     unknown    the run ended before the operator was built apart from one that is refused
+
+With `--draw extreme`, operators are built without gradients, and called with extreme values in their tensors of floats
+and bools (`aotc.models.extreme_inputs`, both draws); their results are judged by `aotc.models.decided_values`. An
+operator that eager refuses with such values is not tried.
+
+    python tests/benchmarks/op_db.py --device cuda --draw extreme --part 1/4 --jobs 16 --batch 8 --out extreme-1.json
 """
 
 from __future__ import annotations
@@ -23,7 +29,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +38,12 @@ sys.path[0] = str(ROOT)  # and not this folder, whose cuda.py torch takes for a 
 
 import torch  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
+from torch.utils import _pytree as pytree  # noqa: E402
 
 import aotc  # noqa: E402
+from aotc.models.decided_values import first_wrong_value  # noqa: E402
+from aotc.models.extreme_calls import one_thread  # noqa: E402
+from aotc.models.extreme_inputs import Draw, extreme_leaves, freedoms_of_region  # noqa: E402
 from aotc.models.tolerance import judge  # noqa: E402
 from tests.benchmarks.op_db_models import Operators, operators, sample_of  # noqa: E402
 from tests.benchmarks.outcomes import Said, build, in_processes, kind_of, parser, run, say  # noqa: E402
@@ -45,12 +55,12 @@ Chosen = tuple[str, int]
 # -- building ---------------------------------------------------------------------------------------------------------
 
 
-def model_of(batch: Sequence[Chosen], device: str) -> dict[str, Any]:
+def model_of(batch: Sequence[Chosen], device: str, draw: str) -> dict[str, Any]:
     """A batch of operators as a model of a manifest."""
     return {
         "factory": FACTORY,
         "kwargs": {"chosen": [list(each) for each in batch]},
-        "train": True,
+        "train": draw == "ordinary",
         "mode": "default",
         "targets": ["cuda" if device == "cuda" else "native"],
         "inputs": {},
@@ -127,15 +137,63 @@ def _flaw(ours: Derived, eager: Derived, wide: Derived) -> str:
     return ""
 
 
-def run_compare(store: Path, device: str, models: Sequence[tuple[str, list[Chosen]]]) -> None:
+def run_compare(store: Path, device: str, draw: str, models: Sequence[tuple[str, list[Chosen]]]) -> None:
     for model, batch in models:
-        say(compare(store, model, batch, device))
+        say((compare if draw == "ordinary" else compare_extremes)(store, model, batch, device))
+
+
+# -- with extreme values ----------------------------------------------------------------------------------------------
+
+NOT_TRIED = "not tried: "
+
+
+@torch.no_grad()
+def compare_extremes(store: Path, model: str, batch: Sequence[Chosen], device: str) -> dict[str, str]:
+    """What is wrong of each operator of a model, one at a time: the others have their ordinary values meanwhile."""
+    module = Operators(batch, 0).eval().to(device)
+    compiled = aotc.load(f"{store}#{model}", module, on_miss="error")
+    return {
+        name: _flaw_at_extremes(operator, lambda place=place: compiled()[place])
+        for place, ((name, _), operator) in enumerate(zip(batch, module.operators, strict=True))
+    }
+
+
+def _flaw_at_extremes(operator: nn.Module, compiled: Callable[[], Sequence[Tensor]]) -> str:
+    tensors = {name: each.detach() for name, each in (*operator.named_parameters(), *operator.named_buffers())}
+    ordinary = [each.clone() for each in tensors.values()]
+
+    def call(values: Sequence[Any]) -> list[Tensor]:
+        found = torch.func.functional_call(operator, dict(zip(tensors, values, strict=True)), ())
+        return [each for each in pytree.tree_leaves(found) if isinstance(each, Tensor)]
+
+    def ours(values: Sequence[Any]) -> list[Tensor]:
+        for tensor, value in zip(tensors.values(), values, strict=True):
+            tensor.copy_(value)
+        try:
+            return [each.clone() for each in compiled()]
+        finally:
+            for tensor, value in zip(tensors.values(), ordinary, strict=True):
+                tensor.copy_(value)
+
+    draws: tuple[Draw, ...] = ("extreme", "edges")
+    for draw in draws:
+        leaves = extreme_leaves(ordinary, freedoms_of_region(ordinary), draw)
+        try:
+            eager = call(leaves)
+        except Exception as error:  # of the operator
+            return f"{NOT_TRIED}with extreme values, eager raises {type(error).__name__}: {str(error)[:100]}"
+        if (found := first_wrong_value(eager, ours(leaves), call, leaves)) is not None:
+            with one_thread():
+                found = first_wrong_value(call(leaves), ours(leaves), call, leaves)
+        if found is not None:
+            return f"result {found.position} ({draw}) {found.said}"
+    return ""
 
 
 # -- the table --------------------------------------------------------------------------------------------------------
 
 
-def outcomes(part: str, device: str, jobs: int, size: int, folder: Path, known: Said) -> Iterator[Said]:
+def outcomes(part: str, device: str, draw: str, jobs: int, size: int, folder: Path, known: Said) -> Iterator[Said]:
     """By operator, what came of it and why: as far as it is known, after each build."""
     index, count = map(int, part.split("/"))
     said = dict(known)
@@ -145,41 +203,50 @@ def outcomes(part: str, device: str, jobs: int, size: int, folder: Path, known: 
     tried = [(name, place) for name, place in places.items() if place is not None]
     batches = {f"batch{at // size}": tried[at : at + size] for at in range(0, len(tried), size)}
     while batches:
-        errors = build({name: model_of(batch, device) for name, batch in batches.items()}, folder, jobs)
+        errors = build({name: model_of(batch, device, draw) for name, batch in batches.items()}, folder, jobs)
         refused = {name: batches.pop(name) for name in errors}
         said |= {name: ["unknown", errors[model]] for model, batch in refused.items() for name, _ in batch}
         said |= {
             batch[0][0]: [kind_of(errors[model]), errors[model]] for model, batch in refused.items() if len(batch) == 1
         }
-        said |= _compared(batches, folder, device, jobs)
+        said |= _compared(batches, folder, device, draw, jobs)
         yield said
         halves = [(model, batch, len(batch) // 2) for model, batch in refused.items() if len(batch) > 1]
         batches = {f"{model}a": batch[:middle] for model, batch, middle in halves}
         batches |= {f"{model}b": batch[middle:] for model, batch, middle in halves}
 
 
-def _compared(batches: Mapping[str, Sequence[Chosen]], folder: Path, device: str, jobs: int) -> Said:
+def _compared(batches: Mapping[str, Sequence[Chosen]], folder: Path, device: str, draw: str, jobs: int) -> Said:
     """A process that dies is what is wrong of all operators of the model."""
     said: Said = {}
     models = list(batches.items())
-    for (_, batch), found in in_processes(__file__, "compare", models, jobs, str(folder / "store"), device):
+    for (_, batch), found in in_processes(__file__, "compare", models, jobs, str(folder / "store"), device, draw):
         flaws = dict.fromkeys((name for name, _ in batch), found) if isinstance(found, str) else found
-        said |= {name: ["wrong", flaw] if flaw else ["right", ""] for name, flaw in flaws.items()}
+        said |= {name: _outcome(flaw) for name, flaw in flaws.items()}
     return said
+
+
+def _outcome(flaw: str) -> list[str]:
+    if flaw.startswith(NOT_TRIED):
+        return ["not tried", flaw.removeprefix(NOT_TRIED)]
+    return ["wrong", flaw] if flaw else ["right", ""]
 
 
 def main() -> int:
     os.environ["PYTHONHASHSEED"] = "0"  # in the processes below: some samples come from sets of names
     if sys.argv[1:3] == ["--child", "compare"]:
-        store, device, models = sys.argv[3:]
-        run_compare(Path(store), device, [(n, [tuple(each) for each in batch]) for n, batch in json.loads(models)])
+        store, device, draw, models = sys.argv[3:]
+        run_compare(
+            Path(store), device, draw, [(n, [tuple(each) for each in batch]) for n, batch in json.loads(models)]
+        )
         return 0
     options = parser(__doc__)
     options.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    options.add_argument("--draw", choices=("ordinary", "extreme"), default="ordinary")
     options.add_argument("--part", default="1/1", help="I/N: every N-th operator, from the I-th on")
     options.add_argument("--batch", type=int, default=16, help="operators a model")
     asked = options.parse_args()
-    return run(asked, functools.partial(outcomes, asked.part, asked.device, asked.jobs, asked.batch))
+    return run(asked, functools.partial(outcomes, asked.part, asked.device, asked.draw, asked.jobs, asked.batch))
 
 
 if __name__ == "__main__":

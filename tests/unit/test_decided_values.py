@@ -17,6 +17,7 @@ from aotc.models.decided_values import first_wrong_value
 
 X = torch.tensor([nan, inf, 1.0, -0.0, 1e38, 1e-40])
 HALF = torch.full((2,), 300.0).half()
+ONE_INF = torch.tensor([1.0, inf])
 HUGE = torch.tensor([3e38, 3e38, -3e38, -3e38])
 
 
@@ -43,6 +44,7 @@ def call(model: Callable[..., Any]) -> Callable[[Any], list[Any]]:
         (lambda x: x.amin(), [torch.arange(2, 11, dtype=torch.int8)], torch.tensor(1, dtype=torch.int8), "is 1, 2 in"),
         (lambda x: x.isnan(), [X], torch.zeros(6, dtype=torch.bool), "is False at [0], True in eager"),
         (lambda x: x @ torch.zeros(6, 2), [X], torch.zeros(2), "is 0 at [0], nan in eager (2 of 2 elements)"),
+        (lambda x: torch.var_mean(x)[1], [X[:1]], torch.tensor(0.0), "is 0, nan in eager"),
         (lambda x: x.argmax(), [X], torch.tensor(1), "is 1, 0 in eager"),
         (lambda x: x, [X], X.double(), "is float64[6], float32[6] in eager"),
         (lambda x: x[2].item(), [X], 2.0, "is 2.0, 1.0 in eager"),
@@ -69,7 +71,10 @@ def test_what_eager_decides_is_wrong_where_it_differs(
         ("sums of products likewise", lambda x: x @ torch.ones(4), [HUGE], torch.tensor(inf)),
         ("a cancelled sum", lambda x: x.sum(), [torch.tensor([1e30, 1.0, -1e30, 2.0])], torch.tensor(0.0)),
         ("a variance that overflows", lambda x: torch.layer_norm(x, (4,)), [HUGE.abs() / 2], torch.full((4,), nan)),
+        ("a variance that is infinite", lambda x: x.var(), [HUGE.abs()[:3] / torch.arange(1, 4)], torch.tensor(nan)),
         ("a norm that overflows", lambda x: x.norm(), [X[4:]], torch.tensor(1e38)),
+        ("a running mean that meets inf", lambda x: torch.var_mean(x)[1], [ONE_INF], torch.tensor(nan)),
+        ("another formula of a mixture", lambda x: torch.lerp(x[:1], x[1:], 0.5), [ONE_INF], torch.tensor([nan])),
         ("a large number's sine", lambda x: x.sin(), [X[4:5]], torch.tensor([0.5])),
         ("denormals that are flushed", lambda x: x * 1, [X[5:]], torch.zeros(1)),
         ("and what comes of it", lambda x: x.log(), [X[5:]], torch.tensor([-inf])),
@@ -92,6 +97,16 @@ def test_where_the_model_does_not_run_in_float64_its_floats_are_not_decided_and_
 
     assert not wrong(model, [X], torch.zeros(6))
     assert wrong(lambda x: model(x).isnan().long(), [X], torch.zeros(6).long())
+
+
+def test_of_a_model_that_rounds_to_8_bits_only_nan_and_infinities_are_compared() -> None:
+    leaves = [torch.tensor([1.0, nan])]
+
+    def of(given: Tensor) -> bool:
+        eager = call(lambda x: x)
+        return first_wrong_value(eager(leaves), [given], eager, leaves, kinds_only=True) is not None
+
+    assert not of(torch.tensor([1.1, nan])) and of(torch.tensor([1.0, 2.0])) and of(torch.tensor([1.0, nan]).double())
 
 
 def test_a_module_that_compares_its_input_s_dtype_with_its_weights_is_run_in_float64_all_the_same() -> None:

@@ -72,7 +72,8 @@ def test_live_weights_are_verified_with_others_after_all_buckets_and_frozen_ones
     ("bucket", "sizes"),
     [
         (SizeRange(1, 512, tune_at=256), 65),
-        (SizeRange(2, 40, tune_at=8), 33),
+        (SizeRange(2, 40, tune_at=40), 33),
+        (SizeRange(2, 400, tune_at=8), 9),
         (SizeRange(2, 4, tune_at=4), 3),
         (SizeRange(200, 300, tune_at=256), 256),
         (SizeRange(8, 64, multiple_of=8, tune_at=64), 64),

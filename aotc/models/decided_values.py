@@ -8,7 +8,8 @@ times, each time with something changed that no compiler promises to keep. These
 - `in float64`: every operator computes in float64, and the result is rounded to eager's dtype. Shows what overflows,
   underflows or is rounded within eager's own dtype.
 - `flipped`: each zero and NaN that an operator computes has the other sign, and each integer that C++ leaves undefined
-  (a float out of the integer's range is cast, a shift by more than the width) has other bits.
+  (a float out of the integer's range is cast, a shift by more than the width) has other bits. So has the index of a NaN
+  that a pooling chooses among several.
 - `in a smaller range`: what an operator computes above half of the dtype's largest number is infinite, what is near its
   denormals is 0, and denormal inputs are 0. Sums and products that may overflow in another order are NaN, as are
   variances that overflow. What comes of an infinity in a running mean (beside a variance) or in an interpolation is of
@@ -281,6 +282,12 @@ _SHIFTS = frozenset({"bitwise_left_shift", "bitwise_right_shift", "__lshift__", 
 
 
 class _Flipped(_Changed):  # type: ignore[no-untyped-call]
+    def changed_result(self, result: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        changed = super().changed_result(result, func, args, kwargs)
+        if "max_pool" not in _name(func) or isinstance(result, Tensor) or len(result) != 2:
+            return changed
+        return changed[0], torch.where(result[0].isnan(), ~result[1], result[1])
+
     def changed(self, result: Tensor, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
         if not _has_numbers(result) or result.dtype == torch.bool:
             return result
@@ -319,11 +326,10 @@ _SUMS = frozenset(
     }
 )
 _PRODUCTS = frozenset({"prod", "cumprod"})
-_VARIANCES = frozenset({"var", "std", "var_mean", "std_mean"})
-"""A variance that overflows is infinite or NaN, by its formula."""
-_RUNNING = frozenset({"var_mean", "std_mean", "native_layer_norm", "native_group_norm", "native_batch_norm"})
-"""A running mean (Welford's) that meets an infinity is infinite or NaN, by the order of the elements; the first result
-of a normalisation is NaN anyway."""
+_NORMALISATIONS = frozenset({"native_layer_norm", "native_group_norm", "native_batch_norm", "_native_batch_norm_legit"})
+_VARIANCES = _NORMALISATIONS | {"var", "std", "var_mean", "std_mean"}
+"""Of numbers whose squares overflow, a variance is infinite or NaN, by its formula. A running mean (Welford's) that
+meets an infinity is so by the order of the elements; the first result of a normalisation is NaN there anyway."""
 _MIXING = ("upsample_", "_upsample_", "grid_sampler", "lerp")
 """Of operators that mix values by weights: `a + (b - a) * t` and `a * (1 - t) + b * t` differ at infinities."""
 
@@ -331,16 +337,21 @@ _MIXING = ("upsample_", "_upsample_", "grid_sampler", "lerp")
 class _SmallerRange(_Changed):  # type: ignore[no-untyped-call]
     def changed_result(self, result: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         changed = super().changed_result(result, func, args, kwargs)
-        if not (_name(func) in _RUNNING or _name(func).startswith(_MIXING)):
+        name = _name(func)
+        if name not in _VARIANCES and not name.startswith(_MIXING):
             return changed
-        finite, poisoned = (
-            func(*_without_infinities(args, value), **_without_infinities(kwargs, value)) for value in (1.0, torch.nan)
-        )
-        if isinstance(result, Tensor):
-            return _of_another_kind(changed, result, finite, poisoned)
-        first = int("norm" in _name(func))
-        others = zip(changed[first:], result[first:], finite[first:], poisoned[first:], strict=True)
-        return (*changed[:first], *(_of_another_kind(*each) for each in others))
+
+        def without(which: Callable[[Tensor], Tensor], value: float) -> list[Tensor]:
+            found = func(*_replaced(args, which, value), **_replaced(kwargs, which, value))
+            return [found] if isinstance(found, Tensor) else list(found)
+
+        own, parts = ([each] if isinstance(each, Tensor) else list(each) for each in (result, changed))
+        first = int(name in _NORMALISATIONS)
+        poisoned, finite = without(Tensor.isinf, torch.nan)[first:], without(Tensor.isinf, 1.0)[first:]
+        parts[first:] = map(_of_another_kind, parts[first:], own[first:], poisoned, finite)
+        if name in _VARIANCES:
+            parts = [*map(_of_another_kind, parts, own, without(_square_overflows, torch.nan), own)]
+        return parts[0] if isinstance(result, Tensor) else tuple(parts)
 
     def changed(self, result: Tensor, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
         if not _is_float(result):
@@ -349,21 +360,25 @@ class _SmallerRange(_Changed):  # type: ignore[no-untyped-call]
         for bound in _bounds_of(func):
             most = func(*_mapped(bound, args), **_mapped(bound, kwargs))
             result = torch.where(most <= info.max / 2, result, torch.nan)
-        if _name(func) in _VARIANCES:
-            result = torch.where(result.abs() > info.max / 2, torch.nan, result)
         result = torch.where(result.abs() > info.max / 2, torch.full_like(result, torch.inf).copysign(result), result)
         return torch.where(result.abs() < 4 * info.tiny, torch.zeros_like(result).copysign(result), result)
 
 
-def _without_infinities(operands: Any, value: float) -> Any:
+def _replaced(operands: Any, which: Callable[[Tensor], Tensor], value: float) -> Any:
     def of(tensor: Tensor) -> Tensor:
-        return torch.where(tensor.isinf(), value, tensor) if _is_float(tensor) else tensor
+        return torch.where(which(tensor), value, tensor) if _is_float(tensor) else tensor
 
     return pytree.tree_map_only(Tensor, of, operands)
 
 
-def _of_another_kind(changed: Tensor, result: Tensor, finite: Tensor, poisoned: Tensor) -> Tensor:
-    """The elements to which an infinity contributes, and no NaN: NaN, or infinite where the result is NaN."""
+def _square_overflows(tensor: Tensor) -> Tensor:
+    most: float = (torch.finfo(tensor.dtype).max / max(tensor.numel(), 1)) ** 0.5
+    return tensor.isfinite() & (tensor.abs() > most)
+
+
+def _of_another_kind(changed: Tensor, result: Tensor, poisoned: Tensor, finite: Tensor) -> Tensor:
+    """The elements to which what is poisoned contributes: NaN, or infinite where the result is NaN. Not those that are
+    NaN in `finite`, too."""
     other = torch.where(result.isnan(), torch.inf, torch.nan).to(result.dtype)
     return torch.where(poisoned.isnan() & ~finite.isnan(), other, changed)
 

@@ -31,6 +31,11 @@ def call(model: Callable[..., Any]) -> Callable[[Any], list[Any]]:
     return lambda leaves: [model(*leaves)]
 
 
+def indices(x: Tensor) -> Tensor:
+    found: Tensor = torch.nn.functional.max_pool1d(x, 2, return_indices=True)[1]
+    return found
+
+
 @pytest.mark.parametrize(
     ("model", "leaves", "given", "said"),
     [
@@ -72,13 +77,15 @@ def test_what_eager_decides_is_wrong_where_it_differs(
         ("a cancelled sum", lambda x: x.sum(), [torch.tensor([1e30, 1.0, -1e30, 2.0])], torch.tensor(0.0)),
         ("a variance that overflows", lambda x: torch.layer_norm(x, (4,)), [HUGE.abs() / 2], torch.full((4,), nan)),
         ("a variance that is infinite", lambda x: x.var(), [HUGE.abs()[:3] / torch.arange(1, 4)], torch.tensor(nan)),
+        ("and what comes of it", lambda x: torch.layer_norm(x, (4,), X[5:].expand(4)), [HUGE], HUGE * nan),
         ("a norm that overflows", lambda x: x.norm(), [X[4:]], torch.tensor(1e38)),
         ("a running mean that meets inf", lambda x: torch.var_mean(x)[1], [ONE_INF], torch.tensor(nan)),
         ("another formula of a mixture", lambda x: torch.lerp(x[:1], x[1:], 0.5), [ONE_INF], torch.tensor([nan])),
         ("a large number's sine", lambda x: x.sin(), [X[4:5]], torch.tensor([0.5])),
         ("denormals that are flushed", lambda x: x * 1, [X[5:]], torch.zeros(1)),
-        ("and what comes of it", lambda x: x.log(), [X[5:]], torch.tensor([-inf])),
+        ("and their logarithm", lambda x: x.log(), [X[5:]], torch.tensor([-inf])),
         ("a cast beyond the integer's range", lambda x: x.int(), [X], torch.tensor([5, 6, 1, 0, 7, 0]).int()),
+        ("the NaN that a pooling chooses", indices, [torch.full((1, 1, 2), nan)], torch.tensor([[[0]]])),
         ("a choice by rounding", lambda x: (x * x).argmax(), [torch.tensor([1.1, 1.1])], torch.tensor(1)),
         ("a size by rounding", lambda x: x[x / 3 * 3 == x], [torch.rand(50)], torch.rand(3)),
     ],

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops.scan import scan
 
 
 class Part(NamedTuple):
@@ -275,6 +276,22 @@ class Kept(nn.Module):
         parts = [first[1:], *second.split(2), third.t()]
         more = (half, sixth, seventh, changed, was)
         return {"whole": [first, second, third, fourth, fifth], "parts": parts, "more": more}
+
+
+# -- loops ------------------------------------------------------------------------------------------------------------
+
+
+@part(
+    "scanned",
+    {"scanned_rows": sizes(2, 6, 3), "carried_rows": sizes(2, 6, 5)},
+    x=of("scanned_rows", 3),
+    y=of("carried_rows", 3),
+)
+class Scanned(nn.Module):
+    """The sizes of what a loop gives are those of two tensors."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        return scan(lambda carried, row: (carried.clone(), (carried - row).square().sum(1)), y, x, dim=0)[1]
 
 
 # -- errors -----------------------------------------------------------------------------------------------------------

@@ -34,8 +34,9 @@ class Compiled:
 
     def call(self, name: str, inputs: Inputs) -> Any:
         others = {other: {key: value.clone() for key, value in given.items()} for other, given in self.inputs.items()}
-        with torch.no_grad():
-            return self.compiled({**others, name: inputs})[name]
+        given = {other: dict(sorted(values.items())) for other, values in sorted({**others, name: inputs}.items())}
+        with torch.no_grad():  # in the manifest's order: of a model with a loop, the build does not try others
+            return self.compiled(given)[name]
 
     def part(self, name: str) -> Any:
         return self.module.parts[name]
@@ -113,6 +114,9 @@ CALLS: dict[str, Callable[[], Iterator[Inputs]]] = {
     "kept": lambda: (
         {"x": torch.full((1, 3), float(step)), "at": torch.tensor([step]), "memory": torch.ones(4, 3)}
         for step in (1, 3, 2)
+    ),
+    "scanned": lambda: (
+        {"x": torch.randn(rows, 3), "y": torch.randn(more, 3)} for rows, more in ((3, 5), (2, 2), (6, 4))
     ),
     "repeats": lambda: iter([{"x": torch.randn(3, 4), "counts": torch.tensor([2, 2, 2])}]),
     "ranged_repeats": lambda: iter([{"x": torch.randn(3, 4), "counts": torch.tensor([2, 2, 2])}]),

@@ -1,10 +1,10 @@
 """What `aotc audit` has found, for Prometheus.
 
 `aotc_advisories` counts the units of which an advisory is, with the labels ref, digest, target, id, effect and sure.
-The label digest is that of `aotc_artifact_info`, which each replica exports, so one query tells the replicas that run
-such code:
+The labels digest and target are those of `aotc_artifact_info`, which each replica exports, so one query tells the
+replicas that run such code:
 
-    aotc_artifact_info * on (digest, target) group_left (id, effect) aotc_advisories
+    aotc_artifact_info * on (digest, target) group_left () sum by (digest, target) (aotc_advisories)
 
 `aotc_audited_artifacts` counts what was looked at: 0 says that the audit saw nothing.
 """

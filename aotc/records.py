@@ -183,13 +183,34 @@ class Argument(Record, frozen=True):
     state: str | None = None
 
 
+class StridedView(Record, frozen=True):
+    """A view of a tensor: its `shape` and `stride`, and the `offset` of its first element from the tensor's, in
+    elements of `dtype` ("" for the tensor's). Each number may be an expression over dims; they hold for the tensor as
+    the code runs with it, padded and in the compiled layout. `conjugate` and `negative` are torch's lazy bits.
+    `tracked`: gradients of the view are ones of the tensor, with `train: true`.
+    """
+
+    shape: tuple[Extent | str, ...]
+    stride: tuple[Extent | str, ...]
+    offset: Extent | str = 0
+    dtype: str = ""
+    conjugate: bool = False
+    negative: bool = False
+    tracked: bool = False
+
+    def texts(self) -> Iterator[str]:
+        """The expressions."""
+        yield from (entry for entry in (*self.shape, *self.stride, self.offset) if isinstance(entry, str))
+
+
 class Output(Record, frozen=True):
     """Where one flat output comes from: the library's output of that index, an argument given back, or a constant.
 
-    With an `axis`, it is the size of that axis of the argument `leaf`, a number. `view`: another tensor with the
-    argument's elements and form, as `detach` gives.
+    With an `axis`, it is the size of that axis of the argument `leaf`, a number. `view`: a view of the argument that
+    the caller gave; true for one with the argument's elements and form, as `detach` gives.
 
-    `dims` names the dims of a library output's axes, for cropping what was padded ("" where an axis has none).
+    `dims` names the dims of the axes of a library's output or a view, for cropping what was padded ("" where an axis
+    has none).
     """
 
     index: Place | None = None
@@ -198,7 +219,7 @@ class Output(Record, frozen=True):
     constant: Scalar = None
     dims: tuple[str, ...] = ()
     axis: Place | None = None
-    view: bool = False
+    view: bool | StridedView = False
 
 
 class ResultContainer(Record, frozen=True):

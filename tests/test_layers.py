@@ -39,7 +39,7 @@ MACHINE = {
     *TARGETS,
     *TENSORS,
     *{"aotc.machine", "aotc.reads", "aotc.syntax", "aotc.constants"},
-    *{"filelock", "safetensors"},
+    *{"aotc.strided_views", "filelock", "safetensors"},
 }
 MANIFEST = {*RECORDS, *TARGETS, "aotc.manifest", "yaml", "jsonschema"}
 MODELS = {*MACHINE, *MANIFEST, "aotc.models"}
@@ -79,6 +79,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aotc.log": set(),
     "aotc.expressions": RECORDS,
     "aotc.records": RECORDS,
+    "aotc.strided_views": MACHINE,
     "aotc.picks": RECORDS,
     "aotc.provenance": RECORDS,
     "aotc.verification": RECORDS,
@@ -327,7 +328,7 @@ def test_the_loader_is_small() -> None:
     """A plain load and its call import nothing further (`tests/benchmarks/loader.py`). Lower these when it shrinks."""
     ours = imported_by("import aotc; aotc.load") & MODULES.keys()
     assert len(ours) <= 46
-    assert sum(len(MODULES[name].read_text().splitlines()) for name in ours) <= 6569
+    assert sum(len(MODULES[name].read_text().splitlines()) for name in ours) <= 6615
 
 
 def test_importing_the_loader_costs_milliseconds_beyond_torch() -> None:

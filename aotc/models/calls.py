@@ -20,6 +20,7 @@ from aotc.reads.tensors import plain_state, same_bits
 from aotc.records import TUPLE, ConstantLeaf, Parameter, Signature
 from aotc.tensors.comparison import Result
 from aotc.tensors.layouts import has_memory
+from aotc.tensors.sharing import Sharing, kept_in_place, module_tensors, sharing
 
 
 def signature_leaves(
@@ -104,17 +105,19 @@ def call_model(
     look: Callable[[], None] = lambda: None,
     seed: int = 0,
     call: Callable[..., Any] | None = None,
+    shared: Sharing | None = None,
 ) -> Result:
     """What the model returns; then its inputs and its state called `written`, which is as before afterwards.
 
     Raises ContainersChanged where forward puts other things into a list or dict that it is given.
 
     `look` is called before that. Random numbers are those of the `seed`. `call` is what is called in the place of the
-    module, as its compiled code.
+    module, as its compiled code. `shared` is told what the results share with one another, with the inputs, and with
+    the module.
     """
     values = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     args, kwargs = arguments_of(signature, values)
-    before = pytree.tree_flatten((args, kwargs))
+    before, state = pytree.tree_flatten((args, kwargs)), plain_state(module)
     with state_put_back(module, written):
         torch.manual_seed(seed)
         returned = pytree.tree_leaves((call or module)(*args, **kwargs))
@@ -126,8 +129,17 @@ def call_model(
             )
         look()
         after = plain_state(module)
+        if shared is not None:
+            inputs = {f"the input `{leaf.path}`": value for leaf, value in zip(signature.leaves, values, strict=True)}
+            own = module_tensors(kept_in_place(state, after))
+            outputs = {f"output {number}": value for number, value in enumerate(returned)}
+            shared |= sharing(_tensors(outputs), _tensors(inputs) | own)
         found = (*returned, *values, *(after[name] for name in written))
         return [item.detach().clone() if isinstance(item, Tensor) else item for item in found]
+
+
+def _tensors(values: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
 
 class Called(NamedTuple):
@@ -138,8 +150,10 @@ class Called(NamedTuple):
     written: Sequence[str]
     leaves: Sequence[Any]
 
-    def call(self, function: Callable[..., Any], seed: int = 0) -> Result:
-        return call_model(self.module, self.signature, self.written, self.leaves, seed=seed, call=function)
+    def call(self, function: Callable[..., Any], seed: int = 0, shared: Sharing | None = None) -> Result:
+        return call_model(
+            self.module, self.signature, self.written, self.leaves, seed=seed, call=function, shared=shared
+        )
 
 
 def has_drawn(device: torch.device) -> bool:

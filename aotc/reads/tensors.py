@@ -76,5 +76,7 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
     one, other = (tensor.detach().resolve_conj().resolve_neg() for tensor in (one, other))
     if one.data_ptr() == other.data_ptr() and one.stride() == other.stride():
         return True
-    flat = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other)]
+    dense = (tensor.contiguous() for tensor in (one, other))
+    # Not by `reshape`, which keeps the stride of a single element, perhaps 0.
+    flat = [tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8) for tensor in dense]
     return torch.equal(*flat)

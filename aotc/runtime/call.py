@@ -143,7 +143,11 @@ class CompiledCall:
         names = [spec.name for spec in artifact.state] if artifact.weights == "live" else []
         self._attached = [
             Attached(
-                variant, direct_launch(variant, library, names, len(signature.leaves)), names, plain=module is None
+                variant,
+                direct_launch(variant, library, names, len(signature.leaves)),
+                names,
+                plain=module is None,
+                dims=self._dispatcher.dims,
             )
             for variant, library in zip(artifact.variants, libraries, strict=True)
         ]

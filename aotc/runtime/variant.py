@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from aotc.errors import CorruptError, LibraryError
-from aotc.records import Output, ResultContainer, Variant
-from aotc.runtime.dispatch import Plan
+from aotc.records import Output, ResultContainer, StridedView, Variant
+from aotc.runtime.dispatch import DimReader, Plan
 from aotc.runtime.libraries.library import Library
 from aotc.runtime.state.weights import State
 
@@ -22,15 +22,23 @@ Launch = Callable[[list[Any], State], list[Tensor]]
 class Attached:
     """Takes a call's leaves and the module's tensors; pads, launches, crops, and gives the model's own outputs."""
 
-    def __init__(self, variant: Variant, launch: Launch, state_names: Sequence[str], *, plain: bool = False) -> None:
-        """`plain`: where the class of a result is not imported, give a dict or a tuple."""
+    def __init__(
+        self,
+        variant: Variant,
+        launch: Launch,
+        state_names: Sequence[str],
+        *,
+        plain: bool = False,
+        dims: DimReader | None = None,
+    ) -> None:
+        """`plain`: where the class of a result is not imported, give a dict or a tuple. `dims` are the call's."""
         self.variant = variant
         self.launch = self.direct = launch
         self.has_run = False
         """Whether its kernels are loaded: the first run loads them, which a capture cannot hold."""
         positions = {name: position for position, name in enumerate(state_names)}
         self._written = [positions[name] for name in variant.mutated_state if name in positions]
-        self._assemble = make_assembler(variant, positions, plain=plain)
+        self._assemble = make_assembler(variant, positions, plain=plain, dims=dims)
 
     def run(self, leaves: list[Any], state: State, plan: Plan, given: list[Any], launch: Launch | None = None) -> Any:
         """`given` are the caller's own leaves, of which `leaves` may be views or copies in the compiled layout.
@@ -55,7 +63,7 @@ class Attached:
 
             write_back(ran, given, self.variant.mutated_leaves)
         try:
-            return self._assemble(raw, given, state)
+            return self._assemble(raw, given, state, ran)
         except IndexError as error:
             raise LibraryError(f"the library gave {len(raw)} outputs, the record names more") from error
 
@@ -82,29 +90,35 @@ def direct_launch(variant: Variant, library: Library, state_names: Sequence[str]
 
 # -- from outputs to the result ----------------------------------------------------------------------------------------
 
-Assemble = Callable[[list[Tensor], Sequence[Any], Sequence[Tensor]], Any]
+Assemble = Callable[..., Any]
+Get = Callable[[list[Tensor], Sequence[Any], Sequence[Tensor], Sequence[Any]], Any]
 
 
-def make_assembler(variant: Variant, state_index: dict[str, int], *, plain: bool = False) -> Assemble:
-    """A function `(library outputs, leaves, state) -> the model's own structure`.
+def make_assembler(
+    variant: Variant, state_index: Mapping[str, int], *, plain: bool = False, dims: DimReader | None = None
+) -> Assemble:
+    """A function `(library outputs, leaves, state, ran) -> the model's own structure`. `ran` are the leaves with which
+    the library ran, where they are others than the caller's.
 
-    An output that is an input or a tensor of the module is given back as that very object, and constants as they are,
-    as eager does. With `plain`, containers whose class is not imported become dicts and tuples. Raises CorruptError for
-    a tree that cannot be read.
+    An output that is an input or a tensor of the module is given back as that very object, a view of one as a view of
+    that very object, and constants as they are, as eager does. With `plain`, containers whose class is not imported
+    become dicts and tuples. Raises CorruptError for a tree that cannot be read.
     """
     outputs = variant.outputs
     build = result_builder(variant.output_tree, len(outputs), plain=plain)
     in_order = all(output.index == position for position, output in enumerate(outputs))
-    getters = [_getter(output, state_index) for output in outputs]
+    getters = [_getter(output, state_index, dims) for output in outputs]
 
-    def flat(raw: list[Tensor], leaves: Sequence[Any], state: Sequence[Tensor]) -> list[Any]:
+    def assemble(
+        raw: list[Tensor], leaves: Sequence[Any], state: Sequence[Tensor], ran: Sequence[Any] | None = None
+    ) -> Any:
         if not in_order:
-            return [get(raw, leaves, state) for get in getters]
+            return build([get(raw, leaves, state, ran or leaves) for get in getters])
         if len(raw) != len(getters):
             raise LibraryError(f"the library gave {len(raw)} outputs, the record names {len(getters)}")
-        return raw
+        return build(raw)
 
-    return lambda raw, leaves, state: build(flat(raw, leaves, state))
+    return assemble
 
 
 def result_builder(tree: int | ResultContainer, count: int, *, plain: bool) -> Callable[[list[Any]], Any]:
@@ -147,20 +161,25 @@ def _maker(tree: ResultContainer, plain: bool) -> Callable[[Sequence[Any]], Any]
     return maker(tree, plain=plain)
 
 
-def _getter(
-    output: Output, state_index: dict[str, int]
-) -> Callable[[list[Tensor], Sequence[Any], Sequence[Tensor]], Any]:
+def _getter(output: Output, state_index: Mapping[str, int], dims: DimReader | None) -> Get:
     index, leaf, axis, constant = output.index, output.leaf, output.axis, output.constant
     if output.view:
-        given = _getter(Output(leaf=leaf, state=output.state), state_index)
-        return lambda raw, leaves, tensors: given(raw, leaves, tensors).detach()
+        given = _getter(Output(leaf=leaf, state=output.state), state_index, dims)
+        if not isinstance(output.view, StridedView):
+            return lambda raw, leaves, tensors, ran: given(raw, leaves, tensors, ran).detach()
+        from aotc.strided_views import make_view
+
+        view = make_view(output, output.view, lambda leaves: dims.named(dims.read(leaves)) if dims else {})
+        return lambda raw, leaves, tensors, ran: view(
+            given(raw, leaves, tensors, ran), given(raw, ran, tensors, ran), leaves, ran
+        )
     if index is not None:
-        return lambda raw, leaves, tensors: raw[index]
+        return lambda raw, leaves, tensors, ran: raw[index]
     if leaf is not None and axis is not None:
-        return lambda raw, leaves, tensors: leaves[leaf].shape[axis]
+        return lambda raw, leaves, tensors, ran: leaves[leaf].shape[axis]
     if leaf is not None:
-        return lambda raw, leaves, tensors: leaves[leaf]
+        return lambda raw, leaves, tensors, ran: leaves[leaf]
     if output.state is not None:
         position = state_index[output.state]
-        return lambda raw, leaves, tensors: tensors[position]
-    return lambda raw, leaves, tensors: constant
+        return lambda raw, leaves, tensors, ran: tensors[position]
+    return lambda raw, leaves, tensors, ran: constant

@@ -23,7 +23,7 @@ from aotc.models.factory import build_module, told
 from aotc.models.input_forms import input_forms
 from aotc.models.reference import forget_failed_traces, in_double, in_float64
 from aotc.models.tolerance import QUANTISED, TF32, Judgement, failed, judge, may_use_tf32
-from aotc.reads.tensors import same_bits
+from aotc.reads.tensors import plain_state, same_bits
 from aotc.records import Dims, Signature, TensorLeaf
 from aotc.runtime.call import CompiledCall
 from aotc.runtime.compiled import Compiled
@@ -31,9 +31,10 @@ from aotc.runtime.load import load
 from aotc.runtime.options import Graphs, Ranks, Trust
 from aotc.tensors.comparison import Result
 from aotc.tensors.contents import Contents, contents, same_values
+from aotc.tensors.sharing import differences, kept_in_place, module_tensors
 from aotc.tensors.subclasses import is_wrapper
 from aotc.verify.eight_bits import RoundingTo8Bits
-from aotc.verify.kept_results import Findings, Kept, keep, shared
+from aotc.verify.kept_results import Kept, keep, of_call_before, shared
 from aotc.verify.other_weights import change_weights, copy_state, is_plain
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class Subject(NamedTuple):
 
 class Run(NamedTuple):
     """One call: what it gave, its inputs and the module's buffers as they are then, and the parameters that it changed,
-    as they were before."""
+    as they were before; `own` are the module's tensors, without those that it replaced by others."""
 
     subject: Subject
     outputs: Contents
@@ -77,6 +78,7 @@ class Run(NamedTuple):
     inputs: Mapping[str, Tensor]
     buffers: Sequence[Tensor]
     changed: Mapping[str, Tensor]
+    own: Mapping[str, Tensor]
 
 
 class Verdicts(NamedTuple):
@@ -174,12 +176,14 @@ class Comparison:
         own = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         args, kwargs = arguments_of(self.signature, own)
         torch.manual_seed(0)
+        state = plain_state(subject.module)
         with modes_of(self.spec, self.device.type, autocast=autocast):
             outputs = contents(subject.call(*args, **kwargs))
         pairs = zip(self.signature.leaves, own, strict=True)
         inputs = {leaf.path: value for leaf, value in pairs if isinstance(leaf, TensorLeaf)}
         buffers = [buffer.clone() for buffer in subject.module.buffers()]  # the next call writes to them
-        return Run(subject, outputs, keep(outputs), inputs, buffers, {})
+        in_place = kept_in_place(state, plain_state(subject.module))
+        return Run(subject, outputs, keep(outputs), inputs, buffers, {}, in_place)
 
     def _run_compiled(self, subject: Subject, leaves: Sequence[Any]) -> Run:
         try:
@@ -245,19 +249,19 @@ class Comparison:
             *parameters,
         ]
         if found := self._findings(run, eager, before):
-            written.append(failed(f"{min(found)}, unlike in eager: what is returned must be the caller's own"))
+            written.append(failed(found[0]))
         return Verdicts(outputs, written)
 
-    def _findings(self, run: Run, eager: Run, before: Mapping[str, Kept]) -> Findings:
+    def _findings(self, run: Run, eager: Run, before: Mapping[str, Kept]) -> list[str]:
         """What is amiss with the memory of the compiled code's results, and not with eager's."""
-        found, expected = (
-            (earlier.changed() if earlier else set()) | shared(one.kept, one.inputs, module, earlier)
-            for one, module, earlier in (
-                (run, run.subject.module, before.get(run.subject.weights)),
-                (eager, self.eager, before.get("eager")),
-            )
+        kept = [before.get(run.subject.weights), before.get("eager")]
+        changed, expected = (earlier.changed() if earlier else set() for earlier in kept)
+        given, of_eager = (
+            shared(one.kept, one.inputs, one.own, of_call_before(earlier))
+            for one, earlier in zip((run, eager), kept, strict=True)
         )
-        return found - expected
+        constants = module_tensors(eager.own) if self.spec.weights == "frozen" else {}
+        return sorted(changed - expected) + differences(of_eager, given, {*constants, *of_call_before(kept[1])})
 
     def _changed_parameters(self, module: nn.Module | None = None) -> dict[str, Tensor]:
         """Those that the compiled call changed, as they were before: as eager has them, which is yet to be called."""

@@ -1,7 +1,8 @@
-"""Checks that results belong to the caller alone: those of earlier calls, and the memory of this call's.
+"""Checks that results belong to the caller as in eager: those of earlier calls, and the memory of this call's.
 
-A result may lie in the memory of an input, of the module's state or of another result only where eager's does too. Else
-the next call, or a caller who writes to what he was given, changes something that in eager stays as it is.
+A result lies in the memory of an input, of the module's state or of another result where eager's does, and only there.
+Else the next call, or a caller who writes to what he was given, changes something that in eager stays as it is; or does
+not change what he sees there.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from aotc.reads.tensors import plain_state, same_bits
+from aotc.reads.tensors import same_bits
 from aotc.tensors.contents import Contents
-from aotc.tensors.overlaps import overlapping
+from aotc.tensors.sharing import Sharing, module_tensors, sharing
 from aotc.verify.other_weights import is_plain
 
 Findings = set[str]
@@ -39,16 +40,19 @@ def keep(outputs: Contents) -> Kept:
     return Kept(tensors, {name: tensor.detach().clone() for name, tensor in tensors.items()})
 
 
-def shared(result: Kept, inputs: Mapping[str, Tensor], module: nn.Module, earlier: Kept | None) -> Findings:
-    """Which tensors of a result have elements in the memory of something else."""
-    others = {
-        **{f"the input {path}": tensor for path, tensor in inputs.items()},
-        **{f"the module's {name}": tensor for name, tensor in plain_state(module).items()},
-        **{f"{name} of the call before": tensor for name, tensor in (earlier.tensors if earlier else {}).items()},
-    }
-    named = [*result.tensors.items(), *_plain(others).items()]
-    pairs = overlapping([tensor for _, tensor in named], range(len(result.tensors)))
-    return {f"{named[one][0]} lies in the memory of {named[other][0]}" for one, other in pairs}
+def shared(
+    result: Kept, inputs: Mapping[str, Tensor], own: Mapping[str, Tensor], earlier: Mapping[str, Tensor]
+) -> Sharing:
+    """Which tensors of a result have elements in the memory of one another or something else; `own` are the module's,
+    `earlier` of the call before."""
+    return sharing(
+        result.tensors,
+        {f"the input {path}": tensor for path, tensor in inputs.items()} | module_tensors(own) | dict(earlier),
+    )
+
+
+def of_call_before(kept: Kept | None) -> dict[str, Tensor]:
+    return {f"{name} of the call before": tensor for name, tensor in (kept.tensors if kept else {}).items()}
 
 
 def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

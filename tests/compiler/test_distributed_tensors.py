@@ -221,7 +221,7 @@ def test_collectives_in_place_are_captured_as_functional_ones(tmp_path: Path, ca
     with group_left():
         found = captured(spec, 1, tmp_path)
         module, x = build_module(spec, tmp_path, rank=1), torch.arange(16.0).view(2, 8)
-        outputs, _ = call_captured(module, found, [x.clone()], ())
+        outputs, _ = call_captured(module, found, [x.clone()], (), {})
         if OF_2_13:  # fake groups of earlier versions write nothing into some of the outputs
             torch.testing.assert_close(outputs[0], module(x.clone()))
     assert f"_c10d_functional.{operator}.default" in [str(node.target) for node in found.graph.graph.nodes]

@@ -44,7 +44,7 @@ def checked(module: nn.Module, *leaves: Tensor) -> None:
         captured = capture(module, signature, leaves, None, frozen=False)
         result = check_second_call(module, signature, captured.mutated_state, kept, leaves, leaves)
         assert result is not None
-        check_traced(module, signature, captured, kept, leaves, result)
+        check_traced(module, signature, captured, kept, leaves, result, {})
 
 
 def example() -> Tensor:

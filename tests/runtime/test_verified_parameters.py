@@ -258,7 +258,7 @@ def test_a_result_that_is_the_module_s_state_is_found_at_the_first_call_unless_e
         )
     report = _verify_sizes(comparison, job, "batch=4", {"batch": 4}, 1)
     assert report.status == ("ok" if eager_too else "failed")
-    assert eager_too or "output lies in the memory of the module's kept, unlike in eager" in report.detail
+    assert eager_too or "output lies in the memory of the module's `kept`, unlike in eager" in report.detail
 
 
 class Cache:

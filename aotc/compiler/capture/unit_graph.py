@@ -36,7 +36,7 @@ from aotc.models.regions import example_of
 from aotc.models.signature import make_signature
 from aotc.reads.modes import OF_INPUT
 from aotc.reads.tensors import plain_state
-from aotc.records import Output, Region, Scalar, Signature
+from aotc.records import Output, Region, Scalar, Signature, tuned_dims
 
 _log = logging.getLogger("aotc")
 
@@ -126,7 +126,7 @@ def export(
     except Exception as error:
         raise model_fails(signature, error) from error
     check_defaults(module, signature, captured.mutated_state, kept, leaves)
-    check_traced(module, signature, captured, kept, leaves, result)
+    check_traced(module, signature, captured, kept, leaves, result, tuned_dims(bucket))
     forms = other_forms(module, signature, captured.mutated_state, kept, leaves)
     assigned = assigned_attributes(module, signature, captured.mutated_state, kept, leaves, result)
     del result  # copies of outputs and state, whose memory the next runs need

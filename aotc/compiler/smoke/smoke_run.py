@@ -41,7 +41,7 @@ from aotc.models.fake_ranks import make_meshes_on
 from aotc.models.regions import example_of
 from aotc.picks import pinned_launch
 from aotc.provenance import FORMS, BuiltArtifact, CallTimes, Smoked
-from aotc.reads.tensors import dtype_name
+from aotc.reads.tensors import dtype_name, plain_state
 from aotc.records import Artifact, LaunchPick, SizeRange, Variant, decode, tuned_dims
 from aotc.runtime.call import CompiledCall
 from aotc.runtime.libraries.folder import FilesInFolder
@@ -50,6 +50,7 @@ from aotc.runtime.options import Graphs
 from aotc.runtime.regions import CompiledRegions
 from aotc.runtime.state.weights import bind_state
 from aotc.tensors.comparison import Result, first_difference, said_of
+from aotc.tensors.sharing import Sharing, differences, module_tensors
 
 OTHER_STRIDES = (
     "the result of an operator lies otherwise than torch's compiler takes it to lie, as that of "
@@ -97,8 +98,9 @@ def smoke(job: Job) -> Smoked:
     if isinstance(compiled, CompiledRegions):
         return _run_region(job, artifact, compiled, driver_cache)
     called, timed = Called(module, artifact.signature, variant.mutated_state, leaves), TimedCall(compiled)
+    shared: Sharing = {}
     with modes_of(spec, device.type):
-        given = called.call(timed)
+        given = called.call(timed, shared=shared)
         driver_compiled = driver_cache.size() - before
         _check_forms(given[: len(given) - len(leaves) - len(variant.mutated_state)], variant, output / FORMS)
     smoked = Smoked()
@@ -108,6 +110,7 @@ def smoke(job: Job) -> Smoked:
         smoked = Smoked(launch, driver_compiled=driver_compiled)
     with modes_of(spec, device.type):
         times = _compare_and_time(called, given, timed, device, _sizes_in_ranges(variant, dims))
+        _compare_sharing(called, shared, frozen=artifact.weights == "frozen")
         if variant.backward is not None:
             compare_gradients(called, variant, compiled, device)
             wide = inputs_of_any_value(spec, artifact.signature)
@@ -150,7 +153,9 @@ def _run_region(
     code = TimedCall(compiled.regions[region.name])
     with modes_of(job.unit.spec, device.type):
         sizes = _sizes_in_ranges(variant, dims)
-        times = _compare_and_time(called, called.call(code), code, device, sizes)
+        shared: Sharing = {}
+        times = _compare_and_time(called, called.call(code, shared=shared), code, device, sizes)
+        _compare_sharing(called, shared, frozen=False)
         if variant.backward is not None:
             compare_gradients(called, variant, compiled.regions[region.name], device)
             compare_at_extremes(called, variant, compiled.regions[region.name], device, variant.with_gradients)
@@ -235,6 +240,25 @@ def _compare_with_eager(called: Called, given: Result, compiled: TimedCall, eage
         "operators, or leave that part to eager: `aotc build MANIFEST --suggest-regions`",
         miscompiled=True,
     )
+
+
+def _compare_sharing(called: Called, given: Sharing, *, frozen: bool) -> None:
+    """Raises LibraryError where results of the compiled code share memory otherwise than the module's: a later write
+    of the caller would show elsewhere. A module that fails here is not compared."""
+    expected: Sharing = {}
+    try:
+        called.call(called.module, shared=expected)
+    except Exception:
+        traceback.print_exc()
+        return
+    constants = module_tensors(plain_state(called.module)) if frozen else ()
+    if found := differences(expected, given, constants):
+        raise LibraryError(
+            "results of the compiled code share memory otherwise than the model's",
+            hint="return a copy, `….clone()`, where the caller writes to a result or to what it is a view of; or let "
+            "the caller take the view",
+            issues=tuple(map(Issue, found)),
+        )
 
 
 class DriverCache:

@@ -32,6 +32,7 @@ from aotc.records import (
     Signature,
     SizeRange,
     StateSpec,
+    StridedView,
     TensorLeaf,
     Variant,
     bucket_name,
@@ -543,6 +544,12 @@ def _output_issues(output: Output, leaves: int, state: frozenset[str], dims: fro
     if output.state is not None and output.state not in state:
         yield f"an output is `{output.state[:100]}`, which the module does not pass"
     yield from _unread(filter(None, output.dims), dims)
+    if isinstance(view := output.view, StridedView):
+        yield from _unread(view.texts(), dims)
+        if len(view.shape) != len(view.stride) or view.dtype not in (*DTYPES, ""):
+            yield f"an output is a view of {len(view.shape)} axes, {len(view.stride)} strides, {view.dtype[:50]!r}"
+        if output.dims and len(output.dims) != len(view.shape):
+            yield f"an output is a view of {len(view.shape)} axes, of which {len(output.dims)} are cropped"
 
 
 def _listed(names: Collection[str]) -> str:

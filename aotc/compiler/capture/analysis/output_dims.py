@@ -21,7 +21,7 @@ from aotc.expressions import paddable_dims
 from aotc.machine.targets import Target
 from aotc.manifest import ModelSpec
 from aotc.models.calls import arguments_of, signature_leaves
-from aotc.records import Bucket, Output, Signature, has_range, tuned_dims
+from aotc.records import Bucket, Output, Signature, StridedView, has_range, tuned_dims
 
 Shapes = list[tuple[int, ...]]
 
@@ -55,9 +55,14 @@ def output_dims(
         if dim in padded:
             mark_axes(dim, sizes, base, probe.shapes, texts)
     return tuple(
-        msgspec.structs.replace(output, dims=tuple(text)) if output.index is not None and any(text) else output
+        msgspec.structs.replace(output, dims=tuple(text)) if any(text) and _is_cropped(output) else output
         for output, text in zip(captured.outputs, texts, strict=True)
     )
+
+
+def _is_cropped(output: Output) -> bool:
+    """Whether it is made of what has been padded: an input that is given back is the caller's own."""
+    return output.index is not None or isinstance(output.view, StridedView)
 
 
 def padded_dims(signature: Signature, bucket: Bucket) -> tuple[str, ...]:

@@ -12,32 +12,40 @@ from aotc.compiler.capture.lifting.lift import Capture
 from aotc.compiler.explain_failure import line_named
 from aotc.models.calls import state_put_back
 from aotc.reads.tensors import plain_state
-from aotc.records import Output
+from aotc.records import Dims, Output, StridedView
+from aotc.strided_views import make_view
 from aotc.tensors.comparison import Result
 
 
 def call_captured(
-    module: nn.Module, captured: Capture, leaves: Sequence[Any], written: Collection[str]
+    module: nn.Module, captured: Capture, leaves: Sequence[Any], written: Collection[str], sizes: Dims
 ) -> tuple[Result, str]:
     """The graph's outputs, its inputs after the call (which it may write to) and the state `written`, in the order of
     `call_model`; and the first tensor whose size differs from the exported one, as text, "" if none does.
 
-    The state is restored afterwards. Exceptions of operators pass through.
+    The state is restored afterwards. `sizes` are those of the leaves. Exceptions of operators pass through.
     """
     state = plain_state(module)
     with state_put_back(module, written):
         computed, other_size = run_graph(captured, leaves, state)
-        outputs = (_output(output, computed, leaves, state) for output in captured.outputs)
+        outputs = (_output(output, computed, leaves, state, sizes) for output in captured.outputs)
         found = (*outputs, *leaves, *(state[name] for name in written))
         return [item.detach().clone() if isinstance(item, Tensor) else item for item in found], other_size
 
 
-def _output(output: Output, computed: Sequence[Any], values: Sequence[Any], state: Mapping[str, Tensor]) -> Any:
+def _output(
+    output: Output, computed: Sequence[Any], values: Sequence[Any], state: Mapping[str, Tensor], sizes: Dims
+) -> Any:
     if output.index is not None:
         return computed[output.index]
-    if output.leaf is not None:
-        return values[output.leaf] if output.axis is None else values[output.leaf].shape[output.axis]
-    return output.constant if output.state is None else state[output.state]
+    if output.leaf is not None and output.axis is not None:
+        return values[output.leaf].shape[output.axis]
+    if output.leaf is None and output.state is None:
+        return output.constant
+    given = values[output.leaf] if output.leaf is not None else state[str(output.state)]
+    if isinstance(output.view, StridedView):
+        return make_view(output, output.view, lambda _: sizes)(given, given, values, values)
+    return given
 
 
 def run_graph(captured: Capture, leaves: Sequence[Any], state: Mapping[str, Tensor]) -> tuple[Sequence[Any], str]:

@@ -96,7 +96,7 @@ def _difference(module: nn.Module, signature: Signature, captured: Capture, dims
     except Exception as error:
         return f"{_FAILS} ({type(error).__name__}: {error})"
     try:
-        actual, other_size = call_captured(module, captured, leaves_at(dims), written)
+        actual, other_size = call_captured(module, captured, leaves_at(dims), written, dims)
     except Exception as error:
         return f"the captured graph fails there ({type(error).__name__}: {error})"
     if other_size:

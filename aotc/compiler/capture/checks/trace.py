@@ -17,7 +17,7 @@ from aotc.compiler.capture.lifting.lift import Capture
 from aotc.compiler.capture.module_objects import KeptObjects
 from aotc.errors import BuildError
 from aotc.models.calls import call_model, names_of
-from aotc.records import Signature
+from aotc.records import Dims, Signature
 from aotc.tensors.comparison import Result, first_difference
 
 
@@ -28,16 +28,17 @@ def check_traced(
     kept: KeptObjects,
     leaves: Sequence[Any],
     result: Result,
+    sizes: Dims,
 ) -> None:
     """Raises BuildError where the graph's outputs, or its writes to inputs and state, differ from `result`, which
-    `call_model` gave for these leaves.
+    `call_model` gave for these leaves, which are of `sizes`.
 
     Errors of the graph are ignored here: the smoke run reports them. Rounding and random numbers make no difference,
     see `aotc.tensors.comparison`. Afterwards the module's state and `kept` are restored.
     """
     values = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     try:
-        given, _ = call_captured(module, captured, values, captured.mutated_state)
+        given, _ = call_captured(module, captured, values, captured.mutated_state, sizes)
     except Exception:  # whatever operators raise
         return
 

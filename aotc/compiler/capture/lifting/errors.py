@@ -106,3 +106,32 @@ def writes_to_expanded(node: fx.Node) -> BuildError:
         hint="write to the tensor before it is expanded, or to a copy: x.expand(…).clone()",
         source=line_named(node.meta.get("stack_trace") or ""),
     )
+
+
+def view_of_written(whose: str, view: fx.Node) -> BuildError:
+    return _refused(
+        f"forward writes to {whose} and returns a view of it whose sizes or strides no expression over the dims gives: "
+        "the caller would get a copy, in which later writes do not show",
+        hint="return a copy, `….clone()`, or let the caller take the view",
+        source=line_named(view.meta.get("stack_trace") or ""),
+    )
+
+
+def returns_frozen(name: str, value: fx.Node) -> BuildError:
+    return _refused(
+        f"forward returns the module's `{name}`, or a view of it; frozen weights are constants of the compiled code: "
+        "the caller would get a copy, in which later writes do not show",
+        hint="return a copy, `….clone()`, or use `weights: live`",
+        source=line_named(value.meta.get("stack_trace") or ""),
+    )
+
+
+def returns_constant(named: str, value: fx.Node) -> BuildError:
+    shape = list(map(str, value.meta["val"].shape))
+    return _refused(
+        f"forward returns {named}a tensor of shape [{', '.join(shape)}] that is kept from call to call and is not a "
+        "buffer, or a view of it: it is a constant of the compiled code, and the caller would get a copy, in which "
+        "later writes do not show",
+        hint="return a copy, `….clone()`; or make it a buffer: register_buffer(name, tensor, persistent=False)",
+        source=line_named(value.meta.get("stack_trace") or ""),
+    )

@@ -25,8 +25,11 @@ from aotc.compiler.capture.lifting.errors import (
     branch_returns_view,
     kind_of,
     reached_outside,
+    returns_constant,
+    returns_frozen,
     unregistered,
     unregistered_adapter_scale,
+    view_of_written,
     without_values,
     writes_to_expanded,
     writes_to_windows,
@@ -37,6 +40,7 @@ from aotc.compiler.capture.lifting.shared_memory import (
     PLAIN,
     base_of,
     form_of,
+    has_elements,
     has_no_gaps,
     is_expanded,
     is_parameters,
@@ -44,8 +48,10 @@ from aotc.compiler.capture.lifting.shared_memory import (
     leaves_gaps,
     share_storage,
     sharing_memory,
+    stops_gradients,
     views_of,
 )
+from aotc.compiler.capture.lifting.views import SizeTexts, strided_view
 from aotc.compiler.explain_failure import SPARSE, line_named
 from aotc.errors import BuildError
 from aotc.models.calls import arguments_of
@@ -117,6 +123,10 @@ class _Lifting:
         self.leaves = leaves
         self.leaf_of = self._leaf_by_placeholder(signature)
         self._tell_equal_sizes(signature)
+        self.size_texts = SizeTexts(signature, self.leaf_of, self.nodes)
+        self.paths = [leaf.path for leaf in signature.leaves]
+        self.replaced: set[fx.Node] = set()
+        """Arguments to which the graph writes only at its end: a view of one has the old values."""
         self.frozen, self.train = frozen, train
         self.state: list[str] = []
         self.arguments: list[Argument] = []
@@ -329,6 +339,7 @@ class _Lifting:
                 continue
             target = self.nodes[spec.target] if spec.target in self.nodes else self._state_node(spec.target)
             if target is not value:
+                self.replaced.add(target)
                 with self.graph.inserting_before(output):
                     self.graph.call_function(torch.ops.aten.copy_.default, (target, value))
         output.args = (tuple(kept),)
@@ -358,7 +369,7 @@ class _Lifting:
                 if base_of(value) in buffers and value is not user.args[0]:
                     with self.graph.inserting_before(assigned[0]):
                         kept = self.graph.call_function(torch.ops.aten.clone.default, (value,))
-                    kept.meta = dict(value.meta)
+                    kept.meta = {**value.meta, "val": value.meta["val"].clone()}  # in memory of its own
                     user.replace_input_with(value, kept)
 
     def _refuse_shared(self, written: Container[str]) -> None:
@@ -404,10 +415,9 @@ class _Lifting:
             )
         form, kept = node.meta.get("val"), self.constants.get(name, "")
         shape = f" of shape {list(form.shape)}" if isinstance(form, Tensor) else ""
-        named = "" if ".lifted_" in f".{kept}" else f"`{kept}`, "  # export's name for a tensor that is not an attribute
         return BuildError(
-            f"forward writes to {named}a tensor{shape} that is kept from call to call and is not a buffer: it would be "
-            "a constant of the compiled code, and writes to it would be lost",
+            f"forward writes to {_attribute_named(kept)}a tensor{shape} that is kept from call to call and is not a "
+            "buffer: it would be a constant of the compiled code, and writes to it would be lost",
             hint="make it a buffer, also where another object holds it: "
             "register_buffer(name, tensor, persistent=False)",
             stage="export",
@@ -453,25 +463,45 @@ class _Lifting:
             if argument.state is None or not self.frozen:
                 self._keep_state(argument)
                 return Output(leaf=argument.leaf, state=argument.state)
-        if (seen := self._seen_whole(value)) is not None:
-            self._keep_state(seen)
-            return Output(leaf=seen.leaf, state=seen.state, view=True)
+        if (view := self._view(value)) is not None:
+            return view
         if value not in computed:
             computed.append(value)
         return Output(index=computed.index(value))
 
-    def _seen_whole(self, value: fx.Node) -> Argument | None:
-        """The argument of which a value is a view that changes nothing, as `detach` gives: a library would return the
-        argument itself. In training it is copied, as a result with a gradient of its own."""
+    def _view(self, value: fx.Node) -> Output | None:
+        """The output for a view of an argument, which is made of the tensor that the caller gave: a library would have
+        a view of what it ran with, which may be a copy, or of values that it writes to it later.
+
+        Raises BuildError for a view of what forward writes to that the record cannot say, and for a tensor that is a
+        constant of the code.
+        """
         base = base_of(value)
+        if base is not None and has_elements(value):
+            if (name := self.frozen_in.get(str(base.target))) is not None:
+                raise returns_frozen(name, value)
+            if (name := self.constants.get(str(base.target))) is not None:
+                raise returns_constant(_attribute_named(name), value)
         argument = self.argument_of.get(base.name) if base is not None else None
-        if base is None or argument is None or self.train or (argument.state is not None and self.frozen):
+        if base is None or argument is None or (argument.state is not None and self.frozen):
             return None
-        if (argument.leaf, argument.state) in self.written:  # the view may be of the old values
+        if base in self.replaced:  # a view of the old values
             return None
         one, other = base.meta["val"], value.meta["val"]
-        forms = [(each.dtype, each.is_conj(), each.is_neg(), each.storage_offset()) for each in (one, other)]
-        return argument if forms[0] == forms[1] and form_of(base) == form_of(value) else None
+        forms = [(each.dtype, each.is_conj(), each.is_neg(), str(each.storage_offset())) for each in (one, other)]
+        tracked = self.train and not any(map(stops_gradients, views_of(value)))
+        if forms[0] == forms[1] and form_of(base) == form_of(value) and not tracked:
+            self._keep_state(argument)
+            return Output(leaf=argument.leaf, state=argument.state, view=True)
+        if (view := strided_view(one, other, self.size_texts, tracked)) is not None:
+            self._keep_state(argument)
+            return Output(leaf=argument.leaf, state=argument.state, view=view)
+        if (argument.leaf, argument.state) in self.written:
+            raise view_of_written(self._told(argument), value)
+        return None
+
+    def _told(self, argument: Argument) -> str:
+        return f"its `{argument.state}`" if argument.leaf is None else f"the input `{self.paths[argument.leaf]}`"
 
     def _size_of_input(self, node: fx.Node) -> Output:
         """The axis of an input whose size the number is. Raises BuildError for any other number."""
@@ -510,6 +540,11 @@ class _Lifting:
             self.arguments.append(argument)
             example = self.tensors[argument.state].detach() if argument.state else self.leaves[argument.leaf or 0]
             self.examples.append(example)
+
+
+def _attribute_named(target: str) -> str:
+    """The beginning of a sentence about a constant: export has names of its own for those that are no attributes."""
+    return "" if ".lifted_" in f".{target}" else f"`{target}`, "
 
 
 def _paths(spec: pytree.TreeSpec) -> tuple[str, ...]:

@@ -75,6 +75,13 @@ def views_of(value: Any) -> Iterator[fx.Node]:
         value = next((each for each in given if storage_of(each) == storage), None)
 
 
+def stops_gradients(view: fx.Node) -> bool:
+    """Whether a view is of a detached tensor, or was made under `torch.no_grad()`, which is a graph of its own."""
+    made_by = view.args[0] if view.target is operator.getitem else view
+    own_graph = isinstance(made_by, fx.Node) and made_by.target is torch.ops.higher_order.wrap_with_set_grad_enabled
+    return own_graph or view.target is torch.ops.aten.detach.default
+
+
 def share_storage(one: Any, other: Any) -> bool:
     """Whether two values of a graph are tensors in one storage."""
     from torch._inductor.fx_utils import get_node_storage as storage_of
@@ -102,6 +109,12 @@ def is_expanded(value: fx.Node) -> bool:
     )
 
 
+def has_elements(value: fx.Node) -> bool:
+    """Whether a value has memory at all; a size of a range counts as one above 0."""
+    tensor = value.meta.get("val")
+    return isinstance(tensor, Tensor) and not any(isinstance(size, int) and size == 0 for size in tensor.shape)
+
+
 def itself(value: Any) -> Any:
     """The node whose tensor an in-place operator returns: `x` for `x.add_(1)`, if shape and strides are the same."""
     while (
@@ -118,6 +131,7 @@ def itself(value: Any) -> Any:
     return value
 
 
-def form_of(node: fx.Node) -> Any:
+def form_of(node: fx.Node) -> tuple[str, str] | None:
+    """Shape and strides as text: to compare symbolic sizes would make torch specialise them."""
     tensor = node.meta.get("val")
-    return (tensor.shape, tensor.stride()) if isinstance(tensor, Tensor) else None
+    return (str(tensor.shape), str(tensor.stride())) if isinstance(tensor, Tensor) else None

@@ -79,20 +79,23 @@ class Release(NamedTuple):
 
 
 def load_release(options: Options, tag: str) -> Release:
-    """Load, and make one call in each bucket: what a first call does is done before a request comes."""
+    """Load, and call each bucket: what a first call does is done before a request comes, and the others are timed."""
     reference = f"{options.model}:{tag}"
     compiled = aotc.load(reference, weights=options.weights / f"{tag}.safetensors", store=options.store)
-    largest = [
-        {dim: size if isinstance(size, int) else size.max for dim, size in variant.bucket.items()}
-        for variant in compiled.artifact.variants
-    ]
-    release = Release(
-        tag, compiled, Buckets([(sizes["batch"], sizes["seq"]) for sizes in largest]), sample_shapes(compiled)
-    )
-    for rows, length in release.buckets.sizes:
-        release.embed([[0] * length] * rows)
-    release.shapes.take()  # these were no requests
-    return release
+    seconds = {}
+    for variant in compiled.artifact.variants:
+        rows, length = (
+            size if isinstance(size, int) else size.max for size in map(variant.bucket.get, ("batch", "seq"))
+        )
+        ids, mask = torch.zeros(rows, length, dtype=torch.int64), torch.ones(rows, length, dtype=torch.bool)
+        seconds[rows, length] = min([timed_call(compiled, ids, mask) for _ in range(3)][1:])
+    return Release(tag, compiled, Buckets(seconds), sample_shapes(compiled))
+
+
+def timed_call(compiled: aotc.Compiled, ids: torch.Tensor, mask: torch.Tensor) -> float:
+    began = time.perf_counter()
+    compiled(ids, mask)[1].tolist()  # which waits for a GPU
+    return time.perf_counter() - began
 
 
 class Service:

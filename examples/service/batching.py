@@ -7,25 +7,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 
 class Buckets:
-    """The compiled sizes, as (rows, length)."""
+    """The compiled sizes, as (rows, length), and what one call of each takes."""
 
-    def __init__(self, sizes: Sequence[tuple[int, int]]) -> None:
-        self.sizes = sorted(sizes, key=lambda size: (size[1], size[0]))
-        self.longest = max(length for _, length in sizes)
+    def __init__(self, seconds: Mapping[tuple[int, int], float]) -> None:
+        self.seconds = dict(seconds)
+        self.longest = max(length for _, length in seconds)
 
     def length_for(self, length: int) -> int:
         """The least compiled length that holds this one. Raises ValueError where none does."""
-        return min(compiled for _, compiled in self.sizes if compiled >= length)
+        return min(compiled for _, compiled in self.seconds if compiled >= length)
 
-    def rows_for(self, rows: int, length: int) -> int:
-        """The least compiled number of rows that holds so many at this compiled length, or the largest."""
-        compiled = sorted(rows for rows, own in self.sizes if own == length)
-        return next((own for own in compiled if own >= rows), compiled[-1])
+    def rows_for(self, waiting: int, length: int) -> int:
+        """The compiled number of rows that answers so many requests of this compiled length in the least time for each.
+
+        On a CPU a call of eight rows takes about eight times as long as one of one row, so that two requests are
+        answered sooner by two calls; on a GPU it takes hardly longer.
+        """
+        rows = [own for own, compiled in self.seconds if compiled == length]
+        return min(rows, key=lambda own: (self.seconds[own, length] / min(own, waiting), -own))
 
     def choose(self, lengths: Sequence[int]) -> list[int]:
         """Which of the waiting requests run next, by index; the first is the oldest, and always runs.
@@ -34,10 +38,9 @@ class Buckets:
         """
         length = self.length_for(lengths[0])
         alike = [n for n, own in enumerate(lengths) if self.length_for(own) == length]
-        chosen = alike[: self.rows_for(len(alike), length)]
-        free = self.rows_for(len(chosen), length) - len(chosen)
+        rows = self.rows_for(len(alike), length)
         shorter = [n for n, own in enumerate(lengths) if self.length_for(own) < length]
-        return [*chosen, *shorter[:free]]
+        return [*alike[:rows], *shorter[: max(0, rows - len(alike))]]
 
 
 class Overloaded(Exception):

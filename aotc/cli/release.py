@@ -101,7 +101,7 @@ def sign(
         print_json({"key": private.public.fingerprint, "signatures": claims})
         return
     for claim in claims:
-        until = f", until {claim.expires}" if claim.expires else ""
+        until = f", until {claim.expires:%FT%TZ}" if claim.expires else ""
         echo(f"signed {claim.name or claim.digest}  {claim.digest}  by {private.public.fingerprint}{until}")
 
 

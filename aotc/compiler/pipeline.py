@@ -55,6 +55,7 @@ from aotc.models.fake_ranks import group_left
 from aotc.store.layout.plans import ShardPlan, put_plan
 from aotc.store.layout.store import Store
 from aotc.store.layout.units import StoredUnits, UnitRecord, use_unit
+from aotc.store.maintenance.gc import remove_work_folders
 
 
 def build(request: BuildRequest, servers: ForkServers, watcher: Watcher | None = None) -> BuildReport:
@@ -79,6 +80,7 @@ def build(request: BuildRequest, servers: ForkServers, watcher: Watcher | None =
         planned, whole = plan_build(request, place, looked, left_out)
     del looked  # the units' processes hold their own modules
     watcher.planned(planned)
+    remove_work_folders()
     known, units = estimate(place.opened(), planned), [plan.unit for plan in planned if plan.cached is None]
     with executor_for(request, units, place, known, servers) as executor:
         with watcher.compiling(planned, executor.parallel, known) as on_event:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -122,9 +123,13 @@ def test_a_build_that_cannot_begin_says_only_why(manifest: Path, tmp_path: Path)
 
 
 def test_a_killed_build_leaves_no_worker_and_no_tag(manifest: Path, tmp_path: Path, temporary: Path) -> None:
-    store = tmp_path / "store"
+    """Its work folder goes with the next build: here, one of an earlier build with this one."""
+    store, earlier = tmp_path / "store", temporary / "aotc-build-killed_1"
+    earlier.mkdir()
+    os.utime(earlier, (0, 0))
     build = start_build(manifest, store, temporary)
     wait_for_line(build, "linear batch=2 ")
+    assert not earlier.exists() and [*temporary.glob("aotc-build-*")]
     wait_for_line(build, "linear batch=2 ")
     assert processes_that_name("aotc.compiler", f"TMPDIR={temporary}")
     build.kill()

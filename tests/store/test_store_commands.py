@@ -155,6 +155,18 @@ def test_a_folder_in_the_place_of_a_remote_is_told_its_url(
     assert hint in ran.stderr
 
 
+def test_a_fetch_that_is_refused_leaves_no_folder(published: Store, tmp_path: Path) -> None:
+    """It would be no store. One that was there stays."""
+    generated = run_aotc("sign", "--generate-key-pair", tmp_path / "cosign", COSIGN_PASSWORD="x")
+    assert generated.returncode == 0, generated.stderr
+    keys, source = {"AOTC_TRUSTED_KEYS": str(tmp_path / "cosign.pub")}, f"file://{published.path}#tiny:v1"
+    (tmp_path / "empty").mkdir()
+    for name in ("new", "empty"):
+        ran = run_aotc("fetch", source, "--store", tmp_path / name, AOTC_CACHE_DIR=str(tmp_path / "cache"), **keys)
+        assert ran.returncode == 2 and "is not signed" in ran.stderr
+    assert not (tmp_path / "new").exists() and (tmp_path / "empty").exists()
+
+
 def test_ls_lists_the_others_where_a_bundle_is_damaged(store: Store, work: Path) -> None:
     for version in (1, 2, 3):
         publish(store, "tiny", f"v{version}", [stored_artifact(store, work, (version,))], created=CREATED)

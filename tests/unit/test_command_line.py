@@ -200,6 +200,26 @@ def test_a_variable_asks_any_process_for_the_log(level: str, shown: set[str]) ->
     assert levels == (shown | {"INFO"} if level == "x" else shown), ran.stderr
 
 
+@pytest.mark.parametrize("level", ["json", "json:debug", "info"])
+def test_the_log_may_be_lines_of_json_and_what_is_json_is_always_a_line_of_its_own(level: str) -> None:
+    script = """import aotc, logging; log = logging.getLogger('aotc'); log.debug('chosen'); log.info('loaded %s', 'it')
+try: 1 / 0
+except ZeroDivisionError: log.exception('failed')
+from aotc.telemetry import log_startup; log_startup({})"""
+    lines = finish(start("-c", script, AOTC_LOG=level)).stderr.splitlines()
+    assert json.loads(lines[-1])["event"] == "aotc.startup" and json.loads(lines[-1])["compilers_imported"] == []
+    if level == "info":
+        assert "INFO aotc: loaded it" in lines[0]
+        return
+    found = [json.loads(line) for line in lines]
+    assert [(one["level"], one.get("message")) for one in found if one["level"] != "INFO" or "message" in one] == [
+        *([("DEBUG", "chosen")] if level == "json:debug" else []),
+        ("INFO", "loaded it"),
+        ("ERROR", "failed"),
+    ]
+    assert "ZeroDivisionError" in found[-2]["exception"] and all(one["time"].endswith("Z") for one in found)
+
+
 def test_picks_fit_a_terminal_of_80_columns(zoo_store: Path) -> None:
     shown = run_here("picks", "frozen", "--store", zoo_store).stdout
     assert " ms  " in shown and max(map(len, shown.splitlines())) <= 80, shown

@@ -200,6 +200,12 @@ def _work_folders(parent: Path, cutoff: float) -> Iterator[Removal]:
                 yield Removal("work folder", str(path), "its build was killed", size)
 
 
+def remove_work_folders() -> None:
+    """Remove what this user's killed builds have left in the temporary folder; a build that runs holds its own."""
+    for one in _work_folders(Path(tempfile.gettempdir()), time.time() - _TICK):
+        shutil.rmtree(one.name, ignore_errors=True)
+
+
 def _sweep(store: Store, freed: Freed, entries: Collection[Descriptor]) -> None:
     """`index.json`, then units, then blobs: a kill in between leaves no name of a removed blob."""
     if entries:

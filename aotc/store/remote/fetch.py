@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from aotc.errors import NotFoundError, ReferenceFormatError
@@ -63,7 +64,7 @@ def fetch(
     store = Store(path)
     remote = RemoteStore(transfer, store.blobs)
     found = remote.resolve(source)
-    with _one_process(store, found, transfer.limits.total):
+    with _leaving_no_folder(path), _one_process(store, found, transfer.limits.total):
         bundle = read_trusted(remote, source, trust)
         chosen = choose(bundle.artifacts, lambda entry: read_artifact(remote, entry))
         documents = [remote.blobs.read(entry.digest, oci.MANIFEST_LIMIT) for entry in chosen]
@@ -88,6 +89,20 @@ def fetch(
         *(done.requests, done.received, 1000 * done.seconds),
     )
     return done
+
+
+@contextmanager
+def _leaving_no_folder(path: Path) -> Iterator[None]:
+    """Where what is asked for is refused, a folder that was not there is not there afterwards: it would be no store."""
+    was_there = path.exists()
+    try:
+        yield
+    except BaseException:
+        if not was_there and not (path / "oci-layout").exists():
+            shutil.rmtree(path / ".aotc", ignore_errors=True)
+            with suppress(OSError):
+                path.rmdir()
+        raise
 
 
 def _one_process(store: Store, bundle: Descriptor, timeout: float) -> AbstractContextManager[None]:

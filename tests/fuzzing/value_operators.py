@@ -132,8 +132,6 @@ OF_TWO: Mapping[str, Function] = {
     "shift_right": lambda x, y: x >> (y & 7),
     "masked_fill_other": lambda x, y: x.masked_fill(y > 0, 5),
     "concatenated": lambda x, y: torch.cat([x * 2, y], -1),
-    "smooth_l1": lambda x, y: F.smooth_l1_loss(x, y, reduction="none"),
-    "huber": lambda x, y: F.huber_loss(x, y, reduction="none"),
 }
 
 ALONG: Mapping[str, Function] = {

@@ -13,21 +13,24 @@ Also the process in which `aotc.record` and `aotc init`, which import no compile
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from aotc.amounts import listed
 from aotc.compiler.capture.ranges.bucket_proposals import sizes_of
 from aotc.compiler.capture.regions.equal_regions import find_regions, regions_of
 from aotc.compiler.capture.regions.suggest_regions import silent, suggest_regions
 from aotc.compiler.explain_failure import explain_failure
 from aotc.compiler.messages import Job, Unit
 from aotc.compiler.unit import capture_unit
+from aotc.compiler.value_trials import Tried, try_values
 from aotc.errors import AotcError, BuildError, EnvironmentMismatchError, ManifestError
 from aotc.expressions import Expression
 from aotc.machine.native import resolve_target
@@ -35,10 +38,13 @@ from aotc.machine.processes import Parent
 from aotc.machine.targets import Target, parse_target
 from aotc.manifest import ModelSpec, read_manifest
 from aotc.manifest.edit import ByRegions, Change, CheckJob, ModelEdit, Problem
+from aotc.manifest.recorded_values import recorded_references
+from aotc.manifest.sizes import distinct_buckets
 from aotc.models.auto_inputs import with_inputs
 from aotc.models.factory import build_module
 from aotc.models.fake_ranks import group_left
-from aotc.records import Bucket, Size, SizeRange, bucket_name, has_range, tuned_dims
+from aotc.models.input_forms import with_inits
+from aotc.records import Bucket, Size, SizeRange, bucket_name, has_range, takes, tuned_dims
 
 MOST_BUCKETS = 8
 """Buckets in the place of one."""
@@ -46,20 +52,25 @@ MOST_TRIES = 24
 """Captures for one bucket of the manifest."""
 
 
-def fix_buckets(spec: ModelSpec, folder: Path) -> ModelEdit:
+def fix_buckets(spec: ModelSpec, folder: Path, so_far: Callable[[ModelEdit], None] = lambda edit: None) -> ModelEdit:
     """Capture every bucket of a model, and find others for those that are refused.
 
     Of a bucket that no other buckets can replace, the error is the `problem`. The other buckets are tried all the same.
+    `so_far` is called after each bucket that is not the last.
 
     Raises ManifestError for a factory that fails.
     """
     changes: list[Change] = []
     problems: list[Problem] = []
-    for bucket in spec.buckets:
+    for number, bucket in enumerate(spec.buckets):
+        if number:
+            so_far(
+                ModelEdit(spec.name, tuple(changes), problems[0] if problems else None, left=len(spec.buckets) - number)
+            )
         with group_left():
             found = _Tries(spec, folder, bucket).changed()
         if isinstance(found, Problem) and found.related and (other := _with_related(spec, *found.related)):
-            edit = fix_buckets(other, folder)
+            edit = fix_buckets(other, folder, so_far)
             return msgspec.structs.replace(edit, related=dict([found.related, *edit.related.items()]))
         if isinstance(found, Problem):
             problems.append(found)
@@ -83,7 +94,7 @@ def _with_related(spec: ModelSpec, dim: str, size: str) -> ModelSpec | None:
 
     def put(form: Any, of_shape: bool = False) -> Any:
         if isinstance(form, Mapping):
-            return {key: put(value, key == "shape") for key, value in form.items()}
+            return {key: put(value, key in ("shape", "randint")) for key, value in form.items()}
         if isinstance(form, list):
             return [put(value, of_shape) for value in form]
         if of_shape and isinstance(form, str):
@@ -229,26 +240,59 @@ def _problem(bucket: Bucket, error: BuildError) -> Problem:
     return Problem(bucket, error.message.removeprefix("export: "), error.hint, source, in_parts, related)
 
 
+class _Values:
+    """A model's spec with what was found of its recorded values, and an edit of that as one of the manifest's."""
+
+    def __init__(self, spec: ModelSpec, tried: Tried) -> None:
+        self.inits, self.changes = tried.inits, tuple(_only_recorded(spec, tried))
+        self.spec = with_inits(spec, tried.inits)
+        by_bucket = {bucket_name(change.bucket): change.instead for change in self.changes}
+        buckets = [by_bucket.get(bucket_name(bucket), (bucket,)) for bucket in spec.buckets]
+        self.spec = msgspec.structs.replace(self.spec, buckets=distinct_buckets(itertools.chain.from_iterable(buckets)))
+
+    def edit(self, found: ModelEdit) -> ModelEdit:
+        return msgspec.structs.replace(found, inits=self.inits, changes=(*self.changes, *found.changes))
+
+
+def _only_recorded(spec: ModelSpec, tried: Tried) -> Iterator[Change]:
+    """For each range, the recorded sizes in it, where the recorded values go with these alone."""
+    for bucket in spec.buckets if tried.fixed else ():
+        sizes = [dims for dims in tried.fixed if all(takes(size, dims[dim]) for dim, size in bucket.items())]
+        if has_range(bucket) and sizes:
+            kept = [leaf.path for leaf, _ in recorded_references(spec) if leaf.path not in tried.inits]
+            named = listed([f"`{path}`" for path in kept], 3)
+            reason = f"the model takes the recorded values of {named} at the recorded sizes only"
+            yield Change(bucket, tuple(dict(dims) for dims in sizes[:MOST_BUCKETS]), (reason,))
+
+
+def _send(parent: Parent, values: _Values, found: ModelEdit) -> None:
+    parent.send(values.edit(found))
+
+
 def main() -> None:
     """Send a `ModelEdit` for each model; and another one where regions help, which are tried when all models have been
     captured, since that takes long."""
     parent = Parent()
     job = parent.job(CheckJob)
     manifest = read_manifest(Path(job.manifest), job.models)
-    refused: list[tuple[ModelSpec, Problem]] = []
+    # All of them before anything is captured: a fork of a process that has threads may wait for one for ever.
+    tried = {spec.name: try_values(spec, manifest.folder) for spec in manifest.models.values() if spec.recorded}
+    refused: list[tuple[ModelSpec, Problem, _Values]] = []
     for spec in manifest.models.values():
+        values = _Values(spec, tried.get(spec.name, Tried()))
         try:
-            full = with_inputs(manifest, spec, build_module(spec, manifest.folder))
-            found = fix_buckets(full, manifest.folder)
+            full = with_inputs(manifest, values.spec, build_module(spec, manifest.folder))
+            found = fix_buckets(full, manifest.folder, functools.partial(_send, parent, values))
         except AotcError as error:
             issue = error.issues[0] if error.issues else None
-            found = ModelEdit(spec.name, problem=Problem({}, issue.message if issue else error.message, error.hint))
-        parent.send(found)
+            problem = Problem({}, issue.message if issue else error.message, error.hint)
+            found = ModelEdit(spec.name, problem=problem)
+        _send(parent, values, found)
         if found.problem is not None and found.problem.in_parts:
-            refused.append((full, found.problem))
-    for spec, problem in refused:
+            refused.append((full, found.problem, values))
+    for spec, problem, values in refused:
         if edit := in_parts(spec, manifest.folder, problem):
-            parent.send(edit)
+            _send(parent, values, edit)
 
 
 if __name__ == "__main__":

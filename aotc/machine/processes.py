@@ -83,6 +83,15 @@ class Child:
         """Wait for its end. "" if all is well, else how it ended."""
         return how_ended(self._process.wait())
 
+    def cpu_seconds(self) -> float:
+        """What its main thread has used; 0 where it has ended, or the system has no /proc."""
+        pid = self._process.pid
+        try:
+            fields = Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return 0.0
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # utime and stime, proc_pid_stat(5)
+
     def kill(self) -> None:
         """End it now, and so its messages."""
         self._process.kill()

@@ -9,7 +9,13 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from aotc.manifest.check_buckets import check_buckets, check_derived_sizes, check_dims_given, check_dims_used
+from aotc.manifest.check_buckets import (
+    check_buckets,
+    check_derived_sizes,
+    check_dims_given,
+    check_dims_used,
+    check_limits,
+)
 from aotc.manifest.check_references import check_factory
 from aotc.manifest.check_tensors import check_tensors
 from aotc.manifest.findings import Findings, did_you_mean
@@ -52,6 +58,7 @@ def _check_model(model: ModelForm) -> ModelSpec | None:
         _check_graph_sizes(model, dims_of(tensors), [bucket for _, bucket in buckets])
     if certain and all(model.sound(key) for key in ("inputs", "buckets", "grid")):
         check_derived_sizes(model, tensors, buckets)
+        check_limits(model, tensors, buckets)
     if model.findings.found:
         return None
     return _spec(model, [bucket for _, bucket in buckets])

@@ -124,6 +124,42 @@ def check_derived_sizes(model: ModelForm, tensors: list[TensorForm], buckets: li
                 )
 
 
+def check_limits(model: ModelForm, tensors: list[TensorForm], buckets: list[tuple[KeyPath, Bucket]]) -> None:
+    """The dims of `randint` must be dims of a shape, and leave an integer between the limits in every bucket."""
+    known = dims_of(tensors)
+    for tensor in tensors:
+        inits = tensor.form.get("init")
+        for init in inits if isinstance(inits, list) else [inits]:
+            match init:
+                case {"randint": [low, high]} if not (isinstance(low, int) and isinstance(high, int)):
+                    path = model.path("inputs", *tensor.keys, "init")
+                    _check_dims_of_limits(model, path, (Expression(str(low)), Expression(str(high))), known, buckets)
+
+
+def _check_dims_of_limits(
+    model: ModelForm,
+    path: KeyPath,
+    limits: tuple[Expression, Expression],
+    known: frozenset[str],
+    buckets: list[tuple[KeyPath, Bucket]],
+) -> None:
+    names = limits[0].names | limits[1].names
+    text = f"randint [{limits[0].text}, {limits[1].text}]"
+    if unknown := sorted(names - known):
+        message = f"{text} names `{unknown[0]}`, which is a dim of no shape"
+        model.report(path, message, hint=did_you_mean(unknown[0], known))
+        return
+    for dims in (dims for _, bucket in buckets for dims in extreme_dims(bucket, names)):
+        try:
+            low, high = (limit.evaluate(dims) for limit in limits)
+        except ZeroDivisionError:
+            low = high = 0
+        if low >= high and all(dims.values()):
+            at = ", ".join(f"{dim}={size}" for dim, size in dims.items())
+            model.report(path, f"{text} holds no integer at {at}", hint="the high end is excluded: write `dim + 1`")
+            return
+
+
 def _impossible_size(expression: Expression, buckets: list[tuple[KeyPath, Bucket]]) -> str:
     if expression.text in expression.names:
         return ""

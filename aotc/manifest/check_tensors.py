@@ -119,8 +119,11 @@ def _check_init(model: ModelForm, keys: KeyPath, form: Mapping[str, Any]) -> Non
 
 def _check_one_init(model: ModelForm, path: KeyPath, name: str, init: Any, dtype: str | None) -> None:
     match init:
-        case {"randint": [low, high]}:
+        case {"randint": [int(low), int(high)]}:
             _check_randint(model, path, low, high, dtype)
+        case {"randint": [*ends]}:
+            for index, end in enumerate(ends):
+                _check_limit(model, (*path, "randint", index), end)
         case {"constant": value} if dtype and (problem := _misfit(value, dtype)):
             model.report(path, f"`{name}` cannot be filled with {describe(value)}: {problem}")
         case "randn" if dtype and not _is_real_or_complex(dtype):
@@ -131,6 +134,13 @@ def _check_one_init(model: ModelForm, path: KeyPath, name: str, init: Any, dtype
                 check_reference(model, path, init)
             else:
                 model.report(path, f"`{init}` names no function", hint="write package.module:function")
+
+
+def _check_limit(model: ModelForm, path: KeyPath, end: int | str) -> None:
+    try:
+        Expression(str(end))
+    except ValueError as error:
+        model.report(path, str(error), hint="write an integer, a dim, or an expression like `2*seq`")
 
 
 def _check_randint(model: ModelForm, path: KeyPath, low: int, high: int, dtype: str | None) -> None:

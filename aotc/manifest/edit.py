@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import yaml
 from aotc.errors import Issue, ManifestError
 from aotc.manifest.read import read_manifest
 from aotc.manifest.sizes import parse_size, size_text
-from aotc.records import Bucket
+from aotc.records import TUPLE, Bucket
 
 WIDTH = 110
 """Columns of a comment."""
@@ -58,14 +59,17 @@ class CheckJob(msgspec.Struct, frozen=True):
 
 
 class ModelEdit(msgspec.Struct, frozen=True):
-    """Of one model: dims that become expressions of others, then the buckets to change, and the first problem that no
-    other sizes help; `regions` may."""
+    """Of one model: the `init`s of inputs that become others, by their paths, dims that become expressions of others,
+    then the buckets to change, and the first problem that no other sizes help; `regions` may. `left`: the buckets that
+    were not looked at."""
 
     model: str
     changes: tuple[Change, ...] = ()
     problem: Problem | None = None
     regions: ByRegions | None = None
     related: dict[str, str] = {}
+    inits: dict[str, Any] = {}
+    left: int = 0
 
 
 def edited(text: str, edits: Sequence[ModelEdit], *, comments: bool = True) -> tuple[str, list[ManifestError]]:
@@ -73,6 +77,8 @@ def edited(text: str, edits: Sequence[ModelEdit], *, comments: bool = True) -> t
     errors: list[ManifestError] = []
     for edit in edits:
         try:
+            for path, init in edit.inits.items():
+                text = with_init(text, edit.model, path, init)
             for dim, size in edit.related.items():
                 text = with_related(text, edit.model, dim, size, comments=comments)
         except ManifestError as error:  # then the buckets are other ones
@@ -127,11 +133,46 @@ def with_related(text: str, model: str, dim: str, size: str, *, comments: bool =
     return with_lines(edited, model, f"the model needs `{dim}` to be `{size}`") if comments else edited
 
 
+def with_init(text: str, model: str, path: str, init: Mapping[str, Any]) -> str:
+    """The manifest with another `randint` or `constant` for an input. Raises ManifestError where its `init` is not
+    written out in the model."""
+    node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
+    for key in ("models", model, "inputs"):
+        node = _child(node, key)
+    ((name, value),) = init.items()
+    written = f"{{{name}: {_flow(value)}}}"
+    for tensor in _tensor_nodes(node, "", path):
+        now = _child(tensor, "init")
+        if now is not None and not _is_shared(text, now) and _is_within(now, tensor):
+            return _apply(text, [(now.start_mark.index, _end(now), written)])
+    raise ManifestError(f"{model} cannot be edited where it stands", hint=f"write `init: {written}` for `{path}`")
+
+
+def _flow(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_flow, value))}]"
+    return value if isinstance(value, str) and value.isidentifier() else json.dumps(value)
+
+
+def _tensor_nodes(node: yaml.Node | None, path: str, wanted: str) -> Iterator[yaml.Node]:
+    """The mappings of the tensor at a path within a model's inputs."""
+    if isinstance(node, yaml.MappingNode):
+        keys = [name.value for name, _ in node.value]
+        if path == wanted and "shape" in keys:
+            yield node
+        for name, value in node.value:
+            inner = path if keys == [TUPLE] and path else f"{path}.{name.value}".lstrip(".")
+            yield from _tensor_nodes(value, inner, wanted)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            yield from _tensor_nodes(item, f"{path}[{index}]", wanted)
+
+
 def _shapes(node: yaml.Node | None) -> Iterator[yaml.SequenceNode]:
-    """The shapes within a model's inputs."""
+    """The shapes within a model's inputs, and the limits of their values."""
     if isinstance(node, yaml.MappingNode):
         for name, value in node.value:
-            if name.value == "shape" and isinstance(value, yaml.SequenceNode):
+            if name.value in ("shape", "randint") and isinstance(value, yaml.SequenceNode):
                 yield value
             else:
                 yield from _shapes(value)

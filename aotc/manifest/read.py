@@ -10,6 +10,7 @@ from aotc.errors import Issue, ManifestError
 from aotc.manifest.check import check_models, sound_parts
 from aotc.manifest.document import read_document
 from aotc.manifest.findings import Findings, did_you_mean
+from aotc.manifest.recorded_values import with_recorded_values
 from aotc.manifest.structure import check_structure
 from aotc.manifest.types import Manifest, ModelSpec
 
@@ -26,6 +27,7 @@ def read_manifest(path: str | os.PathLike[str], only: Collection[str] = ()) -> M
     findings = Findings(str(file), document.lines, document.issues, document.broken)
     check_structure(document.data, findings)
     models = check_models(document.data, findings)
+    models = with_recorded_values(models, file.absolute().parent, findings)
     _check_only(only, _names(document.data), findings)
     if issues := findings.issues:
         raise ManifestError(mistakes_in(file, len(issues)), issues=issues)

@@ -19,6 +19,7 @@ VERSION = 1
 MODEL_NAME = r"^(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9._-]*$(?!\n)"
 IDENTIFIER = r"^[A-Za-z_][A-Za-z0-9_]*$(?!\n)"
 REGION = r"^[^.\s]+(\.[^.\s]+)*$(?!\n)"
+RECORDED = r"^[A-Za-z0-9][A-Za-z0-9._-]*\.safetensors#[A-Za-z0-9][A-Za-z0-9._-]*$(?!\n)"
 FACTORY = r"^[^:]+:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$(?!\n)"
 
 FLOAT_DTYPES = ("float64", "float32", "float16", "bfloat16")
@@ -100,23 +101,32 @@ _SHAPE_ENTRY: Schema = {
 _ONE_INIT: Schema = {
     "if": {"type": "object"},
     "then": _mapping(
-        "{randint: [low, high]} or {constant: value}",
+        "{randint: [low, high]}, {constant: value} or {recorded: FILE.safetensors#NAME}",
         {
             "randint": {
                 "type": "array",
-                "title": "[low, high] of two integers, high excluded",
-                "items": {"type": "integer", "title": "an integer"},
+                "title": "[low, high] of two integers or expressions over dims, high excluded",
+                "items": {
+                    "if": {"type": "string"},
+                    "else": {"type": "integer", "title": "an integer, a dim, or an expression over dims"},
+                },
                 "minItems": 2,
                 "maxItems": 2,
             },
             "constant": {"type": _SCALAR_TYPES, "title": "a number or a bool"},
+            "recorded": {
+                "type": "string",
+                "pattern": RECORDED,
+                "title": "FILE.safetensors#NAME, a file beside the manifest",
+                "description": "Values of recorded calls, as aotc.record keeps them beside the manifest.",
+            },
         },
         minProperties=1,
         maxProperties=1,
     ),
     "else": {
         "type": "string",
-        "title": "an init (randn, ones, zeros, padding, {randint: [low, high]}, {constant: value} or "
+        "title": "an init (randn, ones, zeros, padding, {randint: [low, high]}, {constant: value}, {recorded: …} or "
         "package.module:function)",
         "pattern": "^(randn|ones|zeros|padding|[^:]+:.+)$",
         "examples": list(INITS),

@@ -20,6 +20,15 @@ OutputsSpec = tuple[str, ...] | dict[str, list[str | None]]
 """What is cropped: dims, in every output that carries them; or for each output's path the dim of each axis."""
 
 
+class RecordedCall(Record, frozen=True):
+    """A call that a program made: the shapes of its tensors, and of those whose values were kept the dtypes and the
+    values (little-endian, packed by zlib, in base64), by the inputs' paths. See `aotc.manifest.recorded_values`."""
+
+    shapes: dict[str, list[int]]
+    values: dict[str, str]
+    dtypes: dict[str, str]
+
+
 class ModelSpec(Record, frozen=True):
     """One model of a manifest, with the defaults applied. It is kept in the artifacts' records, so it holds no path of
     this machine, and equal manifests give equal specs whatever their comments and the order of their keys.
@@ -29,7 +38,7 @@ class ModelSpec(Record, frozen=True):
     the paths of submodules that are compiled on their own (see `aotc.models.regions`). `method` is what is called in
     the place of forward. `train`: forward and backward are compiled; `activation_memory` is the share of activations
     that may be kept between the two. `parallel` is a device mesh's dim and its size, where the factory makes one rank's
-    part of the model; else empty.
+    part of the model; else empty. `recorded` are the calls whose values inputs refer to, by the reference.
     """
 
     name: str
@@ -55,6 +64,7 @@ class ModelSpec(Record, frozen=True):
     train: bool = False
     activation_memory: float = 1.0
     parallel: dict[str, int] = msgspec.field(default_factory=dict)
+    recorded: dict[str, tuple[RecordedCall, ...]] = msgspec.field(default_factory=dict)
 
     @property
     def patches_off(self) -> frozenset[str]:

@@ -12,8 +12,9 @@ from typing import Any
 
 import msgspec
 
-from aotc.manifest.inputs import tensors_in
+from aotc.manifest.inputs import leaf_path, tensors_in
 from aotc.manifest.types import KeyPath, ModelSpec
+from aotc.records import TUPLE
 
 MASK = "attention_mask"
 """The end of the names of masks that libraries leave out where they mask nothing."""
@@ -27,6 +28,21 @@ def input_forms(spec: ModelSpec) -> list[ModelSpec]:
         msgspec.structs.replace(spec, inputs=_filled(spec.inputs, (), dict(zip(several, chosen, strict=True))))
         for chosen in itertools.product(*several.values())
     ]
+
+
+def with_inits(spec: ModelSpec, inits: Mapping[str, Any]) -> ModelSpec:
+    """The spec with other `init`s of these inputs, by their paths."""
+    paths = {keys: _path_of(keys) for keys, _ in tensors_in(spec.inputs)}
+    by_keys = {keys: inits[path] for keys, path in paths.items() if path in inits}
+    return msgspec.structs.replace(spec, inputs=_filled(spec.inputs, (), by_keys))
+
+
+def _path_of(keys: KeyPath) -> str:
+    """The path of an input, in which a tuple has no key of its own."""
+    own = [
+        key for key, after in zip(keys, (*keys[1:], ""), strict=True) if not (key == TUPLE and isinstance(after, int))
+    ]
+    return leaf_path(tuple(own))
 
 
 def _inits(spec: ModelSpec, keys: KeyPath, form: Mapping[str, Any]) -> Sequence[Any]:

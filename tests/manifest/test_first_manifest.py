@@ -102,7 +102,7 @@ def test_a_call_becomes_a_manifest_that_builds(folder: Path) -> None:
     spec = manifest.models["net"]
     assert spec.buckets == ({"batch": 2, "seq": 4},) and spec.dtype == "float32"
     assert spec.inputs == {
-        "input_ids": {"shape": ["batch", "seq"], "dtype": "int64", "init": {"randint": [0, 42]}},
+        "input_ids": {"shape": ["batch", "seq"], "dtype": "int64", "init": {"recorded": "net.values.safetensors#net"}},
         "mask": {"shape": ["batch", "seq"], "dtype": "int64", "init": "ones"},
         "images": {"shape": ["batch", 3, 6, 6], "dtype": "float32", "layout": "channels_last"},
         "extra": {"on": True, "at": [{"shape": ["batch"], "dtype": "bool", "init": "zeros"}]},
@@ -111,13 +111,14 @@ def test_a_call_becomes_a_manifest_that_builds(folder: Path) -> None:
 
 
 def test_the_same_call_gives_the_same_manifest_each_time(folder: Path) -> None:
-    """The range of token ids is read from the example, which is often random."""
+    """The token ids are those of the example, which are often random."""
     texts = []
     for name in ("one", "two"):
         torch.rand(len(texts) + 1)  # another state of the random numbers
         text = write_first_manifest(folder / f"{name}.yaml", "nets.py:Net", "nets.py:of_random_numbers", {})
-        texts.append(text.replace(f"{name}.yaml", "manifest.yaml"))
-    assert texts[0] == texts[1] and "randint" in texts[0]
+        values = (folder / f"{name}.values.safetensors").read_bytes()
+        texts.append((text.replace(f"{name}.", "manifest."), values))
+    assert texts[0] == texts[1] and "recorded" in texts[0][0]
 
 
 def test_a_file_is_not_overwritten(folder: Path) -> None:

@@ -245,7 +245,7 @@ def test_anchors_and_merges_are_plain_yaml(tmp_path: Path) -> None:
 def test_the_schema_is_a_valid_json_schema_and_describes_every_key_of_a_model() -> None:
     Draft202012Validator.check_schema(SCHEMA)
     model = SCHEMA["properties"]["models"]["additionalProperties"]["properties"]
-    assert set(model) - {"grid", "outputs"} == set(ModelSpec.__struct_fields__) - {"name", "crop"}
+    assert set(model) - {"grid", "outputs"} == set(ModelSpec.__struct_fields__) - {"name", "crop", "recorded"}
     assert all(schema.get("title") or schema.get("description") for schema in model.values())
 
 

@@ -64,6 +64,7 @@ def model_factors(spec: ModelSpec, module: nn.Module, sources: Mapping[str, str]
     # no tuples, so that these factors equal those read back from a store.
     fields = (name for name in spec.__struct_fields__ if name not in OTHER_UNITS)
     manifest = {name: msgspec.json.decode(msgspec.json.encode(getattr(spec, name))) for name in fields}
+    manifest["recorded"] = sha256_json(spec.recorded) if spec.recorded else ""
     return {
         "manifest": manifest,
         "sources": dict(sources),
@@ -168,7 +169,7 @@ _BUILDERS = (
     *(f"{name}.py" for name in ("adapters", "constants", "expressions", "picks", "syntax")),
     "reads/*",
     "machine/*",
-    *(f"manifest/{name}.py" for name in ("inputs", "sizes")),
+    *(f"manifest/{name}.py" for name in ("inputs", "recorded_values", "sizes")),
     *(
         f"models/{name}.py"
         for name in (

@@ -19,11 +19,16 @@ from aotc.machine.processes import Child, child_environment, last_lines
 from aotc.manifest.edit import Change, CheckJob, ModelEdit, Problem, edited, rewrite, with_lines
 from aotc.reads.tensors import plain_state
 from aotc.records import Bucket, Dims, takes
+from aotc.tools.recording.values_file import keep_used_values
 
 _log = logging.getLogger("aotc")
 
 SECONDS = 60.0
-"""For all models of a manifest, with the import of torch's compiler."""
+"""Of CPU time of the thread that captures, for all models of a manifest, with the import of torch's compiler: on a busy
+machine it is as much as on a quiet one."""
+
+WAITING = 10
+"""How many times as long the check may take, whatever it waits for."""
 
 MOST_BYTES = 2 << 30
 """Parameters and buffers of a model that is made a second time for the check."""
@@ -38,8 +43,8 @@ def check_written(path: Path, models: Mapping[str, Sequence[Dims]], seconds: flo
     """Capture these models of the manifest in another process, and write what it found: other buckets, regions, or why
     a model cannot be captured. `models` have the sizes that their buckets must take.
 
-    The manifest stays as it was for a model that is not checked within `seconds`, which is logged as a warning, as are
-    the problems.
+    Recorded values that the model can do without are removed. What is not checked within `seconds` of CPU time stays as
+    it was, which is logged as a warning, as are the problems.
     """
     text = path.read_text()
     checked = {edit.model: edit for edit in _edits(path, list(models), seconds)}
@@ -49,14 +54,19 @@ def check_written(path: Path, models: Mapping[str, Sequence[Dims]], seconds: flo
         rewrite(path, text)
     except ManifestError as error:  # a setting of the manifest that does not go with what was found
         _log.warning("%s stays as it was recorded: %s", path, error)
-    if left := [name for name in models if name not in checked]:
-        told = "%s: not checked in %.0f s: %s; `aotc build --fix-buckets` checks"
+    keep_used_values(path)
+    left = [name for name in models if name not in checked]
+    left += [f"{edit.left} buckets of {name}" for name, edit in checked.items() if edit.left]
+    if left:
+        told = (
+            "%s: not checked in %.0f s of CPU time: %s; what was found is written, `aotc build --fix-buckets` goes on"
+        )
         _log.warning(told, path, seconds, listed(left, 3))
 
 
 def _edits(path: Path, models: Collection[str], seconds: float) -> Iterator[ModelEdit]:
-    """What the process finds in so many seconds; of a model, the last is the best."""
-    ends = time.monotonic() + seconds
+    """What the process finds in so many seconds of CPU time; of a model, the last is the best."""
+    over = threading.Event()
     with tempfile.TemporaryDirectory(prefix="aotc-check-") as work:
         folder, job = Path(work), CheckJob(str(path), tuple(models))
         environment = child_environment()
@@ -64,16 +74,26 @@ def _edits(path: Path, models: Collection[str], seconds: float) -> Iterator[Mode
             (folder / "log").open("wb") as log,
             Child("aotc.compiler.fix_buckets", job, folder, environment, log=log) as child,
         ):
-            killer = threading.Timer(seconds, child.kill)
-            killer.start()
+            done = threading.Event()
+            threading.Thread(target=_end_in_time, args=(child, seconds, done, over), daemon=True).start()
             try:
                 yield from child.messages(ModelEdit)
                 ended = child.ended()
             finally:
-                killer.cancel()
-        if ended and time.monotonic() < ends:
+                done.set()
+        if ended and not over.is_set():
             last = last_lines(folder / "log", 1)
             _log.warning("%s: the check of the manifest failed: %s", path, *last or [ended])
+
+
+def _end_in_time(child: Child, seconds: float, done: threading.Event, over: threading.Event) -> None:
+    """Kill the child when it has used its CPU time, or waited long."""
+    ends = time.monotonic() + WAITING * seconds
+    while not done.wait(min(1.0, seconds / 10)):
+        if child.cpu_seconds() >= seconds or time.monotonic() >= ends:
+            over.set()
+            child.kill()
+            return
 
 
 def _mended(text: str, path: Path, edit: ModelEdit, sizes: Sequence[Dims]) -> str:

@@ -22,7 +22,8 @@ from aotc.models.casting import changed_by_cast
 from aotc.models.factory import build_module, build_modules, import_object
 from aotc.reads.tensors import dtype_name
 from aotc.tools.recording.check_written import check_written, is_small
-from aotc.tools.recording.seen_calls import bound_arguments, inputs_of_calls, left_out_arguments, look_at
+from aotc.tools.recording.seen_calls import Seen, bound_arguments, inputs_of_calls, left_out_arguments, look_at
+from aotc.tools.recording.values_file import values_file, write_values
 
 
 def write_first_manifest(
@@ -55,7 +56,8 @@ def write_first_manifest(
     torch.manual_seed(0)
     random.seed(0)
     module = build_module(spec, folder)
-    inputs, buckets, left_out = _inputs_of(module, call, folder)
+    values = values_file(output.absolute())
+    inputs, buckets, left_out, calls = _inputs_of(module, call, folder, f"{values.name}#{spec.name}")
     sizes = buckets[0]
     guessed = call is not None or hasattr(module, "example_inputs")
     text = _text(spec, module, inputs, sizes, left_out, output.name, guessed)
@@ -63,9 +65,13 @@ def write_first_manifest(
     with writing(output):
         folder.mkdir(parents=True, exist_ok=True)
         unfinished.write_text(text)
+        write_values(values, {spec.name: (inputs, calls)})
     try:
         build_modules(read_manifest(unfinished))
         unfinished.rename(output)
+    except BaseException:
+        values.unlink(missing_ok=True)
+        raise
     finally:
         unfinished.unlink(missing_ok=True)
     if check and is_small(module):
@@ -94,9 +100,10 @@ def _model_name(factory: str) -> str:
 
 
 def _inputs_of(
-    module: nn.Module, call: str | None, folder: Path
-) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
-    """The inputs in a manifest's form, a bucket with a size for each dim, and the arguments that need not be inputs."""
+    module: nn.Module, call: str | None, folder: Path, reference: str
+) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any], list[dict[str, Seen]]]:
+    """The inputs in a manifest's form, a bucket with a size for each dim, the arguments that need not be inputs, and
+    the example call, if there is one, to whose values `reference` refers."""
     if call is not None:
         function = import_object(call, folder)
         try:
@@ -115,11 +122,12 @@ def _inputs_of(
                 f"or give {type(module).__name__} a method `example_inputs()` that returns them"
             )
             raise ManifestError(f"there is no example call: {error.message}", hint=hint) from None
-        return inputs, [{dim: size for dim, size in _AUTO_SIZES.items() if f'"{dim}"' in json.dumps(inputs)}], {}
+        return inputs, [{dim: size for dim, size in _AUTO_SIZES.items() if f'"{dim}"' in json.dumps(inputs)}], {}, []
     args, kwargs = _arguments(given)
-    seen = {name: look_at(value, name) for name, value in bound_arguments(module, args, kwargs).items()}
-    inputs, buckets, _ = inputs_of_calls([seen])
-    return inputs, buckets, left_out_arguments(module, args, kwargs)
+    given = bound_arguments(module, args, kwargs)
+    seen = {name: look_at(value, name, values=True) for name, value in given.items()}
+    inputs, buckets, _ = inputs_of_calls([seen], reference)
+    return inputs, buckets, left_out_arguments(module, args, kwargs), [seen]
 
 
 _AUTO_SIZES = {"batch": 1, "seq": 128, "decoder_seq": 32, "samples": 16_000}
@@ -161,8 +169,7 @@ def _text(
     if left_out:
         lines.append("      # arguments of the example that are None or forward's default, and need not be inputs:")
         lines += [f"      # {name}: {_constant(value)}" for name, value in left_out.items()]
-    if guessed and "randint" in json.dumps(inputs):
-        lines.append("      # randint: as far as the example's values; use the whole range, such as the vocabulary")
+    lines += integers_comment(inputs) if guessed else []
     if sizes:
         ranged = {name: f"[2, {max(size, 2) * 4}]" if name != "batch" else size for name, size in sizes.items()}
         other = ", ".join(f"{name}: {size}" for name, size in ranged.items())
@@ -173,6 +180,14 @@ def _text(
             *([f"      # - {{{other}}}   # every length, with dynamic shapes"] if len(sizes) > 1 else []),
         ]
     return "\n".join(lines) + "\n"
+
+
+def integers_comment(inputs: Mapping[str, Any]) -> list[str]:
+    """What to know of integers that are drawn as far as those of calls, or are those of calls."""
+    if "'recorded'" not in str(inputs) and "'randint'" not in str(inputs):
+        return []
+    told = "integers as in the calls: recorded, or randint as far as they went"
+    return [f"      # {told}; where any will do, write the whole range, such as the vocabulary"]
 
 
 def model_lines(spec: ModelSpec, module: nn.Module, inputs: Mapping[str, Any], comment: str = "") -> list[str]:

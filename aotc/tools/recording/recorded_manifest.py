@@ -6,6 +6,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,23 +18,61 @@ from aotc.manifest.schema import MODEL_NAME
 from aotc.manifest.types import ModelSpec
 from aotc.records import Dims
 from aotc.tools.recording.check_written import is_small
-from aotc.tools.recording.first_manifest import model_lines, to_yaml, writing
+from aotc.tools.recording.first_manifest import integers_comment, model_lines, to_yaml, writing
 from aotc.tools.recording.module_factories import Made, factory_of
-from aotc.tools.recording.seen_calls import InputsOfCalls, Seen, bound_arguments, inputs_of_calls, kind_of_call, look_at
+from aotc.tools.recording.seen_calls import (
+    InputsOfCalls,
+    Seen,
+    bound_arguments,
+    inputs_of_calls,
+    kind_of_call,
+    look_at,
+    sizes_of_call,
+    without_values,
+)
+from aotc.tools.recording.values_file import MOST_BYTES, MOST_CALLS, bytes_of, values_file, write_values
 
 _log = logging.getLogger("aotc")
 
 MOST_KINDS = 8
 
 
+@dataclass
+class _Kind:
+    """Calls that one model of a manifest can take. The first of equal sizes keeps the values of small integers."""
+
+    calls: list[dict[str, Seen]] = field(default_factory=list)
+    sizes: set[object] = field(default_factory=set)
+    kept: list[int] = field(default_factory=list)
+    nbytes: int = 0
+
+    def add(self, call: dict[str, Seen]) -> None:
+        if (sizes := sizes_of_call(call)) in self.sizes:
+            self.calls.append(without_values(call))
+            return
+        self.sizes.add(sizes)
+        self.kept.append(len(self.calls))
+        self.nbytes += bytes_of(call)
+        self.calls.append(call)
+        if len(self.kept) > MOST_CALLS or self.nbytes > MOST_BYTES:
+            self._thin_out()
+
+    def _thin_out(self) -> None:
+        """Drop the values of every second call, but for the first and the last one's."""
+        for number in self.kept[1:-1:2]:
+            self.nbytes -= bytes_of(self.calls[number])
+            self.calls[number] = without_values(self.calls[number])
+        self.kept = [*self.kept[:-1:2], self.kept[-1]]
+
+
 class _Recorded(NamedTuple):
     module: nn.Module
     method: str
-    kinds: dict[object, list[dict[str, Seen]]]
+    kinds: dict[object, _Kind]
 
 
 class Calls:
-    """The calls that were recorded, without the values of their tensors; `issues` are of those that could not be."""
+    """The calls that were recorded, with values of small integers alone; `issues` are of those that could not be."""
 
     def __init__(self) -> None:
         self.of: dict[str, _Recorded] = {}
@@ -49,7 +88,8 @@ class Calls:
     ) -> Callable[[], None]:
         """Look at the arguments now, before the module may write to them; they are kept when the result is called."""
         try:
-            call = {key: look_at(value, key) for key, value in bound_arguments(module, args, kwargs, method).items()}
+            given = bound_arguments(module, args, kwargs, method)
+            call = {key: look_at(value, key, values=True) for key, value in given.items()}
         except ManifestError as error:
             issue = Issue(error.message, where=name, hint=error.hint)
             return lambda: self.issues.update({issue: None})
@@ -57,7 +97,7 @@ class Calls:
         def keep() -> None:
             with self._adding:
                 kinds = self.of.setdefault(name, _Recorded(module, method.__name__ if method else "", {})).kinds
-                kinds.setdefault(kind_of_call(call), []).append(call)
+                kinds.setdefault(kind_of_call(call), _Kind()).add(call)
 
         return keep
 
@@ -66,6 +106,7 @@ def write_recorded(output: Path, calls: Calls, factories: Mapping[str, Any]) -> 
     """Write the manifest, which is read back. Adds to the issues of `calls`. Returns the models that can be checked by
     making them again, each with the sizes of its calls. Raises ManifestError."""
     check_path(output.absolute())
+    values, with_values = values_file(output), {}
     lines: list[str] = []
     to_check: dict[str, list[Dims]] = {}
     for name, (module, method, kinds) in calls.of.items():
@@ -78,23 +119,28 @@ def write_recorded(output: Path, calls: Calls, factories: Mapping[str, Any]) -> 
             )
             calls.issues[issue] = None
         made = _factory(name, module, factories, output)
-        for number, recorded in enumerate(list(kinds.values())[:MOST_KINDS]):
-            shown = _shown(f"{name}-{number + 1}" if number else name)
-            of_calls = inputs_of_calls(recorded)
+        for number, kind in enumerate(list(kinds.values())[:MOST_KINDS]):
+            recorded, shown = kind.calls, _shown(f"{name}-{number + 1}" if number else name)
+            of_calls = inputs_of_calls(recorded, f"{values.name}#{shown}")
+            with_values[shown] = of_calls.inputs, recorded
             lines += _lines(shown, module, method, made, len(recorded), of_calls)
             if not made.comment and is_small(module):
                 to_check[shown] = of_calls.sizes
     if not lines:
         return {}
-    count = sum(len(recorded) for _, _, kinds in calls.of.values() for recorded in kinds.values())
+    count = sum(len(kind.calls) for _, _, kinds in calls.of.values() for kind in kinds.values())
     head = f"# By `aotc.record`, from {count} calls. Edit it, then:  aotc build {output.name}"
     unfinished = output.with_name(f".{output.name}.recorded.tmp.yaml")
     with writing(output):
         output.parent.mkdir(parents=True, exist_ok=True)
         unfinished.write_text("\n".join([head, "version: 1", "models:", *lines]) + "\n")
+        write_values(values, with_values)
         try:
             read_manifest(unfinished)
             unfinished.rename(output)
+        except BaseException:
+            values.unlink(missing_ok=True)
+            raise
         finally:
             unfinished.unlink(missing_ok=True)
     return to_check
@@ -123,10 +169,7 @@ def _lines(name: str, module: nn.Module, method: str, made: Made, count: int, ca
     lines = model_lines(spec, module, inputs, "1 call" if count == 1 else f"{count} calls")
     if made.comment:
         lines[1] += f" # {made.comment}"
-    if any("randint" in str(form) for form in inputs.values()):
-        lines.append(
-            "      # randint: as far as the values that were seen; use the whole range, such as the vocabulary"
-        )
+    lines += integers_comment(inputs)
     if buckets != [{}]:
         lines += ["    buckets:", *(f"      - {to_yaml(bucket)}" for bucket in buckets)]
     return lines

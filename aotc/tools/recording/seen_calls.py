@@ -27,10 +27,17 @@ Buckets = list[dict[str, Any]]
 
 MOST_BUCKETS = 8
 
+MOST_COORDINATES = 4
+"""Columns of integers that are places or pairs, as of edges, and not tokens."""
+
+MOST_ELEMENTS = 1 << 16
+"""Of a tensor of integers whose values are kept: ids, masks, edges, grids, and no images."""
+
 
 class SeenTensor(NamedTuple):
     """What a manifest says of a tensor; `low` and `high` are its least and greatest value, if it holds integers.
-    `requires_grad` is looked at only where gradients are asked for."""
+    `requires_grad` is looked at only where gradients are asked for, and `values` are kept where these are: of integers
+    that are few, on the CPU."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -38,18 +45,22 @@ class SeenTensor(NamedTuple):
     high: int | None = None
     layout: str | None = None
     requires_grad: bool = False
+    values: Tensor | None = None
 
     @property
     def is_integral(self) -> bool:
         return self.dtype == "bool" or "int" in self.dtype
 
-    def form(self, shape: Sequence[int | str]) -> dict[str, Any]:
+    def form(self, shape: Sequence[int | str], reference: str = "") -> dict[str, Any]:
+        """As a manifest writes it; `reference` is that of recorded values."""
         form: dict[str, Any] = {"shape": list(shape), "dtype": self.dtype}
         if self.low is not None and self.high is not None:
             if self.low == self.high in (0, 1):
                 form["init"] = "ones" if self.high else "zeros"
             elif self.low == self.high and math.prod(self.shape) > 1:  # one element, as a next token, may be any other
                 form["init"] = {"constant": self.high}
+            elif reference and self.values is not None:
+                form["init"] = {"recorded": reference}
             else:
                 form["init"] = {"randint": [min(self.low, 0), self.high + 1]}
         if self.layout:
@@ -98,23 +109,26 @@ def _is_default(argument: Argument) -> bool:
     return value is None or (not isinstance(value, Tensor | Mapping | list | tuple) and value == argument.default)
 
 
-def look_at(value: Any, path: str, gradients: bool = False, device: torch.device | None = None) -> Seen:
-    """An argument without its values; with `gradients`, which tensors require them. Raises ManifestError for what a
-    manifest cannot hold, as a tensor that is not on the module's `device`."""
+def look_at(
+    value: Any, path: str, gradients: bool = False, device: torch.device | None = None, values: bool = False
+) -> Seen:
+    """An argument without its values; with `values`, those of small tensors of integers are kept. With `gradients`,
+    which tensors require them. Raises ManifestError for what a manifest cannot hold, as a tensor that is not on the
+    module's `device`."""
     if isinstance(value, Tensor):
         if device is not None and value.device != device:
             raise ManifestError(
                 f"`{path}` is on the device {value.device}, and the module on {device}",
                 hint=f"pass it on the module's device, as all that a manifest says lies there: .to({str(device)!r})",
             )
-        return _look_at_tensor(value, path, gradients)
+        return _look_at_tensor(value, path, gradients, values)
     if isinstance(value, Mapping):
         if other := [key for key in value if not isinstance(key, str)]:
             raise ManifestError(
                 f"`{path}` is a dict with the key {other[0]!r}, and a manifest's keys are strings",
                 hint="let forward take a dict with strings as keys, or a list",
             )
-        seen = {key: look_at(item, f"{path}.{key}", gradients, device) for key, item in value.items()}
+        seen = {key: look_at(item, f"{path}.{key}", gradients, device, values) for key, item in value.items()}
         if is_tensor(seen) or is_tuple(seen):
             said = "of the key `tuple`" if is_tuple(seen) else "with a key `shape`, `dtype` or `init`"
             raise ManifestError(
@@ -123,7 +137,7 @@ def look_at(value: Any, path: str, gradients: bool = False, device: torch.device
             )
         return seen
     if isinstance(value, list) or type(value) in (tuple, torch.Size):
-        items = [look_at(item, f"{path}[{index}]", gradients, device) for index, item in enumerate(value)]
+        items = [look_at(item, f"{path}[{index}]", gradients, device, values) for index, item in enumerate(value)]
         return items if isinstance(value, list) else tuple(items)
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -136,17 +150,19 @@ def look_at(value: Any, path: str, gradients: bool = False, device: torch.device
     )
 
 
-def _look_at_tensor(tensor: Tensor, path: str, gradients: bool) -> SeenTensor:
+def _look_at_tensor(tensor: Tensor, path: str, gradients: bool, values: bool) -> SeenTensor:
     dtype = dtype_name(tensor.dtype)
     if dtype not in DTYPES:
         message = f"`{path}` is a tensor of {dtype}, which a manifest cannot hold"
         raise ManifestError(message, hint=f"it holds {', '.join(DTYPES)}")
-    low = high = layout = None
+    low = high = layout = kept = None
     if tensor.numel() and not (tensor.is_floating_point() or tensor.is_complex()):
         low, high = int(tensor.min()), int(tensor.max())
+        if values and tensor.numel() <= MOST_ELEMENTS:
+            kept = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
     if tensor.dim() == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last):
         layout = "channels_last"
-    return SeenTensor(tuple(tensor.shape), dtype, low, high, layout, gradients and tensor.requires_grad)
+    return SeenTensor(tuple(tensor.shape), dtype, low, high, layout, gradients and tensor.requires_grad, kept)
 
 
 def kind_of_call(seen: Seen) -> object:
@@ -165,6 +181,28 @@ def sizes_of_call(seen: Mapping[str, Seen]) -> tuple[tuple[int, ...], ...]:
     return tuple(tensor.shape for tensor in _tensors(seen))
 
 
+def tensors_by_path(seen: Seen, path: str = "") -> dict[str, SeenTensor]:
+    """The tensors of an argument, or of a mapping of arguments, by their paths: `ids`, `batch.ids[0]`."""
+    if isinstance(seen, SeenTensor):
+        return {path: seen}
+    if isinstance(seen, Mapping):
+        parts = ((f"{path}.{key}" if path else key, item) for key, item in seen.items())
+    elif isinstance(seen, list | tuple):
+        parts = ((f"{path}[{index}]", item) for index, item in enumerate(seen))
+    else:
+        return {}
+    return {name: tensor for part, item in parts for name, tensor in tensors_by_path(item, part).items()}
+
+
+def without_values(seen: Seen) -> Seen:
+    """What was seen, and no values of tensors."""
+    if isinstance(seen, SeenTensor):
+        return seen._replace(values=None)
+    if isinstance(seen, Mapping):
+        return {key: without_values(item) for key, item in seen.items()}
+    return type(seen)(map(without_values, seen)) if isinstance(seen, list | tuple) else seen
+
+
 class InputsOfCalls(NamedTuple):
     """The inputs and the buckets in a manifest's form, and the sizes of the dims in each call."""
 
@@ -173,12 +211,12 @@ class InputsOfCalls(NamedTuple):
     sizes: list[Dims]
 
 
-def inputs_of_calls(calls: Sequence[Mapping[str, Seen]]) -> InputsOfCalls:
-    """What a manifest says of calls of one kind.
+def inputs_of_calls(calls: Sequence[Mapping[str, Seen]], reference: str = "") -> InputsOfCalls:
+    """What a manifest says of calls of one kind. Integers whose values were kept are said to be in `reference`.
 
     A size that varies is a dim, the same one wherever the sizes of all calls are the same, or an expression of dims:
-    `2*seq`, `seq + 1`, `seq + seq2`. Batches and images get a
-    bucket for each size, lengths a range. Where no size varies, dims are guessed, and the bucket has the sizes seen.
+    `2*seq`, `seq + 1`, `seq + seq2`. Batches and images get a bucket for each size; lengths, `seq` and of a first axis
+    `length`, a range. Where no size varies, dims are guessed, and the bucket has the sizes seen.
     """
     tensors = [list(_tensors(call)) for call in calls]
     sizes = [list(zip(*(one.shape for one in each), strict=True)) for each in zip(*tensors, strict=True)]
@@ -187,13 +225,33 @@ def inputs_of_calls(calls: Sequence[Mapping[str, Seen]]) -> InputsOfCalls:
         dims.guess(tensors[0])
         named = [[dims.names.get((axis, sizes), sizes[0]) for axis, sizes in enumerate(axes)] for axes in sizes]
     else:
-        is_batched = len({axes[0] for axes in sizes if axes}) == 1
-        named = [[dims.entry(axis, axes, is_batched) for axis in range(len(axes))] for axes in sizes]
+        batches = _batches([each[0] for each in zip(*tensors, strict=True)], sizes)
+        named = [[dims.entry(axis, axes, batches) for axis in range(len(axes))] for axes in sizes]
     shapes = iter(named)
     merged = (_merged(each) for each in zip(*tensors, strict=True))
-    inputs = {name: _form(seen, shapes, merged) for name, seen in calls[0].items()}
+    inputs = {name: _form(seen, shapes, merged, reference) for name, seen in calls[0].items()}
     each = [{name: sizes[call] for name, sizes in dims.sizes.items()} for call in range(len(calls))]
     return InputsOfCalls(inputs, dims.buckets(), each)
+
+
+class Batches(NamedTuple):
+    """Sizes of first axes that are batches; `of_all`: every tensor that has axes begins with the one."""
+
+    sizes: set[tuple[int, ...]]
+    of_all: bool
+
+
+def _batches(tensors: Sequence[SeenTensor], sizes: Sequence[Sequence[tuple[int, ...]]]) -> Batches:
+    """Which first axes are batches: the one that all tensors have in common; else those of tensors with three axes or
+    more, and of token ids or masks. Others are lengths: nodes of a graph, the tokens of a caption in a list."""
+    if len({axes[0] for axes in sizes if axes}) == 1:
+        return Batches({axes[0] for axes in sizes if axes}, True)
+    found = set()
+    for tensor, axes in zip(tensors, sizes, strict=True):
+        is_tokens = len(axes) == 2 and tensor.is_integral and max(axes[1]) > MOST_COORDINATES
+        if len(axes) > 2 or is_tokens:
+            found.add(axes[0])
+    return Batches(found, False)
 
 
 class _Dims:
@@ -222,12 +280,14 @@ class _Dims:
         self.sizes[name] = (size,) * self.count
         self.names[axis, self.sizes[name]] = name
 
-    def entry(self, axis: int, axes: Sequence[tuple[int, ...]], is_batched: bool) -> int | str:
+    def entry(self, axis: int, axes: Sequence[tuple[int, ...]], batches: Batches) -> int | str:
         """What stands in a shape for this axis, of which the sizes in each call are `axes[axis]`."""
         sizes, rank = axes[axis], len(axes)
-        if len(set(sizes)) == 1 and not (axis == 0 and is_batched):
+        if len(set(sizes)) == 1 and not (axis == 0 and batches.of_all):
             return sizes[0]
-        base = "batch" if axis == 0 else {rank - 2: "height", rank - 1: "width"}.get(axis, "seq") if rank > 3 else "seq"
+        base = {rank - 2: "height", rank - 1: "width"}.get(axis, "seq") if rank > 3 else "seq"
+        if axis == 0:
+            base = "batch" if sizes in batches.sizes else "length"
         alike = [name for name, known in self.sizes.items() if known == sizes]
         if alike and {base, alike[0].rstrip("0123456789")} != {"height", "width"}:
             return alike[0]
@@ -249,7 +309,7 @@ class _Dims:
         return name
 
     def buckets(self) -> Buckets:
-        ranged = {name for name in self.sizes if name.startswith("seq")}
+        ranged = {name for name in self.sizes if name.startswith(("seq", "length"))}
         fixed = [name for name in self.sizes if name not in ranged]
         combinations = list(dict.fromkeys(zip(*(self.sizes[name] for name in fixed), strict=True))) if fixed else [()]
         if len(combinations) > MOST_BUCKETS:
@@ -293,16 +353,17 @@ def _merged(tensors: Sequence[SeenTensor]) -> SeenTensor:
         min((v for v in lows if v is not None), default=None),
         max((v for v in highs if v is not None), default=None),
     )
-    return tensors[0]._replace(low=low, high=high)
+    kept = next((one.values for one in tensors if one.values is not None), None)
+    return tensors[0]._replace(low=low, high=high, values=kept)
 
 
-def _form(seen: Seen, shapes: Iterator[Sequence[int | str]], merged: Iterator[SeenTensor]) -> Any:
+def _form(seen: Seen, shapes: Iterator[Sequence[int | str]], merged: Iterator[SeenTensor], reference: str) -> Any:
     """A value as the manifest writes it, with the next shape for each tensor."""
     if isinstance(seen, SeenTensor):
-        return next(merged).form(next(shapes))
+        return next(merged).form(next(shapes), reference)
     if isinstance(seen, Mapping):
-        return {key: _form(item, shapes, merged) for key, item in seen.items()}
+        return {key: _form(item, shapes, merged, reference) for key, item in seen.items()}
     if isinstance(seen, list | tuple):
-        items = [_form(item, shapes, merged) for item in seen]
+        items = [_form(item, shapes, merged, reference) for item in seen]
         return items if isinstance(seen, list) else {TUPLE: items}
     return seen

@@ -17,8 +17,8 @@ says which differences are wrong):
 - `{randint: [low, high]}`: of integers of 8 and 16 bits, and where `low` is negative, as without an `init`, within
   these limits; else the ordinary values with both ends, since they may be indices.
 
-All other values are the ordinary ones, as are those of an `init` of ones, zeros, a constant or a function, complex
-numbers, and floats of 8 bits.
+All other values are the ordinary ones, as are those of an `init` of ones, zeros, a constant, a function, recorded
+values or `randint` up to a dim (indices and lengths), complex numbers, and floats of 8 bits.
 
 The edges, which `verify` tries too, are these without NaN and infinities: in a deep model those are soon everywhere.
 
@@ -75,7 +75,7 @@ def _freedom(leaf: TensorInput) -> Freedom:
     match leaf.inits[0]:
         case None | "randn":
             return Freedom("any")
-        case {"randint": [low, high]}:
+        case {"randint": [int(low), int(high)]}:
             return Freedom("both ends", (low, high - 1))
         case "padding":
             return Freedom("a masked row")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import aotc
 from aotc.compiler.fix_buckets import fix_buckets
 from aotc.manifest import read_manifest
 from aotc.manifest.edit import Change, ModelEdit
+from aotc.manifest.sizes import parse_size
 from aotc.records import SizeRange
 from aotc.tools.recording import check_written as module
 from aotc.tools.recording.check_written import check_written
@@ -100,7 +102,51 @@ def test_a_check_that_takes_too_long_is_left_out_and_that_is_said(
     with caplog.at_level(logging.WARNING, "aotc"):
         check_written(tmp_path / "first.yaml", {"branches": [{}]}, seconds=0.2)
     assert (tmp_path / "first.yaml").read_text() == before
-    assert "not checked in 0 s: branches; `aotc build --fix-buckets` checks" in caplog.text
+    assert "not checked in 0 s of CPU time: branches; what was found is written, `aotc build --fix" in caplog.text
+
+
+@pytest.mark.parametrize(("used", "waits", "ended"), [(9.0, 1, True), (0.1, 1, False), (0.1, 100, True)])
+def test_the_check_may_use_so_much_cpu_time_and_wait_ten_times_as_long(
+    used: float, waits: float, ended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine a minute goes by in which nothing was captured."""
+
+    class Busy:
+        killed = False
+
+        def cpu_seconds(self) -> float:
+            return used
+
+        def kill(self) -> None:
+            self.killed = True
+
+    class Clock(threading.Event):
+        now, left = 0.0, 3
+
+        def wait(self, timeout: float | None = None) -> bool:
+            Clock.now += waits
+            self.left -= 1
+            return self.left < 0
+
+    monkeypatch.setattr(module.time, "monotonic", lambda: Clock.now)
+    busy, over, Clock.now = Busy(), threading.Event(), 0.0
+    module._end_in_time(busy, 5.0, Clock(), over)  # type: ignore[arg-type]
+    assert busy.killed is over.is_set() is ended
+
+
+def test_what_was_found_of_some_buckets_is_written_and_the_others_are_said(
+    nets: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = "{factory: 'checked_nets:Branches', inputs: {x: {shape: [n, 4]}}, buckets: [{n: [2, 8]}, {n: [9, 20]}]}"
+    path = tmp_path / "some.yaml"
+    path.write_text(f"version: 1\nmodels:\n  m: {model}\n")
+    first = parse_size([2, 8])
+    change = Change({"n": first}, ({"n": 2}, {"n": parse_size([3, 8])}), ("2 is special",))
+    monkeypatch.setattr(module, "_edits", lambda *asked: iter([ModelEdit("m", (change,), left=1)]))
+    with caplog.at_level(logging.WARNING, "aotc"):
+        check_written(path, {"m": [{"n": 2}]})
+    sizes = [bucket["n"] for bucket in read_manifest(path).models["m"].buckets]
+    assert sizes == [2, parse_size([3, 8]), parse_size([9, 20])] and "1 bucket of m" in caplog.text
 
 
 def test_sizes_that_were_recorded_stay_in_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,6 +133,14 @@ def test_a_refused_range_becomes_buckets_that_can_be_captured(
     assert not instead or reason in found.changes[0].reasons[0]
 
 
+def test_what_is_found_so_far_is_told_after_each_bucket(folder: Path) -> None:
+    so_far: list[ModelEdit] = []
+    model = f"{{factory: 'fixed.py:Long', inputs: {ONE}, buckets: [{{n: [1, 32]}}, {{n: 40}}]}}"
+    (folder / "manifest.yaml").write_text(f"version: 1\nmodels: {{m: {model}}}\n")
+    found = fix_buckets(read_manifest(folder / "manifest.yaml").models["m"], folder, so_far.append)
+    assert [(edit.changes, edit.left) for edit in so_far] == [(found.changes, 1)] and found.left == 0
+
+
 def test_a_range_is_split_where_the_root_of_a_size_decides(folder: Path) -> None:
     """The root of 9 is 3. No record can hold such a condition: the build evaluates it."""
     found = fixed(folder, "Root", TWO, "{n: [2, 64], m: [2, 32]}")

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 from torch import nn
 
-from aotc.amounts import listed
+from aotc.amounts import counted, listed
 from aotc.errors import ManifestError
 from aotc.machine.processes import Child, child_environment, last_lines
 from aotc.manifest.edit import Change, CheckJob, ModelEdit, Problem, edited, rewrite, with_lines
@@ -56,7 +56,7 @@ def check_written(path: Path, models: Mapping[str, Sequence[Dims]], seconds: flo
         _log.warning("%s stays as it was recorded: %s", path, error)
     keep_used_values(path)
     left = [name for name in models if name not in checked]
-    left += [f"{edit.left} buckets of {name}" for name, edit in checked.items() if edit.left]
+    left += [f"{counted(edit.left, 'bucket')} of {name}" for name, edit in checked.items() if edit.left]
     if left:
         told = (
             "%s: not checked in %.0f s of CPU time: %s; what was found is written, `aotc build --fix-buckets` goes on"

@@ -123,8 +123,7 @@ class ConstantLeaf(Record, frozen=True, tag="constant"):
 Leaf = TensorLeaf | ConstantLeaf
 
 
-TUPLE = "tuple"
-"""The first item of the list of trees that stands for a tuple."""
+TUPLE = "tuple"  # the first item of a list of trees that stands for a tuple
 
 
 class Parameter(Record, frozen=True):

@@ -41,7 +41,7 @@ MACHINE = {
     *{"aotc.machine", "aotc.reads", "aotc.syntax", "aotc.constants"},
     *{"aotc.strided_views", "filelock", "safetensors"},
 }
-MANIFEST = {*RECORDS, *TARGETS, "aotc.manifest", "yaml", "jsonschema"}
+MANIFEST = {*RECORDS, *TARGETS, "aotc.manifest", "yaml", "jsonschema", "safetensors"}
 MODELS = {*MACHINE, *MANIFEST, "aotc.models"}
 STORE = {
     *RECORDS,
@@ -205,6 +205,7 @@ COMPILER = (
     "workers",
     *("executors", "planning", "request"),
     *("pipeline", "rebuild_check", "mistakes"),
+    "value_trials",
     "fix_buckets",
 )
 """The parts of the compiler, the lowest first: each imports those before it and none behind it."""

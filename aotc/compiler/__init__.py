@@ -15,6 +15,7 @@ In the order in which a unit meets them:
 - `cross_compile`: compile for a GPU that this machine lacks; such a unit has no second process.
 - `publish`: the unit's record and files, an artifact for each target, a bundle for each model. `build_report`: the
   outcome.
+- `value_trials`: which recorded integers a model takes as values.
 - `fix_buckets`: before a build, other buckets for those that cannot be captured, and regions; also the process in
   which a recorded manifest is checked.
 - `rebuild_check`: compile again and compare.

@@ -186,7 +186,6 @@ class StridedView(Record, frozen=True):
     """A view of a tensor: its `shape` and `stride`, and the `offset` of its first element from the tensor's, in
     elements of `dtype` ("" for the tensor's). Each number may be an expression over dims; they hold for the tensor as
     the code runs with it, padded and in the compiled layout. `conjugate` and `negative` are torch's lazy bits.
-    `tracked`: gradients of the view are ones of the tensor, with `train: true`.
     """
 
     shape: tuple[Extent | str, ...]
@@ -195,7 +194,6 @@ class StridedView(Record, frozen=True):
     dtype: str = ""
     conjugate: bool = False
     negative: bool = False
-    tracked: bool = False
 
     def texts(self) -> Iterator[str]:
         """The expressions."""

@@ -86,7 +86,7 @@ def _lie_at(
 
 
 def _viewed(tensor: Tensor, view: StridedView, lie: _Lie) -> Tensor:
-    base = tensor if view.tracked else tensor.detach()
+    base = tensor.detach()
     if view.dtype and (dtype := dtype_of(view.dtype)) is not base.dtype:
         count = sum((size - 1) * step for size, step in zip(base.shape, base.stride(), strict=True)) + 1
         ratio = max(dtype.itemsize // base.element_size(), 1)

@@ -260,8 +260,10 @@ class Comparison:
             shared(one.kept, one.inputs, one.own, of_call_before(earlier))
             for one, earlier in zip((run, eager), kept, strict=True)
         )
-        constants = module_tensors(eager.own) if self.spec.weights == "frozen" else {}
-        return sorted(changed - expected) + differences(of_eager, given, {*constants, *of_call_before(kept[1])})
+        apart = set(of_call_before(kept[1]))
+        apart |= set(module_tensors(eager.own)) if self.spec.weights == "frozen" else set()
+        apart |= {other for _, other in of_eager} if self.spec.train else set()
+        return sorted(changed - expected) + differences(of_eager, given, apart)
 
     def _changed_parameters(self, module: nn.Module | None = None) -> dict[str, Tensor]:
         """Those that the compiled call changed, as they were before: as eager has them, which is yet to be called."""

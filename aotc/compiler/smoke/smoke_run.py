@@ -110,7 +110,7 @@ def smoke(job: Job) -> Smoked:
         smoked = Smoked(launch, driver_compiled=driver_compiled)
     with modes_of(spec, device.type):
         times = _compare_and_time(called, given, timed, device, _sizes_in_ranges(variant, dims))
-        _compare_sharing(called, shared, frozen=artifact.weights == "frozen")
+        _compare_sharing(called, shared, frozen=artifact.weights == "frozen", trains=artifact.trains)
         if variant.backward is not None:
             compare_gradients(called, variant, compiled, device)
             wide = inputs_of_any_value(spec, artifact.signature)
@@ -155,7 +155,7 @@ def _run_region(
         sizes = _sizes_in_ranges(variant, dims)
         shared: Sharing = {}
         times = _compare_and_time(called, called.call(code, shared=shared), code, device, sizes)
-        _compare_sharing(called, shared, frozen=False)
+        _compare_sharing(called, shared, frozen=False, trains=artifact.trains)
         if variant.backward is not None:
             compare_gradients(called, variant, compiled.regions[region.name], device)
             compare_at_extremes(called, variant, compiled.regions[region.name], device, variant.with_gradients)
@@ -242,17 +242,19 @@ def _compare_with_eager(called: Called, given: Result, compiled: TimedCall, eage
     )
 
 
-def _compare_sharing(called: Called, given: Sharing, *, frozen: bool) -> None:
+def _compare_sharing(called: Called, given: Sharing, *, frozen: bool, trains: bool) -> None:
     """Raises LibraryError where results of the compiled code share memory otherwise than the module's: a later write
-    of the caller would show elsewhere. A module that fails here is not compared."""
+    of the caller would show elsewhere. A module that fails here is not compared. Frozen weights are constants, and
+    code that `trains` gives results of their own."""
     expected: Sharing = {}
     try:
         called.call(called.module, shared=expected)
     except Exception:
         traceback.print_exc()
         return
-    constants = module_tensors(plain_state(called.module)) if frozen else ()
-    if found := differences(expected, given, constants):
+    apart = set(module_tensors(plain_state(called.module))) if frozen else set()
+    apart |= {other for _, other in expected} if trains else set()
+    if found := differences(expected, given, apart):
         raise LibraryError(
             "results of the compiled code share memory otherwise than the model's",
             hint="return a copy, `….clone()`, where the caller writes to a result or to what it is a view of; or let "

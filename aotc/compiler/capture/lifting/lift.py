@@ -48,7 +48,6 @@ from aotc.compiler.capture.lifting.shared_memory import (
     leaves_gaps,
     share_storage,
     sharing_memory,
-    stops_gradients,
     views_of,
 )
 from aotc.compiler.capture.lifting.views import SizeTexts, strided_view
@@ -471,7 +470,8 @@ class _Lifting:
 
     def _view(self, value: fx.Node) -> Output | None:
         """The output for a view of an argument, which is made of the tensor that the caller gave: a library would have
-        a view of what it ran with, which may be a copy, or of values that it writes to it later.
+        a view of what it ran with, which may be a copy, or of values that it writes to it later. In training it is a
+        copy, as a result with a gradient of its own.
 
         Raises BuildError for a view of what forward writes to that the record cannot say, and for a tensor that is a
         constant of the code.
@@ -483,17 +483,16 @@ class _Lifting:
             if (name := self.constants.get(str(base.target))) is not None:
                 raise returns_constant(_attribute_named(name), value)
         argument = self.argument_of.get(base.name) if base is not None else None
-        if base is None or argument is None or (argument.state is not None and self.frozen):
+        if base is None or argument is None or self.train or (argument.state is not None and self.frozen):
             return None
         if base in self.replaced:  # a view of the old values
             return None
         one, other = base.meta["val"], value.meta["val"]
         forms = [(each.dtype, each.is_conj(), each.is_neg(), str(each.storage_offset())) for each in (one, other)]
-        tracked = self.train and not any(map(stops_gradients, views_of(value)))
-        if forms[0] == forms[1] and form_of(base) == form_of(value) and not tracked:
+        if forms[0] == forms[1] and form_of(base) == form_of(value):
             self._keep_state(argument)
             return Output(leaf=argument.leaf, state=argument.state, view=True)
-        if (view := strided_view(one, other, self.size_texts, tracked)) is not None:
+        if (view := strided_view(one, other, self.size_texts)) is not None:
             self._keep_state(argument)
             return Output(leaf=argument.leaf, state=argument.state, view=view)
         if (argument.leaf, argument.state) in self.written:

@@ -75,13 +75,6 @@ def views_of(value: Any) -> Iterator[fx.Node]:
         value = next((each for each in given if storage_of(each) == storage), None)
 
 
-def stops_gradients(view: fx.Node) -> bool:
-    """Whether a view is of a detached tensor, or was made under `torch.no_grad()`, which is a graph of its own."""
-    made_by = view.args[0] if view.target is operator.getitem else view
-    own_graph = isinstance(made_by, fx.Node) and made_by.target is torch.ops.higher_order.wrap_with_set_grad_enabled
-    return own_graph or view.target is torch.ops.aten.detach.default
-
-
 def share_storage(one: Any, other: Any) -> bool:
     """Whether two values of a graph are tensors in one storage."""
     from torch._inductor.fx_utils import get_node_storage as storage_of

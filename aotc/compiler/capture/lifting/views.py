@@ -62,12 +62,9 @@ class SizeTexts:
         return found if len(found) == len(sizes) else None
 
 
-def strided_view(base: Tensor, value: Tensor, texts: SizeTexts, tracked: bool) -> StridedView | None:
-    """How a view lies in its base; both are fake tensors on one storage. None where a record cannot say it.
-    `tracked`: gradients flow through it."""
+def strided_view(base: Tensor, value: Tensor, texts: SizeTexts) -> StridedView | None:
+    """How a view lies in its base; both are fake tensors on one storage. None where a record cannot say it."""
     if any(each.layout is not torch.strided for each in (base, value)) or base.is_conj() or base.is_neg():
-        return None
-    if tracked and value.dtype != base.dtype:
         return None
     first, own = (each.storage_offset() * each.element_size() for each in (base, value))
     offset = own - first
@@ -83,5 +80,4 @@ def strided_view(base: Tensor, value: Tensor, texts: SizeTexts, tracked: bool) -
         "" if value.dtype == base.dtype else dtype_name(value.dtype),
         conjugate=value.is_conj(),
         negative=value.is_neg(),
-        tracked=tracked,
     )

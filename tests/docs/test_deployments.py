@@ -16,6 +16,7 @@ import yaml
 from processes import ROOT, environment
 
 from aotc.integrations.vllm.plugin import Settings
+from aotc.runtime.stats import Stats
 from aotc.store.reference import is_remote, parse_reference
 
 PODS = sorted((ROOT / "examples" / "kubernetes").glob("*.yaml"))
@@ -26,14 +27,24 @@ WORKFLOW = ROOT / "examples" / "ci" / "aotc-build.yml"
 NIGHTLY = ROOT / ".github" / "workflows" / "torch-nightly.yml"
 
 
-DOCUMENTS = [
-    pytest.param(document, id=f"{path.stem}-{number}")
+MANIFESTS = [
+    pytest.param(document, id=f"{path.stem}-{document['kind']}")
     for path in PODS
-    for number, document in enumerate(yaml.safe_load_all(path.read_text()))
+    for document in yaml.safe_load_all(path.read_text())
 ]
+DOCUMENTS = [one for one in MANIFESTS if one.values[0]["kind"] == "Deployment"]
+OPERATORS = "monitoring.coreos.com/"
+"""The group of the kinds of the Prometheus operator, which are not Kubernetes' own."""
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
+def of_kind(kind: str) -> dict[str, Any]:
+    (found,) = (one.values[0] for one in MANIFESTS if one.values[0]["kind"] == kind)
+    return found
+
+
+@pytest.mark.parametrize(
+    "document", [one for one in MANIFESTS if not one.values[0]["apiVersion"].startswith(OPERATORS)]
+)
 def test_a_manifest_follows_the_schema_of_kubernetes(document: dict[str, Any]) -> None:
     validator = pytest.importorskip("kubernetes_validate")
     validator.validate(document, validator.latest_version(), strict=True)
@@ -54,6 +65,39 @@ def test_what_a_pod_mounts_probes_and_runs_is_there(document: dict[str, Any]) ->
     for container in pod["containers"]:
         ports = {port["containerPort"] for port in container["ports"]}
         assert {container[probe]["httpGet"]["port"] for probe in ("readinessProbe", "livenessProbe")} <= ports
+
+
+@pytest.mark.parametrize("document", [one for one in DOCUMENTS if not str(one.id).startswith("engine")])
+def test_the_service_the_budget_and_the_monitor_are_of_these_pods(document: dict[str, Any]) -> None:
+    (container,) = document["spec"]["template"]["spec"]["containers"]
+    labels, ports = document["spec"]["selector"]["matchLabels"], {port["name"] for port in container["ports"]}
+    service, budget, monitor = (of_kind(kind)["spec"] for kind in ("Service", "PodDisruptionBudget", "PodMonitor"))
+    assert service["selector"] == labels and {port["targetPort"] for port in service["ports"]} <= ports
+    assert budget["selector"]["matchLabels"] == labels and budget["maxUnavailable"] < document["spec"]["replicas"]
+    assert monitor["selector"]["matchLabels"] == labels
+    assert {endpoint["port"] for endpoint in monitor["podMetricsEndpoints"]} <= ports
+    scaled = of_kind("HorizontalPodAutoscaler")["spec"]
+    assert scaled["scaleTargetRef"]["name"] == document["metadata"]["name"]
+    assert scaled["minReplicas"] <= document["spec"]["replicas"] <= scaled["maxReplicas"]
+
+
+@pytest.mark.parametrize("document", [one for one in DOCUMENTS if not str(one.id).startswith("engine")])
+def test_what_a_pod_writes_is_bounded(document: dict[str, Any]) -> None:
+    pod = document["spec"]["template"]["spec"]
+    assert [one["name"] for one in pod["volumes"] if one.get("emptyDir") == {}] == []
+    for container in (*pod.get("initContainers", ()), *pod["containers"]):
+        assert all("ephemeral-storage" in container["resources"][kind] for kind in ("requests", "limits"))
+
+
+def test_an_alert_is_on_metrics_that_are_exported_and_says_what_to_do() -> None:
+    nothing = Stats(calls=0, buckets={}, misses=0, miss_kinds={}, contiguous_copies=0, errors={})
+    exported = set(nothing.counters())
+    for group in of_kind("PrometheusRule")["spec"]["groups"]:
+        for rule in group["rules"]:
+            used = set(re.findall(r"\b\w+_total\b", rule["expr"]))
+            assert used and {name for name in used if not name.startswith("kube_")} <= exported
+            assert rule["expr"].count("(") == rule["expr"].count(")")
+            assert {"summary", "action"} <= rule["annotations"].keys() and "severity" in rule["labels"]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

@@ -306,13 +306,17 @@ def _show(advice: Advice, unit: str, today: Today | None, seconds: float | None)
     )
     echo()
     echo(f"{counted(advice.calls, 'call')} of {counted(advice.distinct, 'distinct size')}; {advice.kind}")
+    buckets, of = f"{len(advice.plan.buckets)} {advice.kind}", ""
+    if (left_out := 1 - advice.plan.coverage) > 0:
+        of = f" for the calls without the costliest {left_out:.2%}"
     if advice.p95:
-        buckets = f"{len(advice.plan.buckets)} {advice.kind}"
-        echo(f"optimal: no {buckets} have a lower p95 cost ({unit}), and none with the same p95 waste less")
+        echo(f"optimal{of}: no {buckets} have a lower p95 cost ({unit}), and none with the same p95 waste less")
     elif advice.optimal:
-        echo(f"optimal: no {len(advice.plan.buckets)} {advice.kind} waste less")
+        echo(f"optimal{of}: no {buckets} waste less")
     else:
-        echo(f"near-optimal: no {len(advice.plan.buckets)} {advice.kind} waste less than {advice.bound:.1%}")
+        echo(f"near-optimal{of}: no {buckets} waste less than {advice.bound:.1%}")
+    if of:
+        echo("  buckets that leave out other calls, which are not searched, may waste less")
     for option in advice.options:
         if option.kind != advice.kind:
             echo(f"{option.kind} would waste {option.waste:.1%} with {option.count}")

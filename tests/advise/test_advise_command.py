@@ -79,6 +79,17 @@ def test_it_compares_with_the_manifest_and_advises_as_many(folder: Path) -> None
     assert re.search(r"today +2 +\d\d\.\d\d%", shown) and "units to compile: 4" in shown
 
 
+def test_optimal_is_said_of_the_calls_that_it_is_for() -> None:
+    """With --cover the costliest calls are left out, and others are not tried: of these sizes, leaving out the calls of
+    10 would waste nothing."""
+    trace = '{"n": 10, "count": 5}\n{"n": 100, "count": 90}\n{"n": 101, "count": 5}\n'
+    whole = CliRunner().invoke(main, ["advise", "-", "--buckets", "3"], input=trace).stdout
+    assert "optimal: no 3 " in whole and "leave out" not in whole
+    part = CliRunner().invoke(main, ["advise", "-", "--buckets", "1", "--cover", "95%"], input=trace).stdout
+    assert "optimal for the calls without the costliest 5.00%: no 1 " in part
+    assert "buckets that leave out other calls, which are not searched, may waste less" in part
+
+
 def test_a_latency_makes_the_cost_milliseconds(folder: Path, tmp_path: Path) -> None:
     measured = tmp_path / "latency.jsonl"
     measured.write_text("".join(f'{{"batch": 1, "seq": {n}, "ms": {2 + n / 100}}}\n' for n in (1, 100, 500)))

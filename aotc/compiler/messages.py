@@ -184,7 +184,7 @@ class ForkRequest(Record, frozen=True):
 class Job(Record, frozen=True):
     """One unit of a manifest in `folder`, for its processes: the first compiles it, the second runs the result once.
     Where that is `miscompiled`, a third looks for the part of the model that is; with extreme values at the sizes
-    `extremes`, if there are some. Of `settings` they read `locked` and `dummy_weights`.
+    `extremes`, if there are some; in forks, if it `crashed`. Of `settings` they read `locked` and `dummy_weights`.
 
     `shared` is the folder in which the units of a build share picks and compiled files; "" for none. `precompile`:
     precompile headers in that folder. `ranks` of a parallel model: those without code yet, of which the first one's is
@@ -201,6 +201,7 @@ class Job(Record, frozen=True):
     ranks: tuple[int, ...] = ()
     miscompiled: bool = False
     extremes: Dims | None = None
+    crashed: bool = False
     graphs: dict[str, str] = msgspec.field(default_factory=dict)
     store: str = ""
 

@@ -116,6 +116,10 @@ def answer_of(module: str, job: msgspec.Struct, kind: type[T], folder: Path, env
     return answers[0]
 
 
+CRASHES = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL})
+"""The signals by which wrong code ends its process; others come from outside."""
+
+
 def how_ended(status: int) -> str:
     """The end of a process in words, for its exit status; "" if all is well."""
     if status < 0:

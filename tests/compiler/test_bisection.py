@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -11,6 +15,8 @@ from torch import Tensor, nn
 
 from aotc.compiler.wrong_code.ladder import DECOMPOSED, LOWERED, walk
 from aotc.compiler.wrong_code.lowering import Lowering
+from aotc.compiler.wrong_code.subgraphs import Part, in_eager
+from aotc.compiler.wrong_code.trials import BudgetSpent, CpuBudget, Ended, in_fork
 from aotc.machine.targets import parse_target
 from aotc.tools.bisection.divergence import first_divergence
 
@@ -84,6 +90,80 @@ def test_a_wrong_gradient_is_named_with_the_operator_of_forward(monkeypatch: pyt
     assert found.culprit.note == "the gradient of tanh"
     assert "test_bisection.py" in found.culprit.line and "forward" in found.culprit.line
     assert found.culprit.numbers.compiled == pytest.approx(found.culprit.numbers.reference * 1.01, rel=1e-5)
+
+
+@pytest.fixture
+def crashing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lowering]:
+    """A compiler whose code ends its process where it has a `silu`, and is eager's elsewhere."""
+
+    def run(self: Lowering, step: str, part: Part) -> list[Any]:
+        targets = [node.target for node in part.graph.graph.nodes]
+        if step == "lowered" and aten.silu.default in targets and "emulate_precision_casts" not in self.change.options:
+            os.abort()
+        return in_eager(part)
+
+    monkeypatch.setattr(Lowering, "run", run)
+    monkeypatch.setattr(Lowering, "decomposed", lambda self, graph, inputs: (graph, inputs))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # of which a fork has no other
+    yield Lowering(parse_target("cpu:x86-64-v3"), {}, frozenset(), crashes=True)
+    torch.set_num_threads(threads)
+
+
+def test_an_operator_whose_code_ends_the_process_is_named_with_its_line_and_what_mends_it(crashing: Lowering) -> None:
+    graph, inputs = exported(nn.functional.silu)
+    found = walk(crashing, graph, inputs)
+    assert [(stage.name, stage.outcome) for stage in found.stages] == [(DECOMPOSED, "right"), (LOWERED, "wrong")]
+    assert found.stages[-1].detail == "the process was killed by SIGABRT"
+    assert found.culprit is not None and found.culprit.names == ("aten.silu.default",)
+    assert "test_bisection.py" in found.culprit.line and "forward" in found.culprit.line
+    assert [(remedy.write, remedy.whole) for remedy in found.remedies] == [
+        ("options: {emulate_precision_casts: true}", True)
+    ]
+
+
+@pytest.mark.parametrize("tries", [2, 4])
+def test_a_search_whose_budget_is_spent_names_the_smallest_part_that_was_found(
+    crashing: Lowering, monkeypatch: pytest.MonkeyPatch, tries: int
+) -> None:
+    """The first two tries are of the whole graph, one for each step."""
+    left = iter(range(tries + 1))
+
+    def check(self: CpuBudget) -> None:
+        if next(left, None) is None:
+            raise BudgetSpent
+
+    monkeypatch.setattr(CpuBudget, "check", check)
+    graph, inputs = exported(nn.functional.silu)
+    found = walk(crashing, graph, inputs)
+    assert found.culprit is not None and "aten.silu.default" in found.culprit.names
+    whole = len([node for node in graph.graph.nodes if node.op == "call_function"])
+    assert 1 < len(found.culprit.names) < whole + (tries == 2)
+    assert found.culprit.note == "or of a part of these: the CPU time of the search is spent"
+    assert found.remedies == ()
+
+
+def test_a_fork_says_how_it_ended() -> None:
+    assert in_fork(lambda: [1.5]) == [1.5]
+    assert in_fork(os.abort) == Ended("was killed by SIGABRT")
+    with pytest.raises(RuntimeError, match="ValueError: no such part"):
+        in_fork(lambda: _raise(ValueError("no such part")))
+    with pytest.raises(RuntimeError, match=r"there is no answer after 0.2 s"):
+        in_fork(lambda: time.sleep(60), 0.2)
+    with pytest.raises(RuntimeError, match="was killed by SIGTERM"):
+        in_fork(lambda: os.kill(os.getpid(), signal.SIGTERM))
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+def test_cpu_time_is_that_of_children_too() -> None:
+    budget = CpuBudget(0.3)
+    budget.check()
+    in_fork(lambda: next(None for _ in itertools.count() if time.process_time() > 1.0))
+    with pytest.raises(BudgetSpent, match=r"0\.3 s of CPU time are spent"):
+        budget.check()
 
 
 def test_a_cast_that_inductor_leaves_out_is_named_with_the_option_that_rounds() -> None:

@@ -12,7 +12,7 @@ from aotc.compiler.messages import Unit, UnitFailed, WrongPart
 from aotc.compiler.workers.forks import SMOKE
 from aotc.errors import BuildError
 from aotc.machine.cpp_compiler import compiler_name
-from aotc.machine.processes import how_ended
+from aotc.machine.processes import CRASHES, how_ended
 from aotc.store.files.disk import typed_errors
 
 LOG_TAIL = 20_000
@@ -58,13 +58,16 @@ def died(module: str, unit: Unit, status: int, stage: str, work: Path, log: Path
     """The error for a process that ended without a reply."""
     how = how_ended(status) or "ended without an answer"
     smoke = module == SMOKE
-    hint = "see the log"
+    hint, cause = "see the log", statically_linked_libstdcxx(work / "out") if smoke else ""
     if status == -signal.SIGKILL:
         hint = "the kernel's out-of-memory killer does this: give the machine more memory, or use fewer --jobs"
-    elif smoke and (cause := statically_linked_libstdcxx(work / "out")):
+    elif cause:
         hint = cause
     elif smoke:
-        hint = "the library crashes when it is loaded or run; it was not published"
+        hint = (
+            "the library crashes when it is loaded or run; it was not published. Try another version of torch, or "
+            "leave parts of the model to eager: `aotc build MANIFEST --suggest-regions`"
+        )
     return BuildError(
         f"the process that {'runs the result once' if smoke else 'compiles'} {how} during: {stage}",
         hint=hint,
@@ -72,6 +75,7 @@ def died(module: str, unit: Unit, status: int, stage: str, work: Path, log: Path
         stage="smoke run" if smoke else stage,
         source="",
         log=str(log),
+        crashed=smoke and not cause and -status in CRASHES,
     )
 
 

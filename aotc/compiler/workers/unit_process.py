@@ -197,14 +197,19 @@ class _UnitProcesses:
         return reply
 
     def smoked(self) -> Smoked:
-        """Run the result once. Raises BuildError, which names the part of the model that was miscompiled."""
+        """Run the result once. Raises BuildError, which names the part of the model that was miscompiled, also where it
+        ended the process."""
         try:
             return self.run(SMOKE, "smoke run", UnitRan).smoked
         except BuildError as error:
-            if not error.fields.get("miscompiled"):
+            # A GPU's code ends no process, and a fork cannot use a GPU.
+            crashed = error.fields.get("crashed", False) and self.task.unit.target.device == "cpu"
+            if not error.fields.get("miscompiled") and not crashed:
                 raise
             extremes = error.fields.get("extremes")
-            job = msgspec.structs.replace(decode(self.job.read_bytes(), Job), miscompiled=True, extremes=extremes)
+            job = msgspec.structs.replace(
+                decode(self.job.read_bytes(), Job), miscompiled=True, extremes=extremes, crashed=crashed
+            )
             path = self.job.with_name("miscompiled.json")
             path.write_bytes(msgspec.json.encode(job))
             try:

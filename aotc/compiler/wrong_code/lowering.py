@@ -15,6 +15,7 @@ from aotc.compiler.patches.machinery.apply import patched
 from aotc.compiler.patches.machinery.patch import chosen
 from aotc.compiler.patches.machinery.registry import PATCHES
 from aotc.compiler.wrong_code.subgraphs import Part, results_of
+from aotc.compiler.wrong_code.trials import CpuBudget
 from aotc.machine.targets import Target
 
 Step = Literal["decomposed", "lowered"]
@@ -36,13 +37,16 @@ class Change:
 @dataclass(frozen=True)
 class Lowering:
     """Runs graphs through the steps of torch's compiler as the unit's options and patches say. `extremes`: the inputs
-    have extreme values, and results are judged accordingly."""
+    have extreme values, and results are judged accordingly. `crashes`: compiled code may end its process, so that each
+    part is tried in a fork. `budget`: of all tries together."""
 
     target: Target
     options: Mapping[str, Any]
     off: frozenset[str]
     change: Change = Change()
     extremes: bool = False
+    crashes: bool = False
+    budget: CpuBudget = field(default_factory=CpuBudget)
 
     def changed(self, change: Change) -> Lowering:
         return replace(self, change=change)

@@ -18,27 +18,46 @@ from aotc.compiler.explain_failure import lines_shown
 from aotc.compiler.wrong_code.findings import Culprit, Numbers
 from aotc.compiler.wrong_code.lowering import Lowering, Step
 from aotc.compiler.wrong_code.subgraphs import OF, Part, exact, groups_of, in_eager, needed_for, part_of, values_of
+from aotc.compiler.wrong_code.trials import BudgetSpent, Ended, in_fork
 from aotc.models.decided_values import first_wrong_value
 from aotc.models.tolerance import Judgement, failed, judge
 
 LONGEST = 400
 """Characters of a text of torch's."""
+SEARCH_ENDED = "or of a part of these: the CPU time of the search is spent"
 
 
 class Difference(NamedTuple):
-    """A part whose results are wrong: the one that is, its verdict, and the numbers of its worst element."""
+    """A part whose results are wrong: the one that is, its verdict, and the numbers of its worst element. `is_least`:
+    no smaller part is wrong, as far as is known; False where the budget ended the search."""
 
     part: Part
     output: str
     judgement: Judgement
     numbers: Numbers | None
+    is_least: bool = True
 
 
 def difference(lowering: Lowering, step: Step, part: Part) -> Difference | None:
     """How the part's results differ from eager's after a step of the compiler; None where they are right.
 
-    Raises what torch's compiler does.
+    Raises BudgetSpent, and what torch's compiler does; of a part that is tried in a fork, RuntimeError.
     """
+    lowering.budget.check()
+    if not lowering.crashes:
+        return _difference(lowering, step, part)
+
+    def judged() -> tuple[Any, ...] | None:
+        found = _difference(lowering, step, part)
+        return found and (found.output, found.judgement, found.numbers)
+
+    found = in_fork(judged)
+    if isinstance(found, Ended):
+        return Difference(part, part.outputs[-1], failed(f"the process {found.how}"), None)
+    return found and Difference(part, *found)
+
+
+def _difference(lowering: Lowering, step: Step, part: Part) -> Difference | None:
     if lowering.extremes:
         return _difference_at_extremes(lowering, step, part)
     eager, reference = in_eager(part), exact(part)
@@ -64,8 +83,8 @@ def _difference_at_extremes(lowering: Lowering, step: Step, part: Part) -> Diffe
 def smallest(
     lowering: Lowering, step: Step, graph: fx.GraphModule, inputs: Sequence[Any], trained: Collection[str] = ()
 ) -> Difference | None:
-    """The smallest part of the graph that differs after a step of the compiler; None where none does by itself.
-    `trained` names the nodes whose gradients count, too."""
+    """The smallest part of the graph that differs after a step of the compiler, or of those that were tried until the
+    budget was spent; None where none does by itself. `trained` names the nodes whose gradients count, too."""
     _, values = values_of(graph, inputs)
     groups = groups_of(graph)
 
@@ -75,6 +94,8 @@ def smallest(
         if (key := tuple(nodes)) not in tried:
             try:
                 tried[key] = difference(lowering, step, part_of(graph, nodes, values, trained))
+            except BudgetSpent:
+                raise
             except Exception:  # a part that cannot be compiled by itself says nothing
                 tried[key] = None
         return tried[key]
@@ -82,10 +103,21 @@ def smallest(
     def of(begin: int, end: int) -> list[fx.Node]:
         return [node for group in groups[begin:end] for node in group]
 
-    found = differs(of(0, len(groups)))
+    try:
+        return _smallest(differs, of, len(groups))
+    except BudgetSpent:
+        wrong = [each for each in tried.values() if each]
+        least = min(wrong, key=lambda each: len(each.part.nodes), default=None)
+        return least and least._replace(is_least=False)
+
+
+def _smallest(
+    differs: Callable[[Sequence[fx.Node]], Difference | None], of: Callable[[int, int], list[fx.Node]], groups: int
+) -> Difference | None:
+    found = differs(of(0, groups))
     if found is None:
         return None
-    end = _least(1, len(groups), lambda end: differs(of(0, end)) is not None)
+    end = _least(1, groups, lambda end: differs(of(0, end)) is not None)
     begin = end - 1 - _least(0, end - 1, lambda before: differs(of(end - 1 - before, end)) is not None)
     found = differs(of(begin, end)) or found
     if found.output.startswith(OF):  # of all outputs
@@ -112,6 +144,7 @@ def culprit_of(found: Difference, graph: fx.GraphModule) -> Culprit:
     operators = [node for node in nodes if not str(node.target).startswith("<built-in function getitem")]
     is_gradient = found.output.startswith(OF)
     last = by_name[found.part.nodes[-1] if is_gradient else found.output]
+    notes = [found.output] * is_gradient + [SEARCH_ENDED] * (not found.is_least)
     return Culprit(
         kind="operator" if len(operators) == 1 else "region",
         names=tuple(operator_name(node) for node in operators),
@@ -120,7 +153,7 @@ def culprit_of(found: Difference, graph: fx.GraphModule) -> Culprit:
         inputs=tuple(shown_shape(value) for value in found.part.inputs if isinstance(value, Tensor)),
         numbers=found.numbers,
         detail=found.judgement.detail,
-        note=found.output if is_gradient else "",
+        note="; ".join(notes),
     )
 
 

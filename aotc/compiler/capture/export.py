@@ -29,7 +29,7 @@ from aotc.compiler.patches.machinery.apply import patched
 from aotc.errors import BuildError
 from aotc.models.calls import arguments_of, passed
 from aotc.models.fake_ranks import NO_GROUP, PARALLEL
-from aotc.records import Signature
+from aotc.records import Signature, TensorLeaf
 
 _log = logging.getLogger("aotc")
 
@@ -189,6 +189,11 @@ def model_fails(signature: Signature, error: Exception) -> BuildError:
     given = ", ".join(parameter.name for parameter in passed(signature))
     first, *_ = str(error).strip().splitlines() or [""]
     hint = "list all `inputs` that it needs, of the shapes, dtypes and values that it takes"
+    if any(isinstance(leaf, TensorLeaf) and "int" in leaf.dtype for leaf in signature.leaves):
+        hint += (
+            ". Integers that it reads as values (indices, image tokens, lengths) need an `init`: "
+            "`{randint: [0, dim]}`, the values that aotc.record keeps, or package.module:function"
+        )
     if isinstance(error, IndexError):
         hint = BEYOND
     elif re.search(OUT_OF_MEMORY, f"{type(error).__name__} {first}"):

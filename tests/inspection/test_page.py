@@ -317,8 +317,9 @@ def test_compiled_and_eager_are_compared_in_words(
     for bucket in overview_of(store).buckets:
         assert bucket.unit is not None
         put_unit(store, replace(bucket.unit, times=CallTimes(compiled, eager)))
-    text = re.sub(r"\s+", " ", Tags(page_of(store, tmp_path)).text)
-    assert text.count(shown) == 2
+    page = page_of(store, tmp_path)
+    assert re.sub(r"\s+", " ", Tags(page).text).count(shown) == 2
+    assert page.count('<svg width="100%" height="20"') == (0 if "not compared" in shown else 2)  # the bars of the times
 
 
 def test_a_machine_that_was_busy_throughout_is_not_compared_and_the_size_within_a_range_is_named(

@@ -8,8 +8,8 @@ times, each time with something changed that no compiler promises to keep. These
 - `in float64`: every operator computes in float64, and the result is rounded to eager's dtype. Shows what overflows,
   underflows or is rounded within eager's own dtype.
 - `flipped`: each zero and NaN that an operator computes has the other sign, and each integer that C++ leaves undefined
-  (a float out of the integer's range is cast, a shift by more than the width) has other bits. So has the index of a NaN
-  that a pooling chooses among several.
+  (a float out of the integer's range is cast, a shift by more than the width) has other bits; what a coordinate of
+  `grid_sample` that is not finite gives is of another kind, and the index of a NaN that a pooling chooses another one.
 - `in a smaller range`: what an operator computes above half of the dtype's largest number is infinite, what is near its
   denormals is 0, and denormal inputs are 0. Sums and products that may overflow in another order are NaN, as are
   variances that overflow. What comes of an infinity in a running mean (beside a variance) or in an interpolation is of
@@ -247,6 +247,19 @@ def _witness(call: Call, leaves: Sequence[Any], mode: AbstractContextManager[Any
         return None
 
 
+_OF_LAPACK = ("linalg_", "_linalg_", "geqrf", "ormqr", "orgqr", "lu_", "cholesky", "triangular_solve", "lstsq")
+_NOT_OF_LAPACK = frozenset({"linalg_vector_norm", "linalg_cross", "linalg_vecdot", "linalg_diagonal"})
+
+
+def ends_the_process(func: Any, args: Sequence[Any]) -> bool:
+    """Whether an operator may do so in eager: some of LAPACK's end in a segmentation fault for NaN and infinities."""
+    name = _name(func)
+    if not name.startswith(_OF_LAPACK) or name in _NOT_OF_LAPACK:
+        return False
+    tensors = [each for each in pytree.tree_leaves(args) if isinstance(each, Tensor) and _is_inexact(each)]
+    return not all(bool(each.isfinite().all()) for each in tensors)
+
+
 class _Handler:
     """What `torch.utils._python_dispatch` calls: inherited, as torch imports its compiler for a class that defines
     it."""
@@ -255,6 +268,8 @@ class _Handler:
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if ends_the_process(func, args):
+            raise ValueError(f"{func} of what is not finite")
         result = func(*args, **kwargs)
         schema = getattr(func, "_schema", None)
         if schema is None or any(item.alias_info is not None for item in schema.returns):
@@ -291,6 +306,9 @@ class _Flipped(_Changed):  # type: ignore[no-untyped-call]
     def changed(self, result: Tensor, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
         if not _has_numbers(result) or result.dtype == torch.bool:
             return result
+        if _name(func).startswith("grid_sampler") and _is_float(result):  # casts coordinates to integers
+            wild = ~args[1].isfinite().all(-1).unsqueeze(1)
+            return torch.where(wild, torch.where(result.isnan(), 0.0, torch.nan).to(result.dtype), result)
         if _is_float(result):
             return torch.where((result == 0) | result.isnan(), -result, result)
         if func in _CASTS and isinstance(args[0], Tensor) and _is_float(args[0]):
@@ -326,10 +344,11 @@ _SUMS = frozenset(
     }
 )
 _PRODUCTS = frozenset({"prod", "cumprod"})
-_NORMALISATIONS = frozenset({"native_layer_norm", "native_group_norm", "native_batch_norm", "_native_batch_norm_legit"})
-_VARIANCES = _NORMALISATIONS | {"var", "std", "var_mean", "std_mean"}
-"""Of numbers whose squares overflow, a variance is infinite or NaN, by its formula. A running mean (Welford's) that
-meets an infinity is so by the order of the elements; the first result of a normalisation is NaN there anyway."""
+_NORMALISATIONS = ("batch_norm", "group_norm", "layer_norm", "rms_norm")
+_VARIANCES = frozenset({"var", "std", "var_mean", "std_mean", "_softmax_backward_data"})
+"""Of numbers whose squares overflow, a variance is infinite or NaN, by its formula, and so is a softmax's gradient. A
+running mean (Welford's) that meets an infinity is so by the order of the elements; the first result of a normalisation
+is NaN there anyway."""
 _MIXING = ("upsample_", "_upsample_", "grid_sampler", "lerp")
 """Of operators that mix values by weights: `a + (b - a) * t` and `a * (1 - t) + b * t` differ at infinities."""
 
@@ -338,7 +357,8 @@ class _SmallerRange(_Changed):  # type: ignore[no-untyped-call]
     def changed_result(self, result: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         changed = super().changed_result(result, func, args, kwargs)
         name = _name(func)
-        if name not in _VARIANCES and not name.startswith(_MIXING):
+        normalises = any(part in name for part in _NORMALISATIONS)
+        if not (normalises or name in _VARIANCES or name.startswith(_MIXING)):
             return changed
 
         def without(which: Callable[[Tensor], Tensor], value: float) -> list[Tensor]:
@@ -346,10 +366,10 @@ class _SmallerRange(_Changed):  # type: ignore[no-untyped-call]
             return [found] if isinstance(found, Tensor) else list(found)
 
         own, parts = ([each] if isinstance(each, Tensor) else list(each) for each in (result, changed))
-        first = int(name in _NORMALISATIONS)
+        first = int(normalises)
         poisoned, finite = without(Tensor.isinf, torch.nan)[first:], without(Tensor.isinf, 1.0)[first:]
         parts[first:] = map(_of_another_kind, parts[first:], own[first:], poisoned, finite)
-        if name in _VARIANCES:
+        if normalises or name in _VARIANCES:
             parts = [*map(_of_another_kind, parts, own, without(_square_overflows, torch.nan), own)]
         return parts[0] if isinstance(result, Tensor) else tuple(parts)
 

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from aotc.models.calls import Called, has_drawn, names_of
-from aotc.models.decided_values import first_wrong_value
+from aotc.models.decided_values import ends_the_process, first_wrong_value
 from aotc.models.extreme_inputs import Draw, Freedom, extreme_leaves
 from aotc.models.factory import told
 from aotc.tensors.comparison import Result, uncompiled
@@ -44,7 +44,7 @@ def compare_at_extreme_values(
     returns what `Called.call` does. `step` is as in `first_wrong_value`."""
     is_cpu = device.type == "cpu"
     reason, leaves, result = "", list(eager.leaves), None
-    watching = _SizesOfValues()  # type: ignore[no-untyped-call]
+    watching = WatchedCall()  # type: ignore[no-untyped-call]
     for wide_integers in (True, False) if is_cpu else (False,):
         leaves = extreme_leaves(eager.leaves, free, draw, wide_integers=wide_integers)
         if _same_leaves(leaves, eager.leaves):
@@ -56,7 +56,7 @@ def compare_at_extreme_values(
             break
         except Exception as error:  # the model's own
             traceback.print_exc()
-            reason = str(error) if isinstance(error, _SizeOfAValue) else f"the model fails in eager: {told(error)}"
+            reason = str(error) if isinstance(error, NotTried) else f"the model fails in eager: {told(error)}"
     if result is None:
         return AtExtremes(skipped=reason, leaves=leaves)
     if has_drawn(device):
@@ -112,8 +112,8 @@ def one_thread() -> Iterator[None]:
 # -- sizes that depend on values --------------------------------------------------------------------------------------
 
 
-class _SizeOfAValue(RuntimeError):
-    pass
+class NotTried(RuntimeError):
+    """What the model does with extreme values is no good to try."""
 
 
 _BOUNDED = frozenset(
@@ -134,7 +134,9 @@ class _Refusing:
         tags = getattr(func, "tags", ())
         reads = torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
         if reads and getattr(func, "_opname", "") not in _BOUNDED and not _is_bool(args):
-            raise _SizeOfAValue(f"the model reads a value as a number, perhaps a size: {func}")
+            raise NotTried(f"the model reads a value as a number, perhaps a size: {func}")
+        if ends_the_process(func, args):
+            raise NotTried(f"{func} of NaN or infinities may end the process in eager")
         result = func(*args, **(kwargs or {}))
         if not self.rounds and any(map(_is_8_bits, pytree.tree_leaves(result))):
             self.rounds = any(
@@ -151,6 +153,7 @@ def _is_bool(args: Sequence[Any]) -> bool:
     return bool(args) and isinstance(args[0], Tensor) and args[0].dtype == torch.bool
 
 
-class _SizesOfValues(_Refusing, TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Raises before a value becomes a number of Python, such as a size: of a huge one, all memory would not be enough.
-    The handler is inherited, as torch imports its compiler for a class that defines one."""
+class WatchedCall(_Refusing, TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Raises NotTried before a value becomes a number of Python, such as a size (of a huge one, all memory would not be
+    enough), and before an operator of LAPACK gets numbers that are not finite. The handler is inherited, as torch
+    imports its compiler for a class that defines one."""

@@ -42,7 +42,7 @@ from torch.utils import _pytree as pytree  # noqa: E402
 
 import aotc  # noqa: E402
 from aotc.models.decided_values import first_wrong_value  # noqa: E402
-from aotc.models.extreme_calls import one_thread  # noqa: E402
+from aotc.models.extreme_calls import WatchedCall, one_thread  # noqa: E402
 from aotc.models.extreme_inputs import Draw, extreme_leaves, freedoms_of_region  # noqa: E402
 from aotc.models.tolerance import judge  # noqa: E402
 from tests.benchmarks.op_db_models import Operators, operators, sample_of  # noqa: E402
@@ -153,12 +153,12 @@ def compare_extremes(store: Path, model: str, batch: Sequence[Chosen], device: s
     module = Operators(batch, 0).eval().to(device)
     compiled = aotc.load(f"{store}#{model}", module, on_miss="error")
     return {
-        name: _flaw_at_extremes(operator, lambda place=place: compiled()[place])
+        name: flaw_at_extremes(operator, lambda place=place: compiled()[place])
         for place, ((name, _), operator) in enumerate(zip(batch, module.operators, strict=True))
     }
 
 
-def _flaw_at_extremes(operator: nn.Module, compiled: Callable[[], Sequence[Tensor]]) -> str:
+def flaw_at_extremes(operator: nn.Module, compiled: Callable[[], Sequence[Tensor]]) -> str:
     tensors = {name: each.detach() for name, each in (*operator.named_parameters(), *operator.named_buffers())}
     ordinary = [each.clone() for each in tensors.values()]
 
@@ -179,7 +179,8 @@ def _flaw_at_extremes(operator: nn.Module, compiled: Callable[[], Sequence[Tenso
     for draw in draws:
         leaves = extreme_leaves(ordinary, freedoms_of_region(ordinary), draw)
         try:
-            eager = call(leaves)
+            with WatchedCall():
+                eager = call(leaves)
         except Exception as error:  # of the operator
             return f"{NOT_TRIED}with extreme values, eager raises {type(error).__name__}: {str(error)[:100]}"
         if (found := first_wrong_value(eager, ours(leaves), call, leaves)) is not None:

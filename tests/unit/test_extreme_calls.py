@@ -74,6 +74,7 @@ def raises(x: Tensor) -> Tensor:
         (raises, "the model fails in eager: ValueError: no numbers"),
         (lambda x: x + torch.rand(65), "draws random numbers"),
         (lambda x: torch.zeros(int(x.abs().nan_to_num().max())), "reads a value as a number, perhaps a size"),
+        (lambda x: torch.linalg.eigvals(x[:4].view(2, 2)), "of NaN or infinities may end the process"),
         (lambda x: x.long().repeat_interleave(x.long()), "reads a value as a number, perhaps a size"),
     ],
 )

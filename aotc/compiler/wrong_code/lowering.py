@@ -62,14 +62,14 @@ class Lowering:
 
         inner: Callable[..., Any] = _in_eager if step == "decomposed" else compile_fx_inner
         torch._dynamo.reset()
-        graph = _copy_of(part.graph)
+        graph = copy_of_graph(part.graph)
 
         def compile_and_call(given: list[Any]) -> Any:
-            compiled: Any = compile_fx(graph, given, inner_compile=inner, decompositions=self._decompositions())
+            compiled: Any = compile_fx(graph, given, inner_compile=inner, decompositions=self.decompositions())
             torch.manual_seed(0)
             return compiled(*given)
 
-        with self._active(part.graph):
+        with self.active(part.graph):
             return results_of(compile_and_call, _copies(part.inputs), part.trained)
 
     def decomposed(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.GraphModule, list[Any]]:
@@ -87,12 +87,14 @@ class Lowering:
         from torch._inductor.compile_fx import compile_fx
 
         own = _copies(inputs)
-        with torch.no_grad(), self._active(graph):
-            compiled: Any = compile_fx(_copy_of(graph), own, inner_compile=keep, decompositions=self._decompositions())
+        with torch.no_grad(), self.active(graph):
+            compiled: Any = compile_fx(
+                copy_of_graph(graph), own, inner_compile=keep, decompositions=self.decompositions()
+            )
             compiled(*own)
         return found[-1]
 
-    def _active(self, graph: fx.GraphModule) -> ExitStack:
+    def active(self, graph: fx.GraphModule) -> ExitStack:
         from torch._inductor import config
 
         options = {name: value for name, value in self.options.items() if not name.startswith(_OF_LIBRARIES)}
@@ -103,7 +105,7 @@ class Lowering:
         stack.enter_context(config.patch({**options, **_NO_CACHES, **self.change.options}))
         return stack
 
-    def _decompositions(self) -> dict[Any, Callable[..., Any]]:
+    def decompositions(self) -> dict[Any, Callable[..., Any]]:
         """Inductor's, as its options choose them, without those that the change leaves out."""
         from torch._inductor.decomposition import select_decomp_table
 
@@ -123,7 +125,7 @@ def _copies(inputs: Sequence[Any]) -> list[Any]:
     return [value.detach().clone() if isinstance(value, Tensor) else value for value in inputs]
 
 
-def _copy_of(graph: fx.GraphModule) -> fx.GraphModule:
+def copy_of_graph(graph: fx.GraphModule) -> fx.GraphModule:
     """Inductor's passes change the graph that they are given."""
     copied = fx.Graph()
     copied.output(copied.graph_copy(graph.graph, {}))

@@ -1,8 +1,8 @@
 """[inductor][cpu] Code of C++ assumes that integers do not overflow.
 
-Expected: `(-x).argmax()` is eager's, where the smallest int32 is its own negative. Seen: another index. The negative,
-the sum, the difference and the product of scalars are of signed integers, of which the C++ compiler assumes that they
-do not overflow. Sums, differences and products are mended in torch 2.14.
+Expected: `-x > -y` and `(-x).argmax()` are eager's, where the smallest int32 is its own negative. Seen: `x < y`, and
+another index. The negative, the sum, the difference and the product of scalars are of signed integers, of which the C++
+compiler assumes that they do not overflow. Sums, differences and products are mended in torch 2.14.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from aotc.compiler.patches.machinery.patch import Patch
 from aotc.compiler.patches.machinery.replacing import replaced
@@ -65,6 +66,9 @@ def _wrapping(compute: Callable[[Any, Any], Any], symbol: str) -> Callable[[Any,
 
 
 def reproduce(patches: Torch) -> None:
+    def function(x: Tensor, y: Tensor, short: Tensor) -> Tensor:
+        return (-x > -y) & (short > 0)  # a loop with int16 is not of vectors
+
     smallest = torch.iinfo(torch.int32).min
-    x = torch.tensor([[1, smallest, 2], [5, 6, smallest], [smallest + 1, 7, 3]], dtype=torch.int32)
-    assert_same(patches.compiled, lambda x: (-x).argmax(0), x)
+    x = torch.tensor([1, smallest, 2], dtype=torch.int32)
+    assert_same(patches.compiled, function, x, x.flip(0) + 3, torch.ones(3, dtype=torch.int16))

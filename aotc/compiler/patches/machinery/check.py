@@ -121,7 +121,8 @@ def verdicts(names: Sequence[str], without_only: bool = False) -> dict[str, str]
     found |= outcomes(
         [Run(name, False, True) for name in names if found[Run(name, True, True)] < 0 and name in applied]
     )
-    statuses = {name: [code for run, code in found.items() if run.name == name] for name in names}
+    in_order = sorted(found, key=lambda run: not run.off)  # they end in any order
+    statuses = {name: [found[run] for run in in_order if run.name == name] for name in names}
     return {name: _verdict(statuses[name], name in applied) for name in names}
 
 

@@ -42,6 +42,13 @@ _GRADIENTS = (
 
 _HINTS: tuple[tuple[str, str], ...] = (
     (
+        r"LoweringException: GuardOnDataDependentSymNode",
+        "a size depends on a tensor's values, and this operator needs a fixed one: make tensors of a fixed size, and a "
+        "mask. For `repeat_interleave(x, counts)`, with `N` rows at most: `rows = torch.searchsorted(counts.cumsum(0), "
+        "torch.arange(N), right=True)`, then `x[rows.clamp(max=len(x) - 1)]`, of which `counts.sum()` rows count. Or "
+        "compile the parts around it: `aotc build MANIFEST --suggest-regions`",
+    ),
+    (
         r"GuardOnDataDependentSymNode|data-dependent|DataDependentOutputException|DynamicOutputShapeException|"
         r"PendingUnbackedSymbolNotFound|Could not guard on|Could not extract",
         "a branch or a size depends on a tensor's value: use torch.where or torch.cond for the branch, "
@@ -149,6 +156,15 @@ _HINTS_WITHIN: tuple[tuple[str, str, str], ...] = (
 """For failures within a part of torch: what the message says, the part, and the hint."""
 
 _PLAIN: tuple[tuple[str, str], ...] = (
+    (
+        r"^InductorError: LoweringException: GuardOnDataDependentSymNode: [^\n]*? data-dependent expression (.+?) "
+        r"\(unhinted: (?s:.+)\n\s*target: (\S+)(?s:.*)",
+        r"`\2` needs a fixed size, and `\1` depends on a tensor's values",
+    ),
+    (
+        r"^InductorError: LoweringException: (?P<what>(?s:.+))\n\s*target: (?P<operator>\S+)(?s:.*)",
+        r"torch's compiler fails at the operator `\g<operator>`: \g<what>",
+    ),
     (
         r"^DataDependentOutputException: (\S+?)(\.default)?$",
         r"forward takes a number or a bool from what `\1` computes, and a capture has no values",
@@ -310,7 +326,12 @@ _CPP_ERROR = re.compile(r"(?P<folder>\S*/)?(?P<rest>\S+:\d+:\d+: (?:fatal )?erro
 """An error line in a C++ compiler's output."""
 
 
+_ARGUMENTS = re.compile(r"(?m)^\s*(args\[\d+\]|kwargs): (?s:.*)")
+"""The arguments of an operator that fails in Inductor, as Inductor's own objects."""
+
+
 def _first_lines(text: str) -> str:
+    text = _ARGUMENTS.sub("", text)
     lines = [line for line in text.splitlines() if line.strip() and not _ADVICE.match(line)]
     if wrong := [found["rest"] for line in lines if (found := _CPP_ERROR.match(line.strip()))]:
         lines = [*lines[:1], *wrong]

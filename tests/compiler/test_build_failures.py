@@ -761,3 +761,44 @@ def test_a_tag_stays_on_its_bundle_where_a_unit_of_the_new_one_fails(
     (now,) = [entry.digest for entry in store.tags() if entry.model == "linear"]
     assert now != before
     assert f"#linear:latest  {now}  (only {len(others)} of {total} units)  (was {before})" in ran.stdout
+
+
+class InductorError(RuntimeError):
+    """As torch's of this name."""
+
+
+DUMP = """
+
+  target: aten.convolution.default
+  args[0]: TensorBox(
+    View(
+      PermuteView(data=StorageBox(
+  args[1]: TensorBox(StorageBox(
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        (
+            "GuardOnDataDependentSymNode: Could not extract specialized integer from data-dependent expression "
+            "4*Max(1, u0) (unhinted: 4*Max(1, u0)).  (Size-like symbols: u0)",
+            "compile: `aten.convolution.default` needs a fixed size, and `4*Max(1, u0)` depends on a tensor's values",
+        ),
+        (
+            "AssertionError: layouts",
+            "compile: torch's compiler fails at the operator `aten.convolution.default`: AssertionError: layouts",
+        ),
+    ],
+)
+def test_an_operator_that_inductor_cannot_lower_is_named_and_its_arguments_are_not_dumped(what: str, said: str) -> None:
+    failure = explain_failure(InductorError(f"LoweringException: {what}{DUMP}"), "compile")
+    assert failure.message == said
+    assert ("torch.searchsorted(counts.cumsum(0)" in failure.hint) is ("u0" in what)
+
+
+def test_the_way_out_of_a_size_that_depends_on_counts_has_its_rows() -> None:
+    x, counts = torch.arange(6.0).view(3, 2), torch.tensor([2, 0, 3])
+    rows = torch.searchsorted(counts.cumsum(0), torch.arange(8), right=True)
+    found = x[rows.clamp(max=len(x) - 1)][: counts.sum()]
+    assert torch.equal(found, torch.repeat_interleave(x, counts, 0))

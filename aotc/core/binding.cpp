@@ -18,7 +18,8 @@ PyObject* list_of(const std::vector<PyObject*>& values) {
 
 Binding::Binding(PyObject* spec)
     : ordered_(rows(spec, "ordered")),
-      sequences_(rows(spec, "sequences")),
+      lists_(rows(spec, "lists")),
+      tuples_(rows(spec, "tuples")),
       positional_(whole(field(spec, "positional"))),
       count_(whole(field(spec, "leaves"))),
       any_order_(field(spec, "any_order") == Py_True),
@@ -36,8 +37,9 @@ Binding::Node Binding::node_of(PyObject* tree) {
   if (PyLong_Check(tree)) {
     node.leaf = whole(tree);
   } else if (PyList_Check(tree)) {
-    node.kind = Node::SEQUENCE;
-    for (Py_ssize_t index = 0; index < PyList_Size(tree); index++)
+    bool is_tuple = PyList_Size(tree) && PyUnicode_Check(PyList_GetItem(tree, 0));  // ["tuple", …]
+    node.kind = is_tuple ? Node::TUPLE : Node::LIST;
+    for (Py_ssize_t index = is_tuple; index < PyList_Size(tree); index++)
       node.parts.push_back(node_of(PyList_GetItem(tree, index)));
   } else if (PyDict_Check(tree)) {
     node.kind = Node::MAPPING;
@@ -55,9 +57,9 @@ bool Binding::take(const Node& node, PyObject* value, Leaves& leaves) const {
     leaves.put(node.leaf, value);
     return true;
   }
-  if (node.kind == Node::SEQUENCE) {
+  if (node.kind != Node::MAPPING) {
     bool known = false;
-    for (PyObject* type : sequences_) known = known || reinterpret_cast<PyObject*>(Py_TYPE(value)) == type;
+    for (PyObject* type : node.kind == Node::TUPLE ? tuples_ : lists_) known = known || reinterpret_cast<PyObject*>(Py_TYPE(value)) == type;
     bool is_list = PyList_Check(value);
     if (!known || static_cast<size_t>(is_list ? PyList_Size(value) : PyTuple_Size(value)) != node.parts.size())
       return false;

@@ -29,7 +29,7 @@ class Binding {
 
  private:
   struct Node {  // where the leaves of one argument are: a leaf, a list of nodes, or a mapping of names to nodes
-    enum { LEAF, SEQUENCE, MAPPING } kind;
+    enum { LEAF, LIST, TUPLE, MAPPING } kind;
     size_t leaf = 0;
     std::vector<Node> parts;
     std::vector<PyObject*> names;
@@ -41,7 +41,7 @@ class Binding {
   bool in_order(PyObject* kwargs) const;
 
   std::vector<Parameter> parameters_;
-  std::vector<PyObject*> ordered_, sequences_;
+  std::vector<PyObject*> ordered_, lists_, tuples_;  // the classes that stand for a list and for a tuple
   std::vector<std::pair<size_t, PyObject*>> makers_;
   size_t positional_, count_;
   bool any_order_;

@@ -208,6 +208,8 @@ def table_of(call: CompiledCall) -> dict[str, Any]:
 def _binding_of(call: CompiledCall) -> dict[str, Any]:
     signature, variants = call.artifact.signature, call.artifact.variants
     leaves, parameters = signature.leaves, signature.parameters
+    from aotc.runtime.conversions.structured_arguments import SEQUENCES, TUPLES
+
     any_sequence, any_order = all(each.any_sequence for each in variants), all(each.any_order for each in variants)
     extras = [each.name for each in parameters if each.kind == "extra" and each.default is msgspec.UNSET]
 
@@ -228,7 +230,8 @@ def _binding_of(call: CompiledCall) -> dict[str, Any]:
         ),
         "positional": sum(each.kind in ("positional", "either") for each in parameters),
         "ordered": tuple(extras) if len(extras) > 1 and not any_order else (),
-        "sequences": (list, tuple, torch.Size) if any_sequence else (list,),
+        "lists": tuple(SEQUENCES) if any_sequence else (list,),
+        "tuples": tuple(SEQUENCES if any_sequence else TUPLES),
         "any_order": any_order,
         "leaves": len(leaves),
         "makers": tuple(call.makers),

@@ -134,7 +134,7 @@ def usual_arguments(name: str, batch: int) -> tuple[list[Any], dict[str, Any]]:
     if name != "structured":
         return [x, other], {}
     table = {"scale": torch.rand(batch, 4), "shift": other}
-    return [x, [x + 1, x + 2], table], {"positive": True, "output_attentions": None, "return_dict": None}
+    return [x, [x + 1, x + 2], table, (3, x)], {"positive": True, "output_attentions": None, "return_dict": None}
 
 
 def in_any_order(table: dict[str, Any], draw: random.Random) -> dict[str, Any]:
@@ -163,7 +163,10 @@ def structured(batch: int, draw: random.Random) -> tuple[list[Any], dict[str, An
         options[draw.choice([*options, "unknown"])] = draw.choice([True, False, None, 1, "x"])
     if draw.random() < 0.05:
         options.pop(draw.choice([*options]))
-    kwargs = {"table": table, **in_any_order(options, draw)}
+    at: Any = (3, tensor(4))
+    if draw.random() < 0.1:
+        at = draw.choice([[*at], at[:1], (3.0, at[1]), (4, at[1]), None, torch.Size([3, 4])])
+    kwargs = {"table": table, "at": at, **in_any_order(options, draw)}
     if draw.random() < 0.5:
         kwargs["mask"] = draw.choice([None, tensor(4), tensor(4)])
     return [tensor(4), pair], in_any_order(kwargs, draw)

@@ -101,12 +101,18 @@ class Answer(ModelOutput):
 
 
 class Structured(Pair):
-    """Takes arguments as models of libraries do: a list, a table, several through `**kwargs`, a tensor by default."""
+    """Takes a list, a table, a tuple, a tensor that may be left out, and several arguments through `**kwargs`."""
 
     def forward(
-        self, x: Tensor, pair: list[Tensor], table: dict[str, Tensor], mask: Tensor | None = None, **options: Any
+        self,
+        x: Tensor,
+        pair: list[Tensor],
+        table: dict[str, Tensor],
+        at: tuple[int, Tensor],
+        mask: Tensor | None = None,
+        **options: Any,
     ) -> Answer:
-        y = self.linear(x) * pair[0] + pair[1] * table["scale"]
+        y = self.linear(x) * pair[0] + pair[1] * table["scale"] + at[0] * at[1]
         if mask is not None:
             y = y * mask
         return Answer(states=y if options.get("positive") else -y, other=table["shift"] + 1)

@@ -17,7 +17,7 @@ from torch import ones
 from aotc.errors import MissError
 from aotc.records import ConstantLeaf, Parameter, Signature, TensorLeaf
 from aotc.runtime.bind import StructureMismatch, make_binder
-from aotc.runtime.conversions.left_out import with_defaults
+from aotc.runtime.conversions.left_out import makers_of, with_defaults
 from aotc.runtime.explain.values import describe
 
 KINDS = {
@@ -167,7 +167,7 @@ def test_none_and_an_empty_dict_bind_alike_only_where_the_model_was_seen_to_do_t
 def test_a_tensor_that_is_left_out_is_filled_by_its_default_at_the_sizes_of_the_others() -> None:
     leaves = (TensorLeaf("ids", "int64", ("n", 3)), TensorLeaf("mask", "bool", (2, "n", 1), default=1))
     signature = Signature((Parameter("ids", 0), Parameter("mask", 1, default=None)), leaves)
-    bind = with_defaults(make_binder(signature), signature, torch.device("cpu"))
+    bind = with_defaults(make_binder(signature), makers_of(signature, torch.device("cpu")))
     ids, mask = torch.zeros(5, 3, dtype=torch.int64), torch.zeros(2, 5, 1, dtype=torch.bool)
     for args in ([ids], [ids, None]):
         _, made = bind(args, {})

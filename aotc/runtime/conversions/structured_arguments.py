@@ -20,8 +20,8 @@ def check_order(kwargs: Mapping[str, Any], extras: Sequence[str]) -> None:
 
 
 Reader = Callable[[Any, Leaves], None]
-_SEQUENCES = frozenset({list, tuple, torch.Size})
-_TUPLES = frozenset({tuple, torch.Size})
+SEQUENCES = frozenset({list, tuple, torch.Size})
+TUPLES = frozenset({tuple, torch.Size})
 
 
 def reader_of(parameter: Parameter, any_sequence: bool, any_order: bool, empty_is_none: bool) -> Reader:
@@ -48,7 +48,7 @@ def _reader(tree: Any, path: str, any_sequence: bool, any_order: bool) -> Reader
         return take
     if isinstance(tree, list):
         is_tuple = tree[:1] == [TUPLE]
-        kinds = _SEQUENCES if any_sequence else _TUPLES if is_tuple else frozenset({list})
+        kinds = SEQUENCES if any_sequence else TUPLES if is_tuple else frozenset({list})
         kind, items = ("tuple", tree[1:]) if is_tuple else ("list", tree)
         count = len(items)
         parts = [_reader(part, f"{path}[{index}]", any_sequence, any_order) for index, part in enumerate(items)]

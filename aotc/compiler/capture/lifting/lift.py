@@ -363,13 +363,33 @@ class _Lifting:
         for copy, buffer in zip(assigned, buffers, strict=True):
             if kind_of(copy) != kind_of(buffer):
                 raise becomes_another(self.argument_of[buffer.name].state, buffer, copy)
+        wholes: dict[fx.Node, fx.Node] = {}
         for user in (*assigned, self.graph.output_node()):
             for value in user.all_input_nodes:
-                if base_of(value) in buffers and value is not user.args[0]:
+                base = base_of(value)
+                if base is not None and base in buffers and value is not user.args[0]:
                     with self.graph.inserting_before(assigned[0]):
-                        kept = self.graph.call_function(torch.ops.aten.clone.default, (value,))
-                    kept.meta = {**value.meta, "val": value.meta["val"].clone()}  # in memory of its own
-                    user.replace_input_with(value, kept)
+                        if base not in wholes:
+                            wholes[base] = self._cloned(base)
+                        user.replace_input_with(value, self._view_of_clone(wholes[base], base, value))
+
+    def _cloned(self, value: fx.Node) -> fx.Node:
+        kept: fx.Node = self.graph.call_function(torch.ops.aten.clone.default, (value,))
+        kept.meta = {**value.meta, "val": value.meta["val"].clone()}  # in memory of its own
+        return kept
+
+    def _view_of_clone(self, clone: fx.Node, base: fx.Node, value: fx.Node) -> fx.Node:
+        """What is to a clone what a value is to its base; a clone of the value where the elements lie otherwise."""
+        whole, own, copied = (each.meta["val"] for each in (base, value, clone))
+        if own.dtype != whole.dtype or own.is_conj() or own.is_neg() or copied.stride() != whole.stride():
+            return self._cloned(value)
+        if form_of(base) == form_of(value) and own.storage_offset() == whole.storage_offset():
+            return clone
+        offset = own.storage_offset() - whole.storage_offset()
+        form = list(own.shape), list(own.stride()), offset
+        view: fx.Node = self.graph.call_function(torch.ops.aten.as_strided.default, (clone, *form))
+        view.meta = {**value.meta, "val": copied.as_strided(*form)}
+        return view
 
     def _refuse_shared(self, written: Container[str]) -> None:
         """Raises BuildError where tensors that the model uses share memory, and it writes to one of them."""

@@ -15,6 +15,7 @@
 namespace aotc {
 namespace {
 
+constexpr long INTERFACE = 1;  // of the tables: `INTERFACE` of aotc/runtime/native.py
 constexpr size_t MOST_PLANS = 16384;
 
 using Row = std::array<long, 4>;  // calls, padded calls, elements of the inputs, elements that ran: as of `Counters`
@@ -477,7 +478,9 @@ PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_evaluator", nullptr, -1, meth
 PyMODINIT_FUNC PyInit__evaluator() {
   PyObject* module = PyModule_Create(&aotc::definition);
   PyObject* type = module ? PyType_FromSpec(&aotc::spec_of_evaluator) : nullptr;
-  if (!type || PyModule_AddObjectRef(module, "Evaluator", type)) return nullptr;
+  if (!type || PyModule_AddObjectRef(module, "Evaluator", type) ||
+      PyModule_AddIntConstant(module, "INTERFACE", aotc::INTERFACE))
+    return nullptr;
   Py_DECREF(type);
   return module;
 }

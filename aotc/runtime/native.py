@@ -35,6 +35,9 @@ from aotc.runtime.libraries.library import CLibrary
 from aotc.runtime.state.weights import State
 from aotc.tensors.layouts import strides_in, with_strides
 
+INTERFACE = 1
+"""Of the tables that the extension reads: of another number, it was compiled before this module changed them."""
+
 _log = logging.getLogger("aotc")
 
 
@@ -65,6 +68,8 @@ def load_core() -> Any:
     """The extension module. Raises ImportError where it was not built, where its door does not find what it reads of
     torch, or where it reads something else than Python does."""
     core = importlib.import_module("aotc.core._evaluator")
+    if getattr(core, "INTERFACE", 0) != INTERFACE:
+        raise ImportError("aotc.core was compiled from other sources than these: install aotc again")
     samples = _samples()
     core.open(tuple((each, torch._C._dispatch_keys(each).raw_repr(), each._cdata) for each in samples))
     with torch.inference_mode(False):

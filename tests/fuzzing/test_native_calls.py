@@ -197,13 +197,14 @@ with torch.no_grad():
     assert done.stdout == "0\n", done.stderr
 
 
-@pytest.mark.parametrize("name", ["open", "described", "modes"])
+@pytest.mark.parametrize("name", ["INTERFACE", "open", "described", "modes"])
 def test_a_door_that_reads_something_else_than_python_is_not_opened(
     store: Path, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As in a torch whose tensors lie otherwise: Python makes every call, and the log says why."""
     core = importlib.import_module("aotc.core._evaluator")
-    answers = {
+    answers: dict[str, Any] = {
+        "INTERFACE": 0,
         "open": lambda *_: (_ for _ in ()).throw(ImportError("torch exports no such name")),
         "described": lambda tensor: (0, [3], [1], 8, 1, -1, False),
         "modes": lambda: (0, 0, True, True),

@@ -166,7 +166,10 @@ _BUILDERS = (
     ),
     *(f"compiler/{name}.py" for name in ("messages", "planning/sources", "rank_kinds", "unit")),
     *(f"compiler/{name}.py" for name in ("publish/record", "smoke/launch", "workers/compile_worker", "workers/forks")),
-    *(f"{name}.py" for name in ("adapters", "constants", "expressions", "picks", "syntax")),
+    *(
+        f"{name}.py"
+        for name in ("adapters", "constants", "expressions", "picks", "strided_views", "syntax", "versions")
+    ),
     "reads/*",
     "machine/*",
     *(f"manifest/{name}.py" for name in ("inputs", "recorded_values", "sizes")),

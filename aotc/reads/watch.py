@@ -179,6 +179,9 @@ class ModuleWatch:
             is_same = False  # an attribute may be gone; what a reader gives may be neither equal nor unequal
         if is_same:
             return
+        if self._only_classes_differ(seen):
+            self.refresh()
+            return
         from aotc.reads.watch_issues import changes
 
         if issues := changes(seen, self):
@@ -188,6 +191,15 @@ class ModuleWatch:
                 hint="set it back, or build the module as it is now; compiled.refresh() compares all of it anew",
             )
         self.refresh()
+
+    def _only_classes_differ(self, seen: Seen) -> bool:
+        """Whether a class of the parts has got or lost attributes, none of which hides an entry: torch's compiler marks
+        `nn.Module` so where eager calls it, as for a `torch.cond`."""
+        of_parts = seen.facts.lengths[: len(seen.tree.parts)]
+        try:
+            return seen.facts._replace(lengths=of_parts).hold() and _tree(self.module).hidden == seen.tree.hidden
+        except (RuntimeError, ValueError, TypeError, AttributeError):
+            return False
 
 
 def look_inside(slots: Iterable[Slot], parts: Collection[int]) -> dict[str, Any]:

@@ -63,7 +63,7 @@ class Model(nn.Module):
         one, other = torch.cond(x.sum() > 0, lambda x: (x, x), lambda x: (x[:], x * 2), (x,))
         self.memory[at] = row
         self.memory[at, 1:] = row[:1]
-        return one, other + 1, self.memory * 2
+        return one + 1, other + 1, self.memory * 2
 """
 
 

@@ -93,11 +93,16 @@ class ManyOperators(nn.Module):
 def test_a_generated_wrapper_drops_no_error_code() -> None:
     """Of the functions that torch declares to return an AOTITorchError."""
     found: list[str] = []
+
+    def compiled(cls: type, graph: Any, wrapper: str, *args: Any, **kwargs: Any) -> list[str]:
+        found.append(wrapper)
+        return []
+
     index = torch.zeros(8, 8, dtype=torch.int64)
     captured = torch.export.export(ManyOperators().eval(), (torch.rand(8, 8), index, index[0]))
     with (
         torch.no_grad(),
-        mock.patch.object(AotCodeCompiler, "compile", lambda graph, wrapper, *a, **k: found.append(wrapper) or []),
+        mock.patch.object(AotCodeCompiler, "compile", classmethod(compiled)),
         operator_errors.apply(),
     ):
         options = {"aot_inductor.package": True}

@@ -228,7 +228,7 @@ def test_an_iterator_that_has_ended_is_found_by_the_trace() -> None:
         check_repeated_calls(module, signature, captured.mutated_state, kept, [x])
         result = check_second_call(module, signature, captured.mutated_state, kept, [x], [x])
         with pytest.raises(BuildError, match="output 0 differs from eager"):
-            check_traced(module, signature, captured, kept, [x], result)
+            check_traced(module, signature, captured, kept, [x], result, {})
 
 
 def random_operators(self: Any, x: Tensor) -> Tensor:

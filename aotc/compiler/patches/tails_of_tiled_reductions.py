@@ -26,6 +26,7 @@ PATCH = Patch(
     operators=(
         *("aten.sum", "aten.mean", "aten.prod", "aten.amax", "aten.amin", "aten.max", "aten.min", "aten.aminmax"),
         *("aten.argmax", "aten.argmin", "aten.any", "aten.var", "prims.xor_sum"),
+        *("aten.bmm", "aten.mm"),  # of few elements: Inductor makes them a product and a sum
     ),
     device="cpu",
     upstream="pytorch#196681",

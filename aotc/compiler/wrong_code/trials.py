@@ -75,6 +75,7 @@ def in_fork(call: Callable[[], Any], seconds: float = SECONDS) -> Any:
 
 def _answer(call: Callable[[], Any], writing: int) -> None:
     """Write what the function returns, or why it raised; ends this process."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the handler that a build has is the build's
     try:
         answer, status = pickle.dumps(call()), 0
     except BaseException as error:

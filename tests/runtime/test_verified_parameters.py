@@ -239,7 +239,7 @@ def test_a_result_that_the_next_call_changes_is_found_unless_eager_s_is_too(
         comparison.eager.register_forward_hook(lambda _module, _args, output: own.copy_(output))
     report = verified(job, comparison)
     assert report.status == ("ok" if eager_too else "failed")
-    assert eager_too or "output lies in the memory of output of the call before" in report.detail
+    assert eager_too or "output of one call is changed by the next call" in report.detail
 
 
 @pytest.mark.parametrize("eager_too", [False, True])

@@ -265,7 +265,9 @@ def test_an_audit_names_the_live_tags_with_an_advisory_and_no_others(audited: St
     ]
     assert len(found_in(f"file://{audited.path}")) == 1
     text = audit("--store", audited.path)
-    assert "4 artifacts by 39 advisories: found 1 that apply, 0 that may apply" in text.stdout and text.exit_code == 1
+    count = len(own_feed().advisories)
+    assert f"4 artifacts by {count} advisories: found 1 that apply, 0 that may apply" in text.stdout
+    assert text.exit_code == 1
     assert f"{known.id}: {known.summary} (patch `rounded_quotients`; fixed in aotc 0.2.0)" in text.stdout
 
 
@@ -310,7 +312,7 @@ def test_a_published_feed_serves_an_older_aotc(audited: Store, tmp_path: Path, m
     newer = Feed(FEED_VERSION, (*own_feed().advisories, advisory(operators=("aten.add.",))))
     monkeypatch.setattr("aotc.advisories.own_feed", lambda: newer)
     published = audit("--publish", audited.path, "--sign", private, "--expires", "30d")
-    assert published.exit_code == 0 and "published 40 advisories" in published.stdout
+    assert published.exit_code == 0 and f"published {len(newer.advisories)} advisories" in published.stdout
     monkeypatch.undo()
     monkeypatch.setenv("AOTC_CACHE_DIR", str(tmp_path / "cache"))
     assert {one["model"] for one in found_in(audited.path)} == {"hit"}

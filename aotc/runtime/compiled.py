@@ -57,7 +57,7 @@ class Compiled(nn.Module):
 
     As in eager: what the model writes to an input or a buffer is written to the caller's and the module's own tensor,
     through padding and copies too; an output that is an input or a buffer is that very object; an output that is a view
-    of an input shares its memory, unless the input was padded or copied into the compiled layout. Compiled outputs
+    of an input shares its memory, also where the input was padded or copied into the compiled layout. Compiled outputs
     require a gradient only of a model with `train: true`, whose results are copies where they would be views; what
     `on_miss="eager"` computes does, outside `torch.no_grad()`. Random operators draw
     from torch's generator, so `torch.manual_seed` makes calls repeat, but their numbers are not those that eager draws

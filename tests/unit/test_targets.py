@@ -29,8 +29,9 @@ def test_a_cuda_target_and_its_capability_say_the_same(name: str, capability: st
 @pytest.mark.parametrize(
     "name", ["", "native", "cpu", "cuda:", "cuda:sm_9", "cuda:sm_90a", "cuda:90", "cpu:x86-64-v2", "CPU:amx"]
 )
-def test_other_names_are_refused_and_the_known_ones_listed(name: str) -> None:
-    with pytest.raises(ValueError, match="cpu:x86-64-v3"):
+def test_other_names_are_refused(name: str) -> None:
+    """Who asks lists the known ones: a manifest, in its hint."""
+    with pytest.raises(ValueError, match=f"`{name}` is not a target"):
         parse_target(name)
 
 

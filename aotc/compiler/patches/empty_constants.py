@@ -51,8 +51,10 @@ def reproduce(patches: Torch) -> None:
             self.weights = nn.Buffer(weights)
 
         def forward(self, x: Tensor) -> Any:
-            return x * 2, self.weights.sum() * 2, self.weights[:, 1:]
+            return x * 2, self.weights.sum() * 2, self.weights[:, 1:], self.weights * 3, self.weights * 4
 
     model = Model()
     compiled = patches.library(model, torch.ones(8), freezing=True)
-    torch.testing.assert_close(compiled(torch.ones(8))[1], weights.sum() * 2)
+    torch.testing.assert_close(
+        compiled(torch.ones(8))[1:], [weights.sum() * 2, weights[:, 1:], weights * 3, weights * 4]
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 MODEL = """
@@ -77,6 +78,19 @@ def test_branches_return_operands_and_a_row_is_set_by_an_integer_tensor(compile_
             given = sign * torch.rand(4), torch.tensor(step - 1), torch.randn(3, 2)
             torch.testing.assert_close(compiled(*given), eager(*given))
     assert torch.equal(module.memory, eager.memory)
+
+
+def test_an_operand_that_a_branch_gives_back_as_a_result_is_refused(compile_model: Any) -> None:
+    """Eager's is a view of the input, and torch's compiler makes a copy."""
+    with pytest.raises(AssertionError, match="share memory otherwise than the model's"):
+        compile_model(
+            GIVEN_BACK.replace("return one + 1", "return one"),
+            inputs={
+                "x": {"shape": [4]},
+                "at": {"shape": [], "dtype": "int64", "init": {"randint": [0, 4]}},
+                "row": {"shape": [3, 2]},
+            },
+        )
 
 
 def test_branches_read_what_is_a_part_of_a_concatenation_where_it_lies(compile_model: Any) -> None:

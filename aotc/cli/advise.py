@@ -19,10 +19,10 @@ from aotc.cli.output import duration, echo, echo_lines, notice, print_json, prin
 
 if TYPE_CHECKING:
     from aotc.tools.advise import Advice, Trace
-    from aotc.tools.advise.advice import Plan
+    from aotc.tools.advise.advice import BucketPlan
     from aotc.tools.advise.costs import Measurements
     from aotc.tools.advise.today import Today
-    from aotc.tools.advise.trace import Shape
+    from aotc.tools.advise.trace import DimSizes
 
 DEFAULT_BUCKETS = 8
 
@@ -234,7 +234,7 @@ class _Measured(NamedTuple):
     seconds: float | None = None
 
 
-def _cost(trace: Trace, expression: str | None, measured: _Measured | None) -> tuple[Callable[[Shape], float], str]:
+def _cost(trace: Trace, expression: str | None, measured: _Measured | None) -> tuple[Callable[[DimSizes], float], str]:
     """What a call costs, and in what: `elements`, the expression, or `ms`."""
     from aotc.tools.advise.costs import elements, expression_cost, fit_latency
 
@@ -327,6 +327,6 @@ def _show(advice: Advice, unit: str, today: Today | None, seconds: float | None)
     echo_lines(manifest_block(advice), nl=False)
 
 
-def _mean(advice: Advice, plan: Plan) -> str:
+def _mean(advice: Advice, plan: BucketPlan) -> str:
     covered = plan.coverage * advice.calls
     return f"{plan.cost / covered:,.4g}" if covered else "-"

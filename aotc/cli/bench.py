@@ -19,10 +19,10 @@ from aotc.cli.signals import ctrl_c_kept, end_on_sigterm, in_words, limited
 from aotc.errors import AotcError, one_line
 
 if TYPE_CHECKING:
-    from aotc.tools.bench.comparison import Comparison, Latency
+    from aotc.tools.bench.comparison import Latency, LatencyRatio
     from aotc.tools.bench.measurements import BenchReport, BucketReport, TraceReport
     from aotc.tools.bench.run import Said
-    from aotc.tools.bench.subject import Subject
+    from aotc.tools.bench.subject import BenchSubject
 
 MOST_BUCKETS = 4
 """Buckets that are measured if none are named."""
@@ -147,7 +147,7 @@ def bench(
     model must have been built. Run nothing else meanwhile. Figures are shown as they are measured, those of contenders
     that do not compile first. Ctrl-C, SIGTERM and --limit end with the report of what was measured until then.
     """
-    from aotc.tools.bench.run import Options
+    from aotc.tools.bench.run import BenchOptions
     from aotc.tools.bench.run import bench as measure
 
     end_on_sigterm()
@@ -162,7 +162,7 @@ def bench(
         with limited(limit - (time.monotonic() - began), reached), _progress() as say:
             while subject is not None:
                 chosen = subject.chosen(buckets) if buckets else subject.buckets[:MOST_BUCKETS]
-                options = Options(
+                options = BenchOptions(
                     contenders,
                     tuple(chosen),
                     starts,
@@ -204,7 +204,7 @@ def _give(reports: Sequence[BenchReport], page: Path | None, as_json: bool) -> N
         _show(report)
 
 
-def _subjects(what: str, store_path: Path, models: Sequence[str], tag: str | None) -> Iterator[Subject]:
+def _subjects(what: str, store_path: Path, models: Sequence[str], tag: str | None) -> Iterator[BenchSubject]:
     from aotc.store.reference import parse_reference
     from aotc.tools.bench.subject import subject_of, subjects_of_manifest
 
@@ -217,7 +217,7 @@ def _subjects(what: str, store_path: Path, models: Sequence[str], tag: str | Non
         yield subject_of(what, where)
 
 
-def _trace(path: Path, subject: Subject, calls: int) -> list[dict[str, int]]:
+def _trace(path: Path, subject: BenchSubject, calls: int) -> list[dict[str, int]]:
     """Calls drawn from a trace by how often each size came; the same ones each time."""
     from aotc.tools.advise import read_trace
 
@@ -343,7 +343,7 @@ def _show_bucket(bucket: BucketReport, subject: str) -> None:
     echo(f"{bucket.bucket}" + (f" at {at}" if at != bucket.bucket and at else ""))
     threads = sorted({number for each in bucket.throughput.values() for number in each})
     launched = any(one.host is not None for one in bucket.launches.values())
-    verdicts: dict[str, Comparison] = {comparison.other: comparison for comparison in bucket.comparisons}
+    verdicts: dict[str, LatencyRatio] = {comparison.other: comparison for comparison in bucket.comparisons}
     rows = []
     for name in {**bucket.latencies, **bucket.throughput}:
         latency, launches = bucket.latencies.get(name), bucket.launches.get(name)

@@ -45,7 +45,7 @@ ASK_ABOVE = 100
 
 
 @dataclass(frozen=True)
-class Options:
+class BuildOptions:
     """The options of the command line."""
 
     manifest: Path
@@ -175,7 +175,7 @@ def build(**given: Any) -> None:
     from aotc.compiler.workers.forks import ForkServers
 
     settings = Settings(**{name: given.pop(name) for name in Settings.__struct_fields__})
-    options = Options(settings=settings, **given)
+    options = BuildOptions(settings=settings, **given)
     if options.check and options.executor_name != "local":
         raise click.UsageError(f"--check compiles on this machine: leave out --executor {options.executor_name}")
     if options.fix_buckets and (options.check or options.suggest_regions):
@@ -209,7 +209,7 @@ def import_pipeline() -> Any:
         return importlib.import_module("aotc.compiler.pipeline")
 
 
-def request_of(options: Options, manifest: Manifest) -> BuildRequest:
+def request_of(options: BuildOptions, manifest: Manifest) -> BuildRequest:
     """Raises ManifestError, BuildError, UsageError for options that are wrong, or do not go together."""
     from aotc.compiler.mistakes import check_settings
     from aotc.compiler.planning.shards import parse_shard
@@ -227,7 +227,7 @@ def request_of(options: Options, manifest: Manifest) -> BuildRequest:
     )
 
 
-def _cluster(options: Options) -> RayOptions | None:
+def _cluster(options: BuildOptions) -> RayOptions | None:
     if options.executor_name == "local":
         if options.address or options.asks or options.runtime_env or options.wait_for_nodes:
             raise click.UsageError("--address, --ask, --runtime-env and --wait-for-nodes go with --executor ray")
@@ -247,7 +247,7 @@ def _picks_to_take(path: Path | None, locked: bool) -> PickFile | None:
     return read_picks_file(path) if path else None
 
 
-def _build(options: Options, request: BuildRequest, servers: ForkServers) -> None:
+def _build(options: BuildOptions, request: BuildRequest, servers: ForkServers) -> None:
     from aotc.compiler.pipeline import build
 
     shown = Shown(options, request.picks)
@@ -260,7 +260,7 @@ def _build(options: Options, request: BuildRequest, servers: ForkServers) -> Non
     sys.exit(1 if report.failed else 0)
 
 
-def _check(options: Options, request: BuildRequest) -> None:
+def _check(options: BuildOptions, request: BuildRequest) -> None:
     from aotc.compiler.rebuild_check import check
 
     checked = check(request, Shown(options))
@@ -268,7 +268,7 @@ def _check(options: Options, request: BuildRequest) -> None:
     sys.exit(0 if all(unit.same for unit in checked) else 1)
 
 
-def _dry_run(options: Options, request: BuildRequest) -> None:
+def _dry_run(options: BuildOptions, request: BuildRequest) -> None:
     from aotc.compiler.pipeline import plan_build
     from aotc.compiler.planning.estimate import estimate
     from aotc.compiler.publish.url_store import place_of
@@ -282,7 +282,7 @@ def _dry_run(options: Options, request: BuildRequest) -> None:
         echo(totals(planned, estimate(place.opened(), planned), options.settings.jobs or 1))
 
 
-def _fix_buckets(options: Options, manifest: Manifest) -> Manifest:
+def _fix_buckets(options: BuildOptions, manifest: Manifest) -> Manifest:
     """Write the manifest with buckets that can be captured, unless this is a dry run, and read it again."""
     import_pipeline()
     from aotc.compiler.fix_buckets import fix_buckets
@@ -336,7 +336,7 @@ def _is_new(manifest: Manifest, store_path: Path | str, tag: str) -> bool:
 class Shown:
     """A build as a person sees it: a `Watcher`."""
 
-    def __init__(self, options: Options, picks: PickFile | None = None) -> None:
+    def __init__(self, options: BuildOptions, picks: PickFile | None = None) -> None:
         self._options = options
         self._picks = picks
         self.plan: list[PlannedUnit] = []

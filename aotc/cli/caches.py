@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from aotc.store.reference import Reference
     from aotc.store.remote.transfer import OnEvent
     from aotc.tools.caches.restore import Restored
-    from aotc.tools.caches.save import Saved
+    from aotc.tools.caches.save import SavedCache
 
 _cache_option = click.option(
     "--cache",
@@ -87,7 +87,7 @@ def save(ref: str, given: Sequence[str], code: str, prune: Path | None, store_pa
         echo(f"  hint: export {HEADERS}=0 where the program compiles, where it is saved, and where it starts", err=True)
 
 
-def _saved(ref: str, given: Sequence[str], code: str, prune: Path | None, store_path: Path | str) -> Saved:
+def _saved(ref: str, given: Sequence[str], code: str, prune: Path | None, store_path: Path | str) -> SavedCache:
     from aotc.tools.caches.folders import cache_folders
     from aotc.tools.caches.origin import this_origin
     from aotc.tools.caches.receipt import read
@@ -101,7 +101,7 @@ def _saved(ref: str, given: Sequence[str], code: str, prune: Path | None, store_
         return save_as(reference, where, folders, origin, receipt, on_event)
 
 
-def _show_saved(saved: Saved, given: Sequence[str], err: bool) -> None:
+def _show_saved(saved: SavedCache, given: Sequence[str], err: bool) -> None:
     from aotc.tools.caches.folders import cache_folders
 
     echo(f"saved {saved.reference}  {saved.digest}", err=err)

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from aotc.cli.output import echo, print_table, progress_console
 
 if TYPE_CHECKING:
-    from aotc.tools.bench.subject import Subject
+    from aotc.tools.bench.subject import BenchSubject
     from aotc.tools.gate.document import Gate
     from aotc.verification import Limit
     from aotc.verify.verdicts import Report
 
 
 def limits_by_bundle(
-    gate: Gate, folder: Path, subjects: Sequence[Subject], reports: Sequence[Report], where: str, quiet: bool
+    gate: Gate, folder: Path, subjects: Sequence[BenchSubject], reports: Sequence[Report], where: str, quiet: bool
 ) -> dict[str, list[Limit]]:
     """The limits of each bundle, by its digest. Raises as `limits_of` does."""
     from aotc.tools.gate.limits import limits_of

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from aotc.amounts import counted
-from aotc.cli.build import Options, Shown, import_pipeline, request_of
+from aotc.cli.build import BuildOptions, Shown, import_pipeline, request_of
 from aotc.cli.build_output import failures_shown, show_failure
 from aotc.cli.output import echo
 
@@ -64,7 +64,7 @@ def tune(
     with tempfile.TemporaryDirectory(prefix="aotc-tune-") as folder:
         store = Path(folder) / "store"
         settings = Settings(force=True, jobs=jobs)
-        options = Options(manifest, store, settings, models, TAG, targets=targets, picks_path=picks_path, yes=True)
+        options = BuildOptions(manifest, store, settings, models, TAG, targets=targets, picks_path=picks_path, yes=True)
         request = request_of(options, read)
         shown = _Tuning(options, request.picks)
         with failures_shown(shown.outcomes, shown.plan):

@@ -19,7 +19,7 @@ from aotc.errors import one_line
 
 if TYPE_CHECKING:
     from aotc.store.signing.keys import PrivateKey
-    from aotc.tools.bench.subject import Subject
+    from aotc.tools.bench.subject import BenchSubject
     from aotc.tools.gate.document import Gate
     from aotc.verification import Limit
     from aotc.verify.verdicts import Report
@@ -142,7 +142,7 @@ def _check_gate(gate: Gate, path: Path, where: str, what: str, models: Sequence[
     check_inputs(gate, path, where, manifest)
 
 
-def _subjects(what: str, models: Sequence[str], where: str, tag: str) -> list[Subject]:
+def _subjects(what: str, models: Sequence[str], where: str, tag: str) -> list[BenchSubject]:
     from aotc.tools.bench.subject import subject_of, subjects_of_manifest
 
     if is_manifest(Path(what)):

@@ -19,11 +19,11 @@ from aotc.cli import main
 from aotc.tools.bench.caches import FOLDERS, own_caches
 from aotc.tools.bench.comparison import compare, latency_of
 from aotc.tools.bench.contenders import CONTENDERS, with_sources
-from aotc.tools.bench.measurements import BenchReport, BucketReport, Measured, Replayed, TraceReport
+from aotc.tools.bench.measurements import BenchReport, BucketReport, ContenderMeasurements, Replayed, TraceReport
 from aotc.tools.bench.messages import Counted, Launches, Started, Used
 from aotc.tools.bench.page import render_page
-from aotc.tools.bench.run import Options, Said
-from aotc.tools.bench.subject import Sizes
+from aotc.tools.bench.run import BenchOptions, Said
+from aotc.tools.bench.subject import CalledSizes
 
 
 def test_a_contender_brings_the_one_whose_caches_it_starts_from() -> None:
@@ -54,9 +54,11 @@ def started(first_call: float, *compilers: str, gpu: int | None = None) -> Start
 
 def sample(name: str = "tiny", failure: str = "") -> BenchReport:
     eager, cold, ours = (
-        Measured("eager", "eager", [started(0.02)] * 6, Used(1, None, 0, (), 0)),
-        Measured("default", "torch.compile default, cold", [started(14.0, "torch._dynamo")], failure=failure),
-        Measured("aotc", "aotc", [started(0.01)] * 6, Used(1, None, 0, (), 0)),
+        ContenderMeasurements("eager", "eager", [started(0.02)] * 6, Used(1, None, 0, (), 0)),
+        ContenderMeasurements(
+            "default", "torch.compile default, cold", [started(14.0, "torch._dynamo")], failure=failure
+        ),
+        ContenderMeasurements("aotc", "aotc", [started(0.01)] * 6, Used(1, None, 0, (), 0)),
     )
     rounds = {"eager": 2.0, "default": 1.02, "aotc": 1.0}
     latencies = {name: latency_of([[ms * (1 + 0.01 * n) for n in range(20)]] * 6) for name, ms in rounds.items()}
@@ -213,7 +215,7 @@ def test_what_is_stopped_shows_what_was_measured_and_says_how_it_ended(
 def test_the_time_of_the_calls_is_known_beforehand() -> None:
     """15 rounds of 0.2 s for two contenders and the second eager, and 0.6 s for each with 1, 2 and 4 threads. One
     that compiles is timed beside the subject."""
-    options = Options(buckets=(Sizes("batch=1", {"batch": 1}), Sizes("batch=4", {"batch": 4})))
+    options = BenchOptions(buckets=(CalledSizes("batch=1", {"batch": 1}), CalledSizes("batch=4", {"batch": 4})))
     assert options.seconds_of_calls(2) == pytest.approx(2 * (15 * 0.2 * 3 + 3 * 0.6 * 2))
     assert options.seconds_of_calls(1) == pytest.approx(2 * (15 * 0.2 * 2 + 3 * 0.6))
 

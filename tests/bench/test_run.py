@@ -17,11 +17,22 @@ from aotc.records import Signature
 from aotc.tools.bench import run
 from aotc.tools.bench.contenders import CONTENDERS
 from aotc.tools.bench.measurements import BenchReport
-from aotc.tools.bench.messages import Burst, Calls, Counted, Job, Launches, Profile, SaveMega, Started, Timed, Used
+from aotc.tools.bench.messages import (
+    Burst,
+    Calls,
+    ContenderJob,
+    Counted,
+    Launches,
+    Profile,
+    SaveMega,
+    Started,
+    Timed,
+    Used,
+)
 from aotc.tools.bench.page import render_page
-from aotc.tools.bench.run import Options, bench
+from aotc.tools.bench.run import BenchOptions, bench
 from aotc.tools.bench.session import ContenderFailed
-from aotc.tools.bench.subject import Sizes, Subject
+from aotc.tools.bench.subject import BenchSubject, CalledSizes
 
 MS = {"eager": 2.0, "default": 1.5, "max-autotune": 1.0, "aotc": 1.0}
 
@@ -37,14 +48,14 @@ class Processes:
         self.started: list[tuple[str, Path]] = []
         self.open: list[str] = []
 
-    def session(self, job: Job, caches: Path, work: Path) -> Any:
+    def session(self, job: ContenderJob, caches: Path, work: Path) -> Any:
         return Session(self, job, caches)
 
 
 class Session:
     """Calls take as long as MS says, in every round of a bucket half as much more: the machine becomes slower."""
 
-    def __init__(self, processes: Processes, job: Job, caches: Path) -> None:
+    def __init__(self, processes: Processes, job: ContenderJob, caches: Path) -> None:
         self.processes, self.name, self.calls = processes, job.contender, 0
         processes.started.append((job.contender, caches))
         if job.contender in processes.failing:
@@ -77,7 +88,7 @@ class Session:
     kill = close
 
 
-SUBJECT = Subject(
+SUBJECT = BenchSubject(
     ModelSpec("tiny", "models:Tiny", {}, ({"batch": 1},)),
     Path(),
     "s#tiny",
@@ -88,9 +99,9 @@ SUBJECT = Subject(
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, processes: Processes, **options: Any) -> BenchReport:
-    monkeypatch.setattr(run, "Session", processes.session)
+    monkeypatch.setattr(run, "ContenderProcess", processes.session)
     monkeypatch.setattr(run._Bench, "_prepare", lambda self: None)
-    report = bench(SUBJECT, Options(buckets=(Sizes("batch=1", {"batch": 1}),), threads=(1, 2), **options))
+    report = bench(SUBJECT, BenchOptions(buckets=(CalledSizes("batch=1", {"batch": 1}),), threads=(1, 2), **options))
     assert processes.open == []
     return report
 
@@ -191,9 +202,11 @@ def test_a_report_can_be_shown_wherever_it_is_stopped(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(Session, "ask", lambda self, *request: (stop(), ask(self, *request))[1])
-    monkeypatch.setattr(run, "Session", lambda *job: (stop(), processes.session(*job))[1])
+    monkeypatch.setattr(run, "ContenderProcess", lambda *job: (stop(), processes.session(*job))[1])
     monkeypatch.setattr(run._Bench, "_prepare", lambda self: None)
-    options = Options(("eager", "default", "aotc"), (Sizes("batch=1", {"batch": 1}),), starts=1, rounds=6, threads=(1,))
+    options = BenchOptions(
+        ("eager", "default", "aotc"), (CalledSizes("batch=1", {"batch": 1}),), starts=1, rounds=6, threads=(1,)
+    )
     with pytest.raises(KeyboardInterrupt):
         bench(SUBJECT, options, begun=begun.append)
     assert processes.open == []

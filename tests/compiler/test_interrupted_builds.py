@@ -20,7 +20,7 @@ from doctoring import artifact_of, copy_store
 from in_process import plan_here, run_here
 from processes import ZOO, finish, processes_that_name, start, wait_until_none_names
 
-from aotc.cli.build import Options, Shown
+from aotc.cli.build import BuildOptions, Shown
 from aotc.compiler.executors.executor import side_by_side
 from aotc.compiler.messages import DEFAULTS
 from aotc.manifest import read_manifest
@@ -178,11 +178,11 @@ def test_ctrl_c_that_python_drops_while_a_build_plans_is_raised_when_it_has_plan
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with pytest.raises(KeyboardInterrupt), Shown(Options(Path("manifest.yaml"), "store", DEFAULTS)).planning():
+        with pytest.raises(KeyboardInterrupt), Shown(BuildOptions(Path("manifest.yaml"), "store", DEFAULTS)).planning():
             sys.unraisablehook, hook = (lambda _: None), sys.unraisablehook
             Drops()
             sys.unraisablehook = hook
-        with Shown(Options(Path("manifest.yaml"), "store", DEFAULTS)).planning():
+        with Shown(BuildOptions(Path("manifest.yaml"), "store", DEFAULTS)).planning():
             pass
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from processes import ROOT, environment
 
-from aotc.integrations.vllm.plugin import Settings
+from aotc.integrations.vllm.plugin import PluginSettings
 from aotc.runtime.stats import Stats
 from aotc.store.reference import is_remote, parse_reference
 
@@ -161,7 +161,7 @@ def test_the_plug_in_of_an_engine_is_told_what_it_reads() -> None:
     document = yaml.safe_load((ROOT / "examples/kubernetes/engine-cache.yaml").read_text())
     (engine,) = document["spec"]["template"]["spec"]["containers"]
     variables = {one["name"]: one["value"] for one in engine["env"]}
-    settings = Settings.of(variables)
+    settings = PluginSettings.of(variables)
     assert settings is not None and settings.mode == "restore"
     assert is_remote(parse_reference(settings.cache).store)
     written = [variables[name] for name in ("VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "AOTC_CACHE_DIR", "HOME")]

@@ -14,9 +14,9 @@ from aotc.records import Parameter, Signature, SizeRange, TensorLeaf
 from aotc.store.layout import oci
 from aotc.store.layout.oci import Descriptor
 from aotc.store.layout.store import Store
-from aotc.tools.bench.comparison import Comparison, compare
-from aotc.tools.bench.subject import Subject
-from aotc.tools.gate.document import Coverage, Gate, Latency, Numbers, Startup, read_gate
+from aotc.tools.bench.comparison import LatencyRatio, compare
+from aotc.tools.bench.subject import BenchSubject
+from aotc.tools.gate.document import CoverageLimit, ErrorLimit, Gate, LatencyLimit, StartupLimit, read_gate
 from aotc.tools.gate.inputs import check_inputs
 from aotc.tools.gate.limits import baseline_of, in_words, is_kept, limits_of
 from aotc.tools.gate.markdown import markdown
@@ -26,10 +26,10 @@ from aotc.verify.verdicts import Report, decode_reports
 FIRST, SECOND = ("sha256:" + digit * 64 for digit in "12")
 
 
-def subject(digest: str = FIRST) -> Subject:
+def subject(digest: str = FIRST) -> BenchSubject:
     spec = ModelSpec(name="small", factory="m:f", inputs={}, buckets=({"batch": 4}, {"batch": SizeRange(8, 16)}))
     signature = Signature((Parameter("x", 0),), (TensorLeaf("x", "float32", ("batch", 4)),))
-    return Subject(spec, Path(), f"store#small@{digest}", digest, "cpu:x86-64-v3", signature)
+    return BenchSubject(spec, Path(), f"store#small@{digest}", digest, "cpu:x86-64-v3", signature)
 
 
 def report(error: float | None, allowed: float | None = 1e-3, status: Any = "ok") -> Report:
@@ -53,7 +53,11 @@ def test_a_gate_is_read_with_shares_in_per_cent(tmp_path: Path) -> None:
         "coverage: {trace: trace.jsonl, share: 99%}\n"
     )
     assert read_gate(path) == Gate(
-        1, Numbers(1e-3, 0.5), Latency(0.05, "small:v1"), Startup(0.5, 3.0), Coverage("trace.jsonl", 0.99)
+        1,
+        ErrorLimit(1e-3, 0.5),
+        LatencyLimit(0.05, "small:v1"),
+        StartupLimit(0.5, 3.0),
+        CoverageLimit("trace.jsonl", 0.99),
     )
 
 
@@ -93,12 +97,12 @@ def test_all_mistakes_of_a_gate_are_said_at_once(tmp_path: Path) -> None:
     assert len(caught.value.issues) == 3  # and no version
     assert "hint: did you mean `numbers`?" in str(caught.value)
     path.write_text("version: 1\nnumbers: {error: 1e-3, of_allowed: null}\n")
-    assert read_gate(path) == Gate(1, Numbers(1e-3))
+    assert read_gate(path) == Gate(1, ErrorLimit(1e-3))
 
 
 def test_what_a_gate_names_is_looked_for_before_anything_runs(tmp_path: Path) -> None:
     store = Store.create(tmp_path / "store")
-    gate = Gate(1, latency=Latency(0.1, "nosuch"), coverage=Coverage("none.jsonl"))
+    gate = Gate(1, latency=LatencyLimit(0.1, "nosuch"), coverage=CoverageLimit("none.jsonl"))
     with pytest.raises(ManifestError) as caught:
         check_inputs(gate, tmp_path / "gate.yaml", str(store.path), ["small"])
     coverage, latency = caught.value.issues
@@ -106,14 +110,14 @@ def test_what_a_gate_names_is_looked_for_before_anything_runs(tmp_path: Path) ->
     assert latency.message.startswith("`latency.baseline` is nosuch: ") and "MODEL:TAG" in latency.hint
     assert "small:nosuch" in latency.message  # a tag alone is one of the model's
     with pytest.raises(ManifestError, match="last tag"):
-        check_inputs(Gate(1, latency=Latency(0.1)), tmp_path / "gate.yaml", "oci://host/small", [""])
+        check_inputs(Gate(1, latency=LatencyLimit(0.1)), tmp_path / "gate.yaml", "oci://host/small", [""])
 
 
 # -- the limits -------------------------------------------------------------------------------------------------------
 
 
 def test_numbers_are_the_worst_over_all_comparisons() -> None:
-    gate = Gate(1, numbers=Numbers(error=2e-4, of_allowed=0.25))
+    gate = Gate(1, numbers=ErrorLimit(error=2e-4, of_allowed=0.25))
     kept = found(gate, report(1e-4), report(2e-4))
     assert [(one.found, one.passed) for one in kept] == [("2.00e-04", True), ("20%", True)]
     assert [one.passed for one in found(gate, report(1e-4), report(3e-4))] == [False, False]
@@ -123,23 +127,23 @@ def test_numbers_are_the_worst_over_all_comparisons() -> None:
 def test_coverage_is_by_the_loader_s_rule_and_names_the_most_frequent_miss(tmp_path: Path) -> None:
     lines = [{"batch": 4, "count": 70}, {"batch": 9, "count": 20}, {"batch": 5, "count": 8}, {"batch": 17, "count": 2}]
     (tmp_path / "trace.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (limit,) = found(Gate(1, coverage=Coverage("trace.jsonl", 0.9)), folder=tmp_path)
+    (limit,) = found(Gate(1, coverage=CoverageLimit("trace.jsonl", 0.9)), folder=tmp_path)
     assert (limit.passed, limit.found) == (True, "90.00% of 100 calls; the most frequent miss is batch 5")
-    (limit,) = found(Gate(1, coverage=Coverage("trace.jsonl", 0.91)), folder=tmp_path)
+    (limit,) = found(Gate(1, coverage=CoverageLimit("trace.jsonl", 0.91)), folder=tmp_path)
     assert not limit.passed
     with pytest.raises(ManifestError, match=r"absent\.jsonl cannot be read"):
-        found(Gate(1, coverage=Coverage("absent.jsonl")), folder=tmp_path)
+        found(Gate(1, coverage=CoverageLimit("absent.jsonl")), folder=tmp_path)
 
 
 def test_what_was_not_compared_is_neither_kept_nor_missed() -> None:
-    gate = Gate(1, numbers=Numbers(error=2e-4))
+    gate = Gate(1, numbers=ErrorLimit(error=2e-4))
     (limit,) = found(gate, report(None, status="could not run"))
     assert (limit.verdict, limit.passed) == ("unmeasured", False)
     first = Limit("latency", "at most 5%", "there is no earlier release", True, measured=False)
     assert first.verdict == "-"
 
 
-def compared(longer: float, floor: float = 1.0, spread: float = 0.0) -> Comparison:
+def compared(longer: float, floor: float = 1.0, spread: float = 0.0) -> LatencyRatio:
     """A release whose calls take so much longer than the baseline's, in 15 rounds."""
     own = [1 + longer + spread * (-1) ** number for number in range(15)]
     return compare("the baseline", own, [1.0] * 15, floor)

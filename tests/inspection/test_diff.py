@@ -40,7 +40,7 @@ from aotc.store.layout.store import Store
 from aotc.store.layout.units import UnitRecord, put_unit
 from aotc.store.reference import Reference
 from aotc.tools.inspection.binaries import BUILD_ID, OUTSIDE, compare_binaries
-from aotc.tools.inspection.compare import Change, changes
+from aotc.tools.inspection.compare import ValueChange, changes
 from aotc.tools.inspection.kernels import compare_kernels
 
 replace = msgspec.structs.replace
@@ -197,11 +197,11 @@ def test_another_launch_mode_is_a_difference_and_a_pick(store: Store) -> None:
 
 def test_changes_say_where_a_side_has_nothing() -> None:
     assert changes({"a": 1, "b": {"c": [1, 2]}}, {"b": {"c": [1]}, "d": None}) == (
-        Change("a", a=1),
-        Change("b.c", [1, 2], [1]),
-        Change("d", b=None),
+        ValueChange("a", a=1),
+        ValueChange("b.c", [1, 2], [1]),
+        ValueChange("d", b=None),
     )
-    assert changes({"n": 1}, {"n": True}) == (Change("n", 1, True),)
+    assert changes({"n": 1}, {"n": True}) == (ValueChange("n", 1, True),)
 
 
 # -- why --------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from aotc.integrations.vllm.factors import FOLDER, Config, differences, keep, ke
 from aotc.integrations.vllm.libraries import NOTE, find_libraries, lacking, source_digest, write_note
 from aotc.integrations.vllm.plugin import receipt_line, register
 from aotc.integrations.vllm.replacements import REPLACEMENTS, apply_all
-from aotc.tools.caches.receipt import Compiled, Receipt
+from aotc.tools.caches.receipt import CompilerRun, Receipt
 
 CALL = {"main_code": "int f();", "device_type": "cpu", "extra_flags": (), "optimized_code": None}
 OPTIONS = {"cpp.simdlen": None, "cpp.cxx": ("g++",), "max_autotune": False}
@@ -117,7 +117,7 @@ def test_without_its_variable_the_plug_in_does_nothing(monkeypatch: pytest.Monke
 
 
 def test_the_receipt_is_one_line() -> None:
-    found = Receipt(36, ("a", "b"), ("c",), (), (Compiled("g++", tuple(f"/x/{n}.cpp" for n in "abcd")),), 3)
+    found = Receipt(36, ("a", "b"), ("c",), (), (CompilerRun("g++", tuple(f"/x/{n}.cpp" for n in "abcd")),), 3)
     assert receipt_line(found).startswith(
         "receipt: 2 of 36 restored files used, 1 written anew, 0 replaced, 1 compiles (…, b.cpp, c.cpp, d.cpp); "
     )

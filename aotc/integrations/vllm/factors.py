@@ -22,7 +22,7 @@ FOLDER = "torch_compile_cache/aotc_factors"
 """Within vLLM's folder, so that it is saved and restored with the functions."""
 MISSING = "not a factor"
 _DIGEST = "all of "
-Factors = dict[str, str]
+CacheFactors = dict[str, str]
 
 
 class Config(NamedTuple):
@@ -34,7 +34,7 @@ class Config(NamedTuple):
     digest: str = ""
 
 
-def key_factors(whole: Sequence[Any], configs: Sequence[Config], environment: Mapping[str, Any]) -> Factors:
+def key_factors(whole: Sequence[Any], configs: Sequence[Config], environment: Mapping[str, Any]) -> CacheFactors:
     """By name: `ModelConfig.dtype`, `$VLLM_USE_V1`, `inductor 2.cpp.simdlen`.
 
     Args:
@@ -92,7 +92,7 @@ def watched_configs(vllm_config: Any) -> Iterator[list[Config]]:
             found.append(Config(type(part).__name__, fields, part.compute_hash()))
 
 
-def keep(root: Path, whole: Sequence[Any], factors: Factors) -> list[str]:
+def keep(root: Path, whole: Sequence[Any], factors: CacheFactors) -> list[str]:
     """Keep the factors of a key in vLLM's folder. Returns what differs from the nearest of those that are kept, a text
     for each factor; nothing where the key is there, or none is."""
     folder = root / FOLDER
@@ -108,7 +108,7 @@ def keep(root: Path, whole: Sequence[Any], factors: Factors) -> list[str]:
     return min((differences(other, factors) for other in others), key=len, default=[])
 
 
-def differences(kept: Factors, here: Factors) -> list[str]:
+def differences(kept: CacheFactors, here: CacheFactors) -> list[str]:
     """Each factor that differs, with both values. Digests of several factors are told only where nothing else is."""
     names = [name for name in sorted(kept.keys() | here.keys()) if kept.get(name) != here.get(name)]
     equal = tuple(f"{name.removeprefix(_DIGEST)}." for name in kept if name.startswith(_DIGEST) and name not in names)
@@ -124,7 +124,7 @@ def _short(text: str) -> str:
     return text if len(text) <= 200 else f"{text[:200]}…"
 
 
-def _read(path: Path) -> Factors | None:
+def _read(path: Path) -> CacheFactors | None:
     with contextlib.suppress(OSError, msgspec.DecodeError):
-        return msgspec.json.decode(path.read_bytes(), type=Factors)
+        return msgspec.json.decode(path.read_bytes(), type=CacheFactors)
     return None

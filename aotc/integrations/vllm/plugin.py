@@ -37,13 +37,13 @@ _log = logging.getLogger("vllm.aotc")  # as vLLM's own lines, with its handlers
 _registered: list[int] = []
 
 
-class Settings(NamedTuple):
+class PluginSettings(NamedTuple):
     mode: str
     cache: str
     refuses: bool
 
     @classmethod
-    def of(cls, environment: Mapping[str, str]) -> Settings | None:
+    def of(cls, environment: Mapping[str, str]) -> PluginSettings | None:
         """None where nothing is asked for. Raises StoreError."""
         mode = environment.get("AOTC_VLLM", "")
         if mode and mode not in MODES:
@@ -58,7 +58,7 @@ def register() -> None:
     Where nothing can be restored, the engine starts all the same and compiles, after a warning; with AOTC_NO_COMPILER
     the error is raised, and vLLM does not start.
     """
-    settings = Settings.of(os.environ)
+    settings = PluginSettings.of(os.environ)
     main = getattr(sys.modules["__main__"], "__spec__", None)
     if settings is None or _registered or (main is not None and main.name in _HELPERS):
         return
@@ -97,7 +97,7 @@ def _origin() -> Origin:
         return pool.submit(this_origin).result()
 
 
-def _restore(settings: Settings) -> dict[str, str]:
+def _restore(settings: PluginSettings) -> dict[str, str]:
     """Restore, and begin the receipt. Returns the variables for this process and those that it starts."""
     from aotc.runtime.load import store_of
     from aotc.tools.caches.origin import compiler_variables, variable_rules
@@ -127,7 +127,7 @@ def _restore(settings: Settings) -> dict[str, str]:
     return {**begin(receipt, cache, folders), _RESTORED: json.dumps(read)}
 
 
-def _started(settings: Settings) -> None:
+def _started(settings: PluginSettings) -> None:
     """After the start of an engine: its receipt, in one line, and the save. Nothing here ends the engine."""
     from aotc.tools.caches.receipt import REQUIREMENTS, read
 
@@ -151,7 +151,7 @@ def receipt_line(found: Receipt) -> str:
     )
 
 
-def _save(settings: Settings) -> None:
+def _save(settings: PluginSettings) -> None:
     import vllm.envs
 
     from aotc.runtime.load import store_of

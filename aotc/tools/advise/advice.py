@@ -17,7 +17,7 @@ from aotc.tools.advise.costs import Cost, check_cost
 from aotc.tools.advise.cover import Cover
 from aotc.tools.advise.dispatch import Dispatch
 from aotc.tools.advise.partition import cheapest
-from aotc.tools.advise.trace import Shape, Trace
+from aotc.tools.advise.trace import DimSizes, Trace
 
 MOST_BUCKETS = 1000
 MOST_SEARCHED = 128
@@ -33,7 +33,7 @@ class Goal(msgspec.Struct, frozen=True):
     """At most so many buckets (`count`), or as few as keep the waste at or below a share (`waste`).
 
     up_to: where `count` buckets cannot take every call, as few as can, if they are not more than this.
-    p95: of those, first those with the least `Plan.p95_cost`; of one padded dim only.
+    p95: of those, first those with the least `BucketPlan.p95_cost`; of one padded dim only.
     """
 
     count: int | None = None
@@ -54,7 +54,7 @@ class BucketUse(msgspec.Struct, frozen=True):
     """This bucket's share of all that is wasted."""
 
 
-class Plan(msgspec.Struct, frozen=True):
+class BucketPlan(msgspec.Struct, frozen=True):
     """What some buckets do with a trace.
 
     coverage: the share of calls that a bucket takes. cost: of those, and `ideal`, if each ran in a bucket of its own
@@ -92,12 +92,12 @@ class Advice(msgspec.Struct, frozen=True):
     distinct: int
     kind: str
     padded: tuple[str, ...]
-    plan: Plan
+    plan: BucketPlan
     bound: float
     optimal: bool
     options: tuple[Option, ...]
     curve: tuple[Option, ...]
-    today: Plan | None
+    today: BucketPlan | None
     notes: tuple[str, ...]
     p95: bool = False
 
@@ -105,9 +105,9 @@ class Advice(msgspec.Struct, frozen=True):
 class _Found(msgspec.Struct, frozen=True):
     kind: str
     axes: tuple[int, ...]
-    sizes: tuple[Shape, ...]
+    sizes: tuple[DimSizes, ...]
     with_range: bool
-    plan: Plan
+    plan: BucketPlan
     bound: float
     curve: tuple[Option, ...]
 
@@ -118,11 +118,11 @@ class _Found(msgspec.Struct, frozen=True):
 
 class _Problem(NamedTuple):
     trace: Trace
-    asked: Mapping[Shape, int]  # the calls to cover
-    rounded: Mapping[Shape, int]  # the same, rounded up to multiples
+    asked: Mapping[DimSizes, int]  # the calls to cover
+    rounded: Mapping[DimSizes, int]  # the same, rounded up to multiples
     steps: tuple[int, ...]
     cost: Cost
-    elements: Callable[[Shape], float]
+    elements: Callable[[DimSizes], float]
     range_cost: float | None
     limit: float | None = None  # the least p95 of what calls pay, where that is the goal
 
@@ -132,7 +132,7 @@ def advise(
     goal: Goal,
     *,
     cost: Cost = math.prod,
-    elements: Callable[[Shape], float] = math.prod,
+    elements: Callable[[DimSizes], float] = math.prod,
     padded: Sequence[str] | None = None,
     range_cost: float | None = None,
     cover: float = 1.0,
@@ -165,7 +165,7 @@ def advise(
         raise TraceError(f"`{wrong[0]}` is not padded, so calls cannot be rounded up in it", hint="pad it: --pad")
     check_cost(cost, trace.counts, dims)
     asked = _costliest_left_out(trace.counts, cost, cover)
-    rounded: dict[Shape, int] = defaultdict(int)
+    rounded: dict[DimSizes, int] = defaultdict(int)
     for shape, count in asked.items():
         rounded[_round_up(shape, steps)] += count
     if goal.p95:  # a dim of one size needs no padding
@@ -211,7 +211,7 @@ def advise(
 
 
 def _least_p95(
-    dims: Sequence[str], counts: Mapping[Shape, int], cost: Cost, pads: Sequence[int], range_cost: float | None
+    dims: Sequence[str], counts: Mapping[DimSizes, int], cost: Cost, pads: Sequence[int], range_cost: float | None
 ) -> float:
     """What 95 % of the calls cost at most in buckets of their own sizes: no other buckets have less. Those have as much
     that keep the calls that cost more out of the buckets of the others."""
@@ -233,7 +233,7 @@ def _least_p95(
     return _p95(prices, 0.0)
 
 
-def _costliest_left_out(counts: Mapping[Shape, int], cost: Cost, cover: float) -> dict[Shape, int]:
+def _costliest_left_out(counts: Mapping[DimSizes, int], cost: Cost, cover: float) -> dict[DimSizes, int]:
     left = sum(counts.values()) * (1 - cover) + 1e-9
     kept = dict(counts)
     for shape in sorted(counts, key=lambda one: (cost(one), one), reverse=True):
@@ -244,14 +244,14 @@ def _costliest_left_out(counts: Mapping[Shape, int], cost: Cost, cover: float) -
     return kept
 
 
-def _round_up(shape: Shape, steps: Sequence[int]) -> Shape:
+def _round_up(shape: DimSizes, steps: Sequence[int]) -> DimSizes:
     return tuple([-(-size // step) * step for size, step in zip(shape, steps, strict=True)])
 
 
 def _solve(problem: _Problem, goal: Goal, kind: str, axes: tuple[int, ...], ranged: bool) -> _Found | None:
     """The buckets of one kind that reach the goal; None if none do."""
     curve: list[Option] = []
-    chosen: tuple[int, tuple[Shape, ...]] | None = None
+    chosen: tuple[int, tuple[DimSizes, ...]] | None = None
     ideal = sum(count * problem.cost(shape) for shape, count in problem.asked.items())
     spare = _spare(problem) if ranged else None
     cover = Cover(problem.rounded, problem.cost, axes, spare) if len(axes) > 1 else None
@@ -282,7 +282,7 @@ def _solve(problem: _Problem, goal: Goal, kind: str, axes: tuple[int, ...], rang
 
 def _solutions(
     problem: _Problem, goal: Goal, axes: tuple[int, ...], ranged: bool, cover: Cover | None
-) -> Iterator[tuple[int, float, tuple[Shape, ...]]]:
+) -> Iterator[tuple[int, float, tuple[DimSizes, ...]]]:
     """(fixed buckets, cost, their sizes), by rising number of buckets."""
     counts, cost = problem.rounded, problem.cost
     spare = _spare(problem) if ranged else None
@@ -315,7 +315,7 @@ def _spare(problem: _Problem) -> Cost:
 
 
 def _buckets(
-    problem: _Problem, axes: tuple[int, ...], sizes: Sequence[Shape], ranged: bool
+    problem: _Problem, axes: tuple[int, ...], sizes: Sequence[DimSizes], ranged: bool
 ) -> tuple[list[Bucket], bool]:
     """The fixed buckets, and a range for the calls that none of them takes."""
     dims = problem.trace.dims
@@ -337,7 +337,7 @@ def _buckets(
     return [*buckets, wide], True
 
 
-def _median(counts: Mapping[Shape, int], axis: int, cost: Cost) -> int:
+def _median(counts: Mapping[DimSizes, int], axis: int, cost: Cost) -> int:
     """The size of one dim at which half of the cost is below."""
     weights: dict[int, float] = defaultdict(float)
     for shape, count in counts.items():
@@ -364,7 +364,7 @@ def _too_few(problem: _Problem, count: int, pads: tuple[int, ...]) -> str:
     )
 
 
-def _unreachable(problem: _Problem, goal: Goal, pads: tuple[int, ...], today: Plan | None) -> TraceError:
+def _unreachable(problem: _Problem, goal: Goal, pads: tuple[int, ...], today: BucketPlan | None) -> TraceError:
     if goal.waste is not None:
         rounding = " with sizes that are multiples" if max(problem.steps) > 1 else ""
         return TraceError(
@@ -385,9 +385,9 @@ def evaluate(
     buckets: Sequence[Bucket],
     padded: frozenset[str],
     cost: Cost,
-    elements: Callable[[Shape], float] = math.prod,
+    elements: Callable[[DimSizes], float] = math.prod,
     range_cost: float = 1.0,
-) -> Plan:
+) -> BucketPlan:
     """What these buckets do with a trace, by the loader's rule."""
     dispatch = Dispatch(buckets, trace.dims, padded, elements)
     calls, ideals, costs = [0] * len(buckets), [0.0] * len(buckets), [0.0] * len(buckets)
@@ -416,7 +416,7 @@ def evaluate(
         )
         for n, bucket in enumerate(buckets)
     )
-    return Plan(
+    return BucketPlan(
         buckets=uses,
         coverage=covered / trace.calls,
         ideal=ideal,

@@ -9,24 +9,24 @@ import numpy as np
 import numpy.typing as npt
 
 from aotc.tools.advise.costs import Cost, elements
-from aotc.tools.advise.trace import Shape
+from aotc.tools.advise.trace import DimSizes
 
-Sizes = npt.NDArray[np.int64]
+Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
 
-def table(counts: Mapping[Shape, int]) -> tuple[Sizes, Floats]:
+def table(counts: Mapping[DimSizes, int]) -> tuple[Integers, Floats]:
     """The distinct sizes in rising order, `[sizes, dims]`, and how many calls had each, `[sizes]`."""
     shapes = sorted(counts)
     return np.array(shapes, np.int64).reshape(len(shapes), -1), np.array([counts[one] for one in shapes], np.float64)
 
 
-def as_shapes(sizes: Sizes) -> list[Shape]:
+def as_shapes(sizes: Integers) -> list[DimSizes]:
     return [tuple(row) for row in sizes.tolist()]
 
 
-def distinct(sizes: Sizes) -> tuple[Sizes, Sizes]:
+def distinct(sizes: Integers) -> tuple[Integers, Integers]:
     """The distinct rows in rising order, and for each row which of them it is."""
     codes = np.zeros(len(sizes), np.int64)
     room = 1
@@ -41,7 +41,7 @@ def distinct(sizes: Sizes) -> tuple[Sizes, Sizes]:
     return sizes[first], place
 
 
-def costs_at(cost: Cost, sizes: Sizes) -> Floats:
+def costs_at(cost: Cost, sizes: Integers) -> Floats:
     """The cost at each row. It is computed once for equal rows."""
     if cost in (math.prod, elements):
         products: Floats = sizes.prod(axis=1).astype(np.float64)
@@ -51,7 +51,7 @@ def costs_at(cost: Cost, sizes: Sizes) -> Floats:
     return found
 
 
-def held(box: Sizes, sizes: Sizes, axes: Sequence[int]) -> Mask:
+def held(box: Integers, sizes: Integers, axes: Sequence[int]) -> Mask:
     """Which rows of `sizes` run in a box: they are padded to it in `axes`, and equal to it in the other dims."""
     found = np.ones(len(sizes), np.bool_)
     for axis in range(sizes.shape[1]):
@@ -59,7 +59,7 @@ def held(box: Sizes, sizes: Sizes, axes: Sequence[int]) -> Mask:
     return found
 
 
-def owners(boxes: Sequence[Shape], sizes: Sizes, axes: Sequence[int]) -> Sizes:
+def owners(boxes: Sequence[DimSizes], sizes: Integers, axes: Sequence[int]) -> Integers:
     """For each row the index of the first box that holds it; -1 where none does."""
     owner = np.full(len(sizes), -1)
     for n, box in enumerate(boxes):
@@ -70,7 +70,7 @@ def owners(boxes: Sequence[Shape], sizes: Sizes, axes: Sequence[int]) -> Sizes:
     return owner
 
 
-def levels(column: Sizes, weights: Floats, most: int, *, up: bool) -> Sizes:
+def levels(column: Integers, weights: Floats, most: int, *, up: bool) -> Integers:
     """For each row, the level of its size in one dim: the largest size of the level, or with `up` false the least.
 
     At most about `most` levels, which divide the weight evenly.
@@ -87,11 +87,11 @@ def levels(column: Sizes, weights: Floats, most: int, *, up: bool) -> Sizes:
             number[n + 1], filled = number[n] + 1, 0.0
     first = np.flatnonzero(np.diff(number, prepend=-1))
     edges = np.append(first[1:] - 1, len(sizes) - 1) if up else first
-    found: Sizes = sizes[edges[number[place]]]
+    found: Integers = sizes[edges[number[place]]]
     return found
 
 
-def grouped(sizes: Sizes, exact: Sequence[int]) -> list[Sizes]:
+def grouped(sizes: Integers, exact: Sequence[int]) -> list[Integers]:
     """The rows that agree in the dims `exact`, group by group."""
     if not exact:
         return [sizes]

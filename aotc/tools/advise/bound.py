@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from aotc.tools.advise.arrays import Floats, Sizes, as_shapes, costs_at, distinct, grouped, held, levels, table
+from aotc.tools.advise.arrays import Floats, Integers, as_shapes, costs_at, distinct, grouped, held, levels, table
 from aotc.tools.advise.costs import Cost
-from aotc.tools.advise.trace import Shape
+from aotc.tools.advise.trace import DimSizes
 
 CELLS = 1200
 """Classes of calls, at most."""
@@ -30,21 +30,21 @@ STARTS = 4
 STEPS = 300
 
 
-class Bound(NamedTuple):
+class LowerBound(NamedTuple):
     """A cost below which so many buckets cannot get, and the buckets that were open when it was raised last."""
 
     cost: float
-    starts: tuple[tuple[Shape, ...], ...]
+    starts: tuple[tuple[DimSizes, ...], ...]
 
 
 def lower_bound(
-    counts: Mapping[Shape, int], cost: Cost, axes: Sequence[int], most: int, known: float, spare: Cost | None = None
-) -> Bound:
+    counts: Mapping[DimSizes, int], cost: Cost, axes: Sequence[int], most: int, known: float, spare: Cost | None = None
+) -> LowerBound:
     """The bound for `most` buckets. `known` is the cost of the buckets found; `spare` as in `partition.cheapest`."""
     sizes, calls = table(counts)
     ideal = float(calls @ costs_at(cost, sizes))
     if known <= ideal or not most:
-        return Bound(known, ())
+        return LowerBound(known, ())
     classes = _Classes(sizes, calls, axes)
     prices = classes.prices(cost)
     ceilings = np.full(len(classes.cells), math.inf)
@@ -52,7 +52,7 @@ def lower_bound(
         ceilings = np.bincount(classes.cell, calls * costs_at(spare, sizes))
     value, opened = _raised(prices, ceilings, most, known)
     starts = tuple(tuple(classes.tops(classes.corners[boxes])) for boxes in opened)
-    return Bound(max(ideal, value), starts)
+    return LowerBound(max(ideal, value), starts)
 
 
 class _Classes:
@@ -61,7 +61,7 @@ class _Classes:
     cells: the classes of calls, `[cells, dims]`; `cell` is the class of each size. corners: those of buckets.
     """
 
-    def __init__(self, sizes: Sizes, calls: Floats, axes: Sequence[int]) -> None:
+    def __init__(self, sizes: Integers, calls: Floats, axes: Sequence[int]) -> None:
         self._sizes, self._calls, self._axes = sizes, calls, list(axes)
         elements = calls * sizes.prod(axis=1)
         most = max(len(np.unique(sizes[:, axis])) for axis in axes)
@@ -95,7 +95,7 @@ class _Classes:
             found[n, edge] = np.bincount(self.cell[rows], paid, len(self.cells))[edge]
         return found
 
-    def tops(self, corners: Sizes) -> list[Shape]:
+    def tops(self, corners: Integers) -> list[DimSizes]:
         """The largest buckets of these classes that the trace has sizes for."""
         found = corners.copy()
         for axis in self._axes:
@@ -104,11 +104,11 @@ class _Classes:
         return as_shapes(found)
 
 
-def _joins(cells: Sizes, axes: Sequence[int], most: int) -> Sizes | None:
+def _joins(cells: Integers, axes: Sequence[int], most: int) -> Integers | None:
     """The joins of these classes, to which a bucket that is drawn in to its calls is rounded down. None for more than
     `most`, or where there are too many to look at."""
     exact = [axis for axis in range(cells.shape[1]) if axis not in axes]
-    found: list[Sizes] = []
+    found: list[Integers] = []
     for own in grouped(cells, exact):
         names, places = zip(*(np.unique(column, return_inverse=True) for column in own.T), strict=True)
         if math.prod(map(len, names)) > PAIRS:
@@ -128,13 +128,13 @@ def _joins(cells: Sizes, axes: Sequence[int], most: int) -> Sizes | None:
     return np.concatenate(found)
 
 
-def _raised(prices: Floats, ceilings: Floats, k: int, known: float) -> tuple[float, list[Sizes]]:
+def _raised(prices: Floats, ceilings: Floats, k: int, known: float) -> tuple[float, list[Integers]]:
     """The best bound of the subgradient steps, and what was open in the last STARTS of those that raised it."""
     least = prices.min(axis=0)
     # to begin with, offers in the proportion of the calls' own costs, that add up to the known cost
     offers = np.minimum(least * (known / least.sum()), ceilings)
     best, pace, idle = 0.0, 1.0, 0
-    starts: list[Sizes] = []
+    starts: list[Integers] = []
     each = np.empty_like(prices)
     for _ in range(STEPS):
         np.subtract(offers, prices, out=each)

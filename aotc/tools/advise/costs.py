@@ -11,12 +11,12 @@ import msgspec
 
 from aotc.errors import TraceError
 from aotc.expressions import Expression
-from aotc.tools.advise.trace import LARGEST, Shape
+from aotc.tools.advise.trace import LARGEST, DimSizes
 
-Cost = Callable[[Shape], float]
+Cost = Callable[[DimSizes], float]
 
 
-def elements(shape: Shape) -> float:
+def elements(shape: DimSizes) -> float:
     """The product of the dims: tokens, for batch and length."""
     return math.prod(shape)
 
@@ -40,7 +40,7 @@ class Term(NamedTuple):
     work: Cost
 
 
-class Latency(NamedTuple):
+class FittedLatency(NamedTuple):
     """A fitted latency: the sum of its terms. `error` is the mean relative error of the fit over its `points`.
 
     exact: there are as many terms as different amounts of work, so that any times would fit.
@@ -51,18 +51,20 @@ class Latency(NamedTuple):
     points: int
     exact: bool
 
-    def milliseconds(self, shape: Shape) -> float:
+    def milliseconds(self, shape: DimSizes) -> float:
         return math.fsum(term.ms * term.work(shape) for term in self.terms)
 
     def __str__(self) -> str:
         return " + ".join(f"{term.ms:.4g} ms" + (f" × {term.text}" if term.text else "") for term in self.terms)
 
 
-Measurements = Sequence[tuple[Shape, float]]
+Measurements = Sequence[tuple[DimSizes, float]]
 """Milliseconds of a call at some sizes."""
 
 
-def fit_latency(measurements: Measurements, name: str, dims: Sequence[str], expression: str | None = None) -> Latency:
+def fit_latency(
+    measurements: Measurements, name: str, dims: Sequence[str], expression: str | None = None
+) -> FittedLatency:
     """The least squares of relative errors: a short call counts as much as a long one.
 
     The terms are a constant, the product of the dims, and that product times each dim, as attention costs; or a
@@ -96,7 +98,7 @@ def fit_latency(measurements: Measurements, name: str, dims: Sequence[str], expr
     _, chosen, weights = best
     terms = tuple(Term(ms, *candidates[n]) for n, ms in zip(chosen, weights, strict=True))
     errors = [abs(fit - 1) for fit in _relative([columns[n] for n in chosen], weights, ms)]
-    return Latency(terms, math.fsum(errors) / len(errors), len(measurements), exact=len(terms) >= distinct)
+    return FittedLatency(terms, math.fsum(errors) / len(errors), len(measurements), exact=len(terms) >= distinct)
 
 
 def _times(axis: int) -> Cost:
@@ -119,12 +121,12 @@ def _least_squares(columns: Sequence[Sequence[float]], ms: Sequence[float]) -> l
     return [float(weight) for weight in found / scale] if rank == len(columns) else None
 
 
-def read_latencies(lines: Iterable[bytes], name: str, dims: Sequence[str]) -> list[tuple[Shape, float]]:
+def read_latencies(lines: Iterable[bytes], name: str, dims: Sequence[str]) -> list[tuple[DimSizes, float]]:
     """Measured latencies, one a line: `{"batch": 4, "seq": 512, "ms": 3.1}`. Raises TraceError."""
     return [_point(text, f"{name}:{number}", dims) for number, text in enumerate(lines, 1) if text.strip()]
 
 
-def _point(text: bytes, where: str, dims: Sequence[str]) -> tuple[Shape, float]:
+def _point(text: bytes, where: str, dims: Sequence[str]) -> tuple[DimSizes, float]:
     try:
         entry: Mapping[str, Any] = msgspec.json.decode(text, type=dict[str, Any])
         sizes, ms = [entry[dim] for dim in dims], entry["ms"]
@@ -140,7 +142,7 @@ def _is_positive(value: Any) -> bool:
     return type(value) in (int, float) and 0 < value < 1e300
 
 
-def check_cost(cost: Cost, shapes: Iterable[Shape], dims: Sequence[str]) -> None:
+def check_cost(cost: Cost, shapes: Iterable[DimSizes], dims: Sequence[str]) -> None:
     """Raises TraceError where the cost is not positive, or falls from one size of a dim to the next one seen."""
     shapes = list(shapes)
     levels = [sorted({shape[axis] for shape in shapes}) for axis in range(len(dims))]
@@ -165,5 +167,5 @@ def check_cost(cost: Cost, shapes: Iterable[Shape], dims: Sequence[str]) -> None
             )
 
 
-def _named(shape: Shape, dims: Sequence[str]) -> str:
+def _named(shape: DimSizes, dims: Sequence[str]) -> str:
     return ", ".join(f"{dim}={size}" for dim, size in zip(dims, shape, strict=True))

@@ -16,8 +16,8 @@ import numpy as np
 
 from aotc.tools.advise.arrays import (
     Floats,
+    Integers,
     Mask,
-    Sizes,
     as_shapes,
     costs_at,
     distinct,
@@ -28,7 +28,7 @@ from aotc.tools.advise.arrays import (
     table,
 )
 from aotc.tools.advise.costs import Cost
-from aotc.tools.advise.trace import Shape
+from aotc.tools.advise.trace import DimSizes
 
 SEARCHED = 1000
 """Distinct sizes that the search works on; more are rounded up to fewer levels first, and buckets shrunk at the end."""
@@ -41,13 +41,15 @@ EXCHANGES = 3
 class Cover:
     """The search for one trace. `axes`: the padded dims. `spare`: as in `partition.cheapest`."""
 
-    def __init__(self, counts: Mapping[Shape, int], cost: Cost, axes: Sequence[int], spare: Cost | None = None) -> None:
+    def __init__(
+        self, counts: Mapping[DimSizes, int], cost: Cost, axes: Sequence[int], spare: Cost | None = None
+    ) -> None:
         self._cost, self._axes = cost, axes
         self._sizes, self._calls = table(counts)
         self._spares = costs_at(spare, self._sizes) if spare else np.full(len(self._sizes), math.inf)
         self._search = _Search(*_rounded_up(self._sizes, self._calls, axes, SEARCHED), self._cost, axes, spare)
 
-    def grown(self, most: int) -> Iterator[tuple[float, tuple[Shape, ...]]]:
+    def grown(self, most: int) -> Iterator[tuple[float, tuple[DimSizes, ...]]]:
         """The cost at most, and the buckets, for each number of them from 1 to `most`.
 
         The cost is infinite where so few cannot take every call. It ends where another bucket saves nothing.
@@ -55,20 +57,20 @@ class Cover:
         while len(self._search.boxes) < most and self._search.grow():
             yield self._search.total(), tuple(self._search.boxes)
 
-    def total(self, boxes: Sequence[Shape]) -> float:
+    def total(self, boxes: Sequence[DimSizes]) -> float:
         """The cost of all calls with these buckets."""
         boxes = sorted(boxes, key=self._cost)
         owner = owners(boxes, self._sizes, self._axes)
         prices = np.array([*map(self._cost, boxes), math.inf])[owner]
         return float(self._calls @ np.where(owner >= 0, prices, self._spares))
 
-    def improved(self, starts: Sequence[Sequence[Shape]]) -> tuple[Shape, ...]:
+    def improved(self, starts: Sequence[Sequence[DimSizes]]) -> tuple[DimSizes, ...]:
         """The best that local search makes of any of these sets of buckets, each bucket drawn in to its calls."""
         best = min((self._search.improve(start) for start in starts), key=lambda found: found[0])[1]
         return _shrunk(best, self._sizes, self._cost, self._axes)
 
 
-def _rounded_up(sizes: Sizes, calls: Floats, axes: Sequence[int], limit: int) -> tuple[Sizes, Floats]:
+def _rounded_up(sizes: Integers, calls: Floats, axes: Sequence[int], limit: int) -> tuple[Integers, Floats]:
     """At most about `limit` sizes that hold the given ones, with their calls: each padded dim is rounded up to so many
     levels, which divide the elements of the trace evenly."""
     found, sums, share = sizes, calls, 256
@@ -83,7 +85,7 @@ def _rounded_up(sizes: Sizes, calls: Floats, axes: Sequence[int], limit: int) ->
     return found, sums
 
 
-def _shrunk(boxes: Sequence[Shape], sizes: Sizes, cost: Cost, axes: Sequence[int]) -> tuple[Shape, ...]:
+def _shrunk(boxes: Sequence[DimSizes], sizes: Integers, cost: Cost, axes: Sequence[int]) -> tuple[DimSizes, ...]:
     """Each box cut down to the calls that run in it; boxes without a call are dropped. Again until nothing changes."""
     now = sorted({*boxes}, key=lambda box: (cost(box), box))
     while True:
@@ -98,7 +100,7 @@ def _shrunk(boxes: Sequence[Shape], sizes: Sizes, cost: Cost, axes: Sequence[int
 class _Search:
     """Boxes, and for each call the cost of the best two that hold it."""
 
-    def __init__(self, sizes: Sizes, calls: Floats, cost: Cost, axes: Sequence[int], spare: Cost | None) -> None:
+    def __init__(self, sizes: Integers, calls: Floats, cost: Cost, axes: Sequence[int], spare: Cost | None) -> None:
         self._sizes, self._calls = sizes, calls
         self._cost, self._axes = functools.cache(cost), axes
         self._exact = [axis for axis in range(sizes.shape[1]) if axis not in axes]
@@ -111,14 +113,14 @@ class _Search:
         self._costs, self._alone = costs_at(cost, corners), costs_at(cost, sizes)
         self._inside = np.array([held(corner, sizes, axes) for corner in corners])
         self._gains = np.empty(self._inside.shape)
-        self.boxes: list[Shape] = []
+        self.boxes: list[DimSizes] = []
         self._assign()
 
-    def _corner_list(self) -> Sizes:
+    def _corner_list(self) -> Integers:
         """Corners of the calls themselves and of pairs of their levels, each drawn in to the calls that it holds."""
         groups = grouped(self._sizes, self._exact)
         each = max(3, math.ceil((CORNERS / len(groups)) ** (1 / len(self._axes))))
-        found: dict[Shape, None] = {}
+        found: dict[DimSizes, None] = {}
         for sizes in groups:
             for corner in product(*(_thinned(np.unique(column), each) for column in sizes.T)):
                 inside = (sizes <= np.array(corner)).all(axis=1)
@@ -144,7 +146,7 @@ class _Search:
         self._descend(rounds, {*orphans, *before[self._owner == new].tolist(), new} - {-1})
         return True
 
-    def improve(self, start: Sequence[Shape]) -> tuple[float, tuple[Shape, ...]]:
+    def improve(self, start: Sequence[DimSizes]) -> tuple[float, tuple[DimSizes, ...]]:
         """The cost and the boxes after local search from a start, which is first made to take every call."""
         self.boxes = list(start)
         self._assign()
@@ -156,7 +158,7 @@ class _Search:
         self._exchange()
         return self.total(), tuple(self.boxes)
 
-    def _take_in(self, shape: Shape) -> None:
+    def _take_in(self, shape: DimSizes) -> None:
         """Enlarge the box for which it costs least, so that it holds a call."""
         fitting = [n for n, box in enumerate(self.boxes) if all(box[axis] == shape[axis] for axis in self._exact)]
         joins = {n: tuple(map(max, self.boxes[n], shape)) for n in fitting}
@@ -179,7 +181,7 @@ class _Search:
         self._prices[box] = self._row(self.boxes[box])
         self._choose()
 
-    def _row(self, box: Shape) -> Floats:
+    def _row(self, box: DimSizes) -> Floats:
         return np.where(held(np.array(box), self._sizes, self._axes), self._cost(box), math.inf)
 
     def _choose(self) -> None:
@@ -281,7 +283,7 @@ class _Search:
             tries -= 1
 
 
-def _thinned(sizes: Sizes, most: int) -> list[int]:
+def _thinned(sizes: Integers, most: int) -> list[int]:
     """At most so many of the sizes, evenly, with the largest."""
     step = max(1.0, len(sizes) / most)
     return sorted({int(sizes[len(sizes) - 1 - int(n * step)]) for n in range(min(most, len(sizes)))})

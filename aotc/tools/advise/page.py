@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from aotc.records import SizeRange, has_range
-from aotc.tools.advise.advice import Advice, Option, Plan, manifest_block
+from aotc.tools.advise.advice import Advice, BucketPlan, Option, manifest_block
 from aotc.tools.advise.trace import Trace
 
 COLUMNS, ROWS = 56, 32
@@ -190,7 +190,7 @@ def _cells(trace: Trace, first: int, second: int, across: _Axis, up: _Axis) -> l
 
 
 def _boxes(
-    plan: Plan, dims: Sequence[str], first: int, second: int | None, across: _Axis, up: _Axis | None, today: bool
+    plan: BucketPlan, dims: Sequence[str], first: int, second: int | None, across: _Axis, up: _Axis | None, today: bool
 ) -> list[Box]:
     found: dict[tuple[float, float, float, float], Box] = {}
     for use in plan.buckets:

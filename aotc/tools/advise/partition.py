@@ -20,26 +20,26 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from aotc.tools.advise.costs import Cost
-from aotc.tools.advise.trace import Shape
+from aotc.tools.advise.trace import DimSizes
 
 INFINITE = math.inf
 
 
 def cheapest(
-    counts: Mapping[Shape, int],
+    counts: Mapping[DimSizes, int],
     cost: Cost,
     axis: int | None,
     most: int,
     spare: Cost | None = None,
     limit: float | None = None,
-) -> list[tuple[float, tuple[Shape, ...]]]:
+) -> list[tuple[float, tuple[DimSizes, ...]]]:
     """For each number of buckets from 0 to `most`, the least cost of all calls with at most so many, and the buckets.
 
     axis: the dim that is padded; None for none. spare: what a call costs that no bucket takes, in a range; None where
     every call needs a bucket. limit: calls that cost at most this get no bucket that costs more. The cost is infinite
     where so few buckets cannot take every call.
     """
-    groups: dict[tuple[Shape, bool], list[Shape]] = defaultdict(list)
+    groups: dict[tuple[DimSizes, bool], list[DimSizes]] = defaultdict(list)
     for shape in sorted(counts):
         others = shape if axis is None else shape[:axis] + shape[axis + 1 :]
         groups[others, limit is not None and cost(shape) <= limit].append(shape)
@@ -62,8 +62,8 @@ def _added(best: Sequence[float], totals: Sequence[float]) -> tuple[list[float],
     return sums, choice
 
 
-def _buckets(columns: Sequence[_Column], taken: Sequence[array[int]], k: int) -> tuple[Shape, ...]:
-    found: list[Shape] = []
+def _buckets(columns: Sequence[_Column], taken: Sequence[array[int]], k: int) -> tuple[DimSizes, ...]:
+    found: list[DimSizes] = []
     for column, choice in zip(reversed(columns), reversed(taken), strict=True):
         own = choice[k]
         found += column.buckets(own)
@@ -75,7 +75,7 @@ class _Column:
     """The calls of one group by rising size. `totals[k]` is the least cost with `k` buckets."""
 
     def __init__(
-        self, shapes: Sequence[Shape], counts: Mapping[Shape, int], cost: Cost, most: int, spare: Cost | None
+        self, shapes: Sequence[DimSizes], counts: Mapping[DimSizes, int], cost: Cost, most: int, spare: Cost | None
     ) -> None:
         self._shapes = shapes
         n = len(shapes)
@@ -98,7 +98,7 @@ class _Column:
             self.totals.append(before[end] + rest[end])
             self._ends.append(end)
 
-    def buckets(self, count: int) -> list[Shape]:
+    def buckets(self, count: int) -> list[DimSizes]:
         found, j = [], self._ends[count]
         for choice in reversed(self._choices[:count]):
             if j == 0:

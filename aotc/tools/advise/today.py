@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from aotc.errors import TraceError
 from aotc.expressions import Expression, padded_by_all
 from aotc.records import Bucket
-from aotc.tools.advise.trace import Shape
+from aotc.tools.advise.trace import DimSizes
 
 
 class Today(NamedTuple):
@@ -21,7 +21,7 @@ class Today(NamedTuple):
     dims: tuple[str, ...]
     buckets: tuple[Bucket, ...]
     padded: frozenset[str]
-    elements: Callable[[Shape], float]
+    elements: Callable[[DimSizes], float]
     targets: int
     regions: bool
 
@@ -66,11 +66,11 @@ def _padded(tensors: tuple[_Tensor, ...]) -> frozenset[str]:
     )
 
 
-def _elements(tensors: tuple[_Tensor, ...], dims: tuple[str, ...]) -> Callable[[Shape], float]:
+def _elements(tensors: tuple[_Tensor, ...], dims: tuple[str, ...]) -> Callable[[DimSizes], float]:
     if not tensors:
         return math.prod
 
-    def elements(shape: Shape) -> float:
+    def elements(shape: DimSizes) -> float:
         sizes = dict(zip(dims, shape, strict=True))
         return sum(
             math.prod(entry.evaluate(sizes) if isinstance(entry, Expression) else entry for entry in tensor.shape)

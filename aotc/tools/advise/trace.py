@@ -19,7 +19,7 @@ import msgspec
 from aotc.amounts import counted
 from aotc.errors import Issue, TraceError
 
-Shape = tuple[int, ...]
+DimSizes = tuple[int, ...]
 
 COUNT = "count"
 SHOWN_ISSUES = 5
@@ -40,7 +40,7 @@ class Trace(NamedTuple):
     """`counts`: how many calls had which sizes, in the order of `dims`. `notes`: what was left out, or assumed."""
 
     dims: tuple[str, ...]
-    counts: dict[Shape, int]
+    counts: dict[DimSizes, int]
     notes: tuple[str, ...] = ()
 
     @property
@@ -120,7 +120,7 @@ def _check_names(dims: Sequence[str], where: str) -> None:
 
 def _read_json(lines: Iterable[bytes], name: str, dims: tuple[str, ...], line: int) -> Trace:
     decode = msgspec.json.Decoder(dict[str, Any]).decode
-    counts: Counter[Shape] = Counter()
+    counts: Counter[DimSizes] = Counter()
     flaws: list[Issue] = []
     bad = 0
     for number, text in enumerate(lines, line):
@@ -172,7 +172,7 @@ def _read_log(lines: Iterable[bytes], name: str, dims: Sequence[str]) -> Trace:
         )
         for dim in dims
     ]
-    counts: Counter[Shape] = Counter()
+    counts: Counter[DimSizes] = Counter()
     skipped = 0
     for text in lines:
         found = [pattern.search(text) for pattern in patterns]
@@ -206,7 +206,7 @@ def _checked(trace: Trace, name: str) -> Trace:
 
 def _read_stats(stats: Mapping[str, Any], name: str, dims: Sequence[str]) -> Trace:
     """Counters know buckets, not calls: padded calls get their bucket's sizes, calls of ranges are left out."""
-    counts: Counter[Shape] = Counter()
+    counts: Counter[DimSizes] = Counter()
     padded = ranged = 0
     found = tuple(dims)
     for sizes, entry in _first_region(stats["buckets"], name):

@@ -26,7 +26,7 @@ CONFIDENCE = 0.95
 Verdict = Literal["faster", "slower", "noise", "too few pairs"]
 
 
-class Comparison(msgspec.Struct, frozen=True):
+class LatencyRatio(msgspec.Struct, frozen=True):
     """How many times as long as the subject `other` takes: above 1, the subject is faster.
 
     low, high: the 95 % interval of the ratio, None of too few pairs. floor: a ratio within 1/floor and floor is noise.
@@ -90,7 +90,7 @@ def noise_floor(first: Sequence[float], second: Sequence[float]) -> float:
     return max(1.0, high, 1 / low)
 
 
-def compare(other: str, own: Sequence[float], others: Sequence[float], floor: float = 1.0) -> Comparison:
+def compare(other: str, own: Sequence[float], others: Sequence[float], floor: float = 1.0) -> LatencyRatio:
     """Compare times that were measured pairwise. Where one was measured more often, there are no pairs: the ratio is
     that of the medians, and has no interval."""
     if len(own) == len(others):
@@ -108,10 +108,10 @@ def compare(other: str, own: Sequence[float], others: Sequence[float], floor: fl
     else:
         verdict = "noise"
     low, high = interval or (None, None)
-    return Comparison(other, ratio, low, high, min(len(own), len(others)), floor, verdict)
+    return LatencyRatio(other, ratio, low, high, min(len(own), len(others)), floor, verdict)
 
 
-def in_words(comparison: Comparison, subject: str = "aotc") -> str:
+def in_words(comparison: LatencyRatio, subject: str = "aotc") -> str:
     """`aotc is 2.1 × as fast as eager (1.9 to 2.3)`, or why nothing can be said."""
     ratio, other, low, high = comparison.ratio, comparison.other, comparison.low, comparison.high
     if low is None or high is None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
-    from aotc.tools.bench.messages import Answer, Burst, Calls, Job, Launches, Request, Started, Timed
+    from aotc.tools.bench.messages import Answer, Burst, Calls, ContenderJob, ContenderRequest, Launches, Started, Timed
 
 COMPILERS = ("torch._dynamo", "torch._inductor", "triton", "sympy", "aotc.compiler")
 PROFILED_CALLS = 5
@@ -44,7 +44,7 @@ class Clock:
 class Worker:
     """A contender that was started, and the inputs to call it with."""
 
-    def __init__(self, job: Job, clock: Clock) -> None:
+    def __init__(self, job: ContenderJob, clock: Clock) -> None:
         import torch
 
         from aotc.machine.processes import die_with_parent
@@ -99,7 +99,7 @@ class Worker:
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
-    def answer(self, request: Request) -> Answer:
+    def answer(self, request: ContenderRequest) -> Answer:
         from aotc.tools.bench.messages import Burst, Calls, Profile, SaveMega, Timed, Used
 
         with self.modes():
@@ -295,14 +295,14 @@ def serve(job_file: Path, clock: Clock, answers: TextIO) -> None:
 
     from aotc.errors import AotcError
     from aotc.models.factory import told
-    from aotc.tools.bench.messages import Failed, Job, Request
+    from aotc.tools.bench.messages import ContenderJob, ContenderRequest, Failed
 
     encode = msgspec.json.encode
-    worker = Worker(msgspec.json.decode(job_file.read_bytes(), type=Job), clock)
+    worker = Worker(msgspec.json.decode(job_file.read_bytes(), type=ContenderJob), clock)
     answers.write(encode(worker.started).decode() + "\n")
     for line in sys.stdin:
         try:
-            answer: Answer = worker.answer(msgspec.json.decode(line, type=Request))
+            answer: Answer = worker.answer(msgspec.json.decode(line, type=ContenderRequest))
         except Exception as error:
             answer = Failed(str(error) if isinstance(error, AotcError) else told(error))
         answers.write(encode(answer).decode() + "\n")

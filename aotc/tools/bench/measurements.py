@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import msgspec
 
 from aotc.provenance import WAITED
-from aotc.tools.bench.comparison import Comparison, Latency, compare
+from aotc.tools.bench.comparison import Latency, LatencyRatio, compare
 from aotc.tools.bench.contenders import CONTENDERS
 from aotc.tools.bench.messages import Counted, Launches, Started, Used
 
 
-class Measured(msgspec.Struct):
+class ContenderMeasurements(msgspec.Struct):
     """A contender: its starts in order; what its steady process used, None without one; what failed."""
 
     name: str
@@ -58,7 +58,7 @@ class BucketReport(msgspec.Struct):
     dims: dict[str, int]
     latencies: dict[str, Latency] = msgspec.field(default_factory=dict)
     first_calls: dict[str, float] = msgspec.field(default_factory=dict)
-    comparisons: list[Comparison] = msgspec.field(default_factory=list)
+    comparisons: list[LatencyRatio] = msgspec.field(default_factory=list)
     noise_floor: float = 1.0
     launches: dict[str, Launches] = msgspec.field(default_factory=dict)
     throughput: dict[str, dict[int, Counted]] = msgspec.field(default_factory=dict)
@@ -105,7 +105,7 @@ class BenchReport(msgspec.Struct):
     target: str
     machine: dict[str, str]
     versions: dict[str, str]
-    contenders: dict[str, Measured]
+    contenders: dict[str, ContenderMeasurements]
     buckets: list[BucketReport]
     trace: TraceReport | None = None
     waited: float = 0.0
@@ -118,7 +118,7 @@ class BenchReport(msgspec.Struct):
         return self.waited > WAITED
 
     @property
-    def started(self) -> list[Measured]:
+    def started(self) -> list[ContenderMeasurements]:
         return [one for one in self.contenders.values() if one.starts]
 
     @property
@@ -129,7 +129,7 @@ class BenchReport(msgspec.Struct):
         first = sorted(started, key=lambda one: (one.name != "aotc", not one.steady, one.slow))
         return first[0].name if first else ""
 
-    def start_comparisons(self) -> Iterator[Comparison]:
+    def start_comparisons(self) -> Iterator[LatencyRatio]:
         """Time to the first output: each contender against the subject."""
         subject = self.subject
         for one in self.started:

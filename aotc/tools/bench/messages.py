@@ -11,7 +11,7 @@ from aotc.manifest.types import ModelSpec
 from aotc.tools.bench.contenders import Attachment
 
 
-class Job(msgspec.Struct, frozen=True):
+class ContenderJob(msgspec.Struct, frozen=True):
     """What a measuring process is to start.
 
     folder: where the factory is found. inputs: a file for each set of sizes that will be called; the first
@@ -95,7 +95,7 @@ class Usage(msgspec.Struct, frozen=True, tag="usage"):
     """Ask what the process has used until now."""
 
 
-Request = Calls | Burst | Profile | SaveMega | Usage
+ContenderRequest = Calls | Burst | Profile | SaveMega | Usage
 
 
 class Timed(msgspec.Struct, frozen=True, tag="timed"):

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from aotc.amounts import seconds_text
-from aotc.tools.bench.comparison import Comparison, Latency, in_words
+from aotc.tools.advise.page import Tick
+from aotc.tools.bench.comparison import Latency, LatencyRatio, in_words
 from aotc.tools.bench.contenders import CONTENDERS
-from aotc.tools.bench.measurements import BenchReport, BucketReport, Measured, Replayed, TraceReport
+from aotc.tools.bench.measurements import BenchReport, BucketReport, ContenderMeasurements, Replayed, TraceReport
 
 STEPS = {
     "import torch": ("python", "import torch"),
@@ -26,23 +27,23 @@ LONGEST = 6.0
 WIDTH, HEIGHT = 1000, 280
 
 
-class Step(NamedTuple):
+class TimelineStep(NamedTuple):
     name: str
     style: str
 
 
-class Part(NamedTuple):
+class TimelinePart(NamedTuple):
     style: str
     x: float
     width: float
     text: str
 
 
-class Start(NamedTuple):
+class StartRow(NamedTuple):
     name: str
     label: str
     total: float
-    parts: list[Part]
+    parts: list[TimelinePart]
     processes: int
     least: float
     most: float
@@ -68,7 +69,7 @@ class Row(NamedTuple):
     kernels: str
 
 
-class Bar(NamedTuple):
+class RateBar(NamedTuple):
     name: str
     style: str
     threads: int
@@ -82,19 +83,14 @@ class Line(NamedTuple):
     won: bool
 
 
-class Bucket(NamedTuple):
+class BucketSection(NamedTuple):
     report: BucketReport
     title: str
     rounds: int
     rows: list[Row]
     verdicts: list[Line]
     columns: list[str]
-    bars: list[Bar]
-
-
-class Tick(NamedTuple):
-    at: float
-    text: str
+    bars: list[RateBar]
 
 
 class Curve(NamedTuple):
@@ -104,21 +100,21 @@ class Curve(NamedTuple):
     replayed: Replayed
 
 
-class Trace(NamedTuple):
+class LatencyCurves(NamedTuple):
     lines: list[Curve]
     y_ticks: list[Tick]
     logarithmic: bool
 
 
-class Model(NamedTuple):
+class ModelSection(NamedTuple):
     report: BenchReport
     gpu: bool
-    steps: list[Step]
-    starts: list[Start]
+    steps: list[TimelineStep]
+    starts: list[StartRow]
     start_verdicts: list[str]
     failures: list[str]
-    buckets: list[Bucket]
-    trace: Trace | None
+    buckets: list[BucketSection]
+    trace: LatencyCurves | None
 
 
 def render_page(reports: Sequence[BenchReport]) -> str:
@@ -129,13 +125,13 @@ def render_page(reports: Sequence[BenchReport]) -> str:
     return render("aotc.tools.bench", filters, models=[_model(report) for report in reports])
 
 
-def _model(report: BenchReport) -> Model:
+def _model(report: BenchReport) -> ModelSection:
     gpu = "GPU" in report.machine
     longest = max((one.first_output for one in report.started), default=1.0)
-    return Model(
+    return ModelSection(
         report,
         gpu,
-        [Step(name, f"s{number}") for number, name in enumerate(STEPS) if gpu or name != "GPU context"],
+        [TimelineStep(name, f"s{number}") for number, name in enumerate(STEPS) if gpu or name != "GPU context"],
         [_start(report, one, longest) for one in report.started],
         [in_words(comparison, report.subject) for comparison in report.start_comparisons()],
         [f"{one.label}: {one.failure}" for one in report.contenders.values() if one.failure],
@@ -150,15 +146,15 @@ def _style(name: str) -> str:
     return f"c{steady.index(name)}" if name in steady else "c4"
 
 
-def _start(report: BenchReport, one: Measured, longest: float) -> Start:
+def _start(report: BenchReport, one: ContenderMeasurements, longest: float) -> StartRow:
     parts, x = [], 0.0
     for number, (name, steps) in enumerate(STEPS.items()):
         seconds = sum(map(one.step, steps))
-        parts.append(Part(f"s{number}", x, seconds / longest, f"{name}: {seconds_text(seconds)}"))
+        parts.append(TimelinePart(f"s{number}", x, seconds / longest, f"{name}: {seconds_text(seconds)}"))
         x += seconds / longest
     firsts = [start.first_output for start in one.starts]
     compilers = ", ".join(one.compilers)
-    return Start(
+    return StartRow(
         one.name,
         one.label,
         one.first_output,
@@ -173,7 +169,7 @@ def _start(report: BenchReport, one: Measured, longest: float) -> Start:
     )
 
 
-def _bucket(report: BenchReport, bucket: BucketReport) -> Bucket:
+def _bucket(report: BenchReport, bucket: BucketReport) -> BucketSection:
     fastest = min(latency.p50 for latency in bucket.latencies.values())
     slowest = max(latency.p99 or latency.p95 or max(latency.rounds) for latency in bucket.latencies.values())
     edge = min(slowest, LONGEST * max(fastest, max(one.p50 for one in bucket.latencies.values()) / 3)) * 1.02
@@ -184,7 +180,7 @@ def _bucket(report: BenchReport, bucket: BucketReport) -> Bucket:
     }
     highest = max((rate for each in rates.values() for rate in each if rate), default=1.0)
     bars = [
-        Bar(name, _style(name), number, rate, rate / highest)
+        RateBar(name, _style(name), number, rate, rate / highest)
         for place, number in enumerate(threads)
         for name, each in rates.items()
         if (rate := each[place]) is not None
@@ -195,7 +191,7 @@ def _bucket(report: BenchReport, bucket: BucketReport) -> Bucket:
     rounds = max(len(latency.rounds) for latency in bucket.latencies.values())
     verdicts = [_line(comparison, report.subject) for comparison in bucket.comparisons]
     columns = [f"#{number} at a time" for number in threads]
-    return Bucket(bucket, title, rounds, rows, verdicts, columns, bars)
+    return BucketSection(bucket, title, rounds, rows, verdicts, columns, bars)
 
 
 def _row(bucket: BucketReport, name: str, edge: float, rates: list[float | None]) -> Row:
@@ -216,11 +212,11 @@ def _row(bucket: BucketReport, name: str, edge: float, rates: list[float | None]
     )
 
 
-def _line(comparison: Comparison, subject: str) -> Line:
+def _line(comparison: LatencyRatio, subject: str) -> Line:
     return Line(in_words(comparison, subject), comparison.verdict, comparison.verdict == "faster")
 
 
-def _trace(trace: TraceReport) -> Trace:
+def _trace(trace: TraceReport) -> LatencyCurves:
     """When each call was answered, in seconds from the start of its process."""
     times = {
         name: [one.start.first_output + done / 1e3 for done in itertools.accumulate(one.ms)]
@@ -240,7 +236,7 @@ def _trace(trace: TraceReport) -> Trace:
         points = " ".join(f"{x:.1f},{height(y) * HEIGHT:.1f}" for x, y in zip(places, each, strict=True))
         lines.append(Curve(name, _style(name), points, trace.replayed[name]))
     ticks = [Tick(height(value), f"{value:g} s") for value in _round_values(least, most, logarithmic)]
-    return Trace(lines, ticks, logarithmic)
+    return LatencyCurves(lines, ticks, logarithmic)
 
 
 def _round_values(least: float, most: float, logarithmic: bool) -> list[float]:

@@ -15,7 +15,7 @@ from aotc.manifest.types import ModelSpec
 from aotc.records import Dims, Signature
 from aotc.tools.bench.caches import own_caches
 from aotc.tools.bench.measure_worker import tensors_in
-from aotc.tools.bench.subject import Subject
+from aotc.tools.bench.subject import BenchSubject
 
 
 class PrepareJob(msgspec.Struct, frozen=True):
@@ -32,7 +32,7 @@ class PrepareJob(msgspec.Struct, frozen=True):
     checkpoint: str
 
 
-class Prepared(msgspec.Struct, frozen=True):
+class BenchSetup(msgspec.Struct, frozen=True):
     """error: why nothing can be measured. gpu: its name. notes: what could not be written."""
 
     error: str = ""
@@ -40,7 +40,9 @@ class Prepared(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-def prepared(subject: Subject, sizes: Sequence[Dims], work: Path, checkpoint: str) -> tuple[PrepareJob, Prepared]:
+def prepared(
+    subject: BenchSubject, sizes: Sequence[Dims], work: Path, checkpoint: str
+) -> tuple[PrepareJob, BenchSetup]:
     """Prepare in a process of its own, whose files are in `work`. Raises VerifyError where the model cannot be run."""
     files = tuple(str(work / f"inputs-{number}.pt") for number in range(len(sizes)))
     job = PrepareJob(
@@ -48,7 +50,7 @@ def prepared(subject: Subject, sizes: Sequence[Dims], work: Path, checkpoint: st
         *(str(work / "expected.pt"), checkpoint),
     )
     try:
-        answer = answer_of("aotc.tools.bench.prepare", job, Prepared, work, own_caches(work / "prepare"))
+        answer = answer_of("aotc.tools.bench.prepare", job, BenchSetup, work, own_caches(work / "prepare"))
         error = answer.error
     except ChildProcessError as ending:
         error = f"its process {ending}"
@@ -97,9 +99,9 @@ def main() -> int:
     job = parent.job(PrepareJob)
     try:
         notes = tuple(prepare(job))
-        parent.send(Prepared(gpu=_gpu() if job.device == "cuda" else "", notes=notes))
+        parent.send(BenchSetup(gpu=_gpu() if job.device == "cuda" else "", notes=notes))
     except Exception as error:  # the model's own, too
-        parent.send(Prepared(str(error) if isinstance(error, AotcError) else told(error)))
+        parent.send(BenchSetup(str(error) if isinstance(error, AotcError) else told(error)))
     return 0
 
 

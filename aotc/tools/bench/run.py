@@ -32,11 +32,22 @@ import aotc
 from aotc.amounts import counted, seconds_text
 from aotc.tools.bench.comparison import Latency, compare, latency_of, noise_floor
 from aotc.tools.bench.contenders import CHECKPOINT, CONTENDERS, Attachment, Contender, with_sources
-from aotc.tools.bench.measurements import BenchReport, BucketReport, Measured, Replayed, TraceReport
-from aotc.tools.bench.messages import Burst, Calls, Counted, Job, Launches, Profile, SaveMega, Timed, Usage, Used
+from aotc.tools.bench.measurements import BenchReport, BucketReport, ContenderMeasurements, Replayed, TraceReport
+from aotc.tools.bench.messages import (
+    Burst,
+    Calls,
+    ContenderJob,
+    Counted,
+    Launches,
+    Profile,
+    SaveMega,
+    Timed,
+    Usage,
+    Used,
+)
 from aotc.tools.bench.prepare import prepared
-from aotc.tools.bench.session import ContenderFailed, Session
-from aotc.tools.bench.subject import Sizes, Subject
+from aotc.tools.bench.session import ContenderFailed, ContenderProcess
+from aotc.tools.bench.subject import BenchSubject, CalledSizes
 
 _log = logging.getLogger("aotc")
 
@@ -45,11 +56,11 @@ LEAST_CALLS, MOST_CALLS = 3, 300
 """Of one contender in one round."""
 
 
-class Options(NamedTuple):
+class BenchOptions(NamedTuple):
     """How much to measure. trace: sizes in the order of their calls, and the name of their source."""
 
     contenders: tuple[str, ...] = tuple(CONTENDERS)
-    buckets: tuple[Sizes, ...] = ()
+    buckets: tuple[CalledSizes, ...] = ()
     starts: int = 6
     rounds: int = 15
     seconds: float = 0.2
@@ -78,13 +89,13 @@ class Said(NamedTuple):
     kind: Literal["step", "detail", "figure"] = "step"
 
 
-Say = Callable[[Said], None]
+SayProgress = Callable[[Said], None]
 
 
 def bench(
-    subject: Subject,
-    options: Options,
-    say: Say = lambda said: None,
+    subject: BenchSubject,
+    options: BenchOptions,
+    say: SayProgress = lambda said: None,
     begun: Callable[[BenchReport], None] = lambda report: None,
 ) -> BenchReport:
     """Measure a model; `say` is told what is done and measured. A contender that fails is in the report, with its
@@ -100,7 +111,7 @@ def bench(
 
 
 class _Bench:
-    def __init__(self, subject: Subject, options: Options, work: Path, say: Say) -> None:
+    def __init__(self, subject: BenchSubject, options: BenchOptions, work: Path, say: SayProgress) -> None:
         self.subject, self.options, self.work, self._say = subject, options, work, say
         self.numbers = iter(range(1_000_000))
         names = with_sources(options.contenders)
@@ -115,14 +126,14 @@ class _Bench:
             subject.target,
             {"CPUs": str(len(os.sched_getaffinity(0))), "processor": _processor()},
             {"python": platform.python_version(), "torch": version("torch"), "aotc": aotc.__version__},
-            {name: Measured(name, CONTENDERS[name].label) for name in names},
+            {name: ContenderMeasurements(name, CONTENDERS[name].label) for name in names},
             [BucketReport(sizes.bucket, dict(sizes.dims)) for sizes in options.buckets],
         )
         if from_file and subject.spec.regions:
             self._leave_out_checkpoint()
             self.report.notes.append(f"{', '.join(from_file)}: code that was built by regions runs in its module")
         self.distinct = [dict(pairs) for pairs in dict.fromkeys(tuple(sorted(one.items())) for one in options.trace)]
-        self.sessions: dict[str, Session] = {}
+        self.sessions: dict[str, ContenderProcess] = {}
         self.waited = self.spent = 0.0
         self.ends_at: float | None = None  # the group that is measured, by time.monotonic()
 
@@ -189,7 +200,7 @@ class _Bench:
         for name in CHECKPOINT:
             self.report.contenders.pop(name, None)
 
-    def _job(self, name: str, numbers: range, *, dynamic: bool | None = False, on_miss: str = "error") -> Job:
+    def _job(self, name: str, numbers: range, *, dynamic: bool | None = False, on_miss: str = "error") -> ContenderJob:
         subject, contender = self.subject, CONTENDERS[name]
         mega = str(self.work / f"{contender.after}.mega") if contender.starts_from_mega else ""
         attachment = Attachment(
@@ -197,13 +208,13 @@ class _Bench:
         )
         inputs = tuple(str(self.work / f"inputs-{number}.pt") for number in numbers)
         expected = str(self.work / "expected.pt")
-        return Job(name, subject.spec, str(subject.folder), attachment, inputs, expected)
+        return ContenderJob(name, subject.spec, str(subject.folder), attachment, inputs, expected)
 
-    def _open(self, name: str, job: Job) -> Session:
+    def _open(self, name: str, job: ContenderJob) -> ContenderProcess:
         """Start a contender from its caches. Raises ContenderFailed."""
         contender, own = CONTENDERS[name], self.work / f"process-{next(self.numbers)}"
         kept = name if contender.keeps_caches else "" if contender.starts_from_mega else contender.after
-        return Session(job, self.work / "caches" / kept if kept else own / "caches", own / "session")
+        return ContenderProcess(job, self.work / "caches" / kept if kept else own / "caches", own / "session")
 
     def _start(self, name: str) -> None:
         """Start a contender once; keep its process if its calls are to be timed, in the place of an earlier one."""
@@ -255,7 +266,7 @@ class _Bench:
             self.ends_at = now + starts + calls
 
     @contextmanager
-    def _control(self, names: Sequence[str]) -> Iterator[dict[str, Session]]:
+    def _control(self, names: Sequence[str]) -> Iterator[dict[str, ContenderProcess]]:
         """A second process of eager, which differs from the first one by noise alone."""
         with ExitStack() as stack:
             found = {}
@@ -283,7 +294,7 @@ class _Bench:
                 self.sessions.pop(name).close()
         self.ends_at = None
 
-    def _time_rounds(self, number: int, names: Sequence[str], control: dict[str, Session]) -> None:
+    def _time_rounds(self, number: int, names: Sequence[str], control: dict[str, ContenderProcess]) -> None:
         """Rounds at a bucket, of these contenders and the subject."""
         bucket, order = self.report.buckets[number], random.Random(0)
         sessions = {**self.sessions, **control}
@@ -396,7 +407,7 @@ class _Bench:
             job = self._job(contender.name, numbers, dynamic=None, on_miss="eager")
             own = self.work / f"process-{next(self.numbers)}"
             try:
-                session = Session(job, own / "caches", own / "session")
+                session = ContenderProcess(job, own / "caches", own / "session")
                 try:
                     found.replayed[contender.name] = _along(session, order)
                 finally:
@@ -405,7 +416,7 @@ class _Bench:
                 found.failures.append(f"{contender.name}: {error}")
 
 
-def _along(session: Session, order: Sequence[int]) -> Replayed:
+def _along(session: ContenderProcess, order: Sequence[int]) -> Replayed:
     before = session.ask(Usage(), Used)
     ms = [session.ask(Calls(sizes, 1, warm=0), Timed).ms[0] for sizes in order]
     after = session.ask(Usage(), Used)

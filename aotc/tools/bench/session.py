@@ -14,7 +14,7 @@ from aotc.machine.processes import how_ended, last_lines
 from aotc.tools.bench import measure_worker
 from aotc.tools.bench.caches import own_caches
 from aotc.tools.bench.contenders import CONTENDERS
-from aotc.tools.bench.messages import Answer, Failed, Job, Request, Started
+from aotc.tools.bench.messages import Answer, ContenderJob, ContenderRequest, Failed, Started
 
 A = TypeVar("A", bound=msgspec.Struct)
 
@@ -27,10 +27,10 @@ class ContenderFailed(Exception):
         return (str(self).splitlines() or ["it ended"])[0][:300]
 
 
-class Session:
+class ContenderProcess:
     """A contender in a fresh process. It waits for requests until `close`, using no CPU meanwhile."""
 
-    def __init__(self, job: Job, caches: Path, work: Path) -> None:
+    def __init__(self, job: ContenderJob, caches: Path, work: Path) -> None:
         """Start the contender and wait for its first output. Raises ContenderFailed."""
         self.name = job.contender
         self._log = work / "log.txt"
@@ -53,7 +53,7 @@ class Session:
             self.kill()
             raise
 
-    def ask(self, request: Request, expected: type[A]) -> A:
+    def ask(self, request: ContenderRequest, expected: type[A]) -> A:
         """Raises ContenderFailed."""
         assert self._process.stdin is not None
         try:

@@ -18,14 +18,14 @@ from aotc.store.reference import Reference, parse_reference
 from aotc.verify.runnable import open_runnable, spec_of
 
 
-class Sizes(NamedTuple):
+class CalledSizes(NamedTuple):
     """A bucket, and the sizes within it that are called: those at which a range is tuned."""
 
     bucket: str
     dims: Dims
 
 
-class Subject(NamedTuple):
+class BenchSubject(NamedTuple):
     """ref: the artifact's bundle by digest, with its store. folder: where factories are found."""
 
     spec: ModelSpec
@@ -40,10 +40,10 @@ class Subject(NamedTuple):
         return parse_target(self.target).device
 
     @property
-    def buckets(self) -> list[Sizes]:
-        return [Sizes(bucket_name(bucket), tuned_dims(bucket)) for bucket in self.spec.buckets]
+    def buckets(self) -> list[CalledSizes]:
+        return [CalledSizes(bucket_name(bucket), tuned_dims(bucket)) for bucket in self.spec.buckets]
 
-    def chosen(self, names: Collection[str]) -> list[Sizes]:
+    def chosen(self, names: Collection[str]) -> list[CalledSizes]:
         """The buckets of these names, in the manifest's order. Raises NotFoundError for a name that none has."""
         known = {sizes.bucket: sizes for sizes in self.buckets}
         for name in names:
@@ -52,7 +52,7 @@ class Subject(NamedTuple):
         return [sizes for name, sizes in known.items() if name in names]
 
 
-def subjects_of_manifest(path: Path, only: Collection[str], store: str, tag: str) -> Iterator[Subject]:
+def subjects_of_manifest(path: Path, only: Collection[str], store: str, tag: str) -> Iterator[BenchSubject]:
     """Each model of a manifest. Raises ManifestError, and the errors of `subject_of`."""
     manifest = read_manifest(path, only)
     for name in manifest.models:
@@ -63,7 +63,7 @@ def subjects_of_manifest(path: Path, only: Collection[str], store: str, tag: str
             raise
 
 
-def subject_of(text: str, store: str) -> Subject:
+def subject_of(text: str, store: str) -> BenchSubject:
     """The model of a reference, whose factory is found in the working folder.
 
     Raises ReferenceFormatError, NotFoundError, StoreError, RemoteError, CorruptError; VerifyError where no artifact
@@ -74,7 +74,7 @@ def subject_of(text: str, store: str) -> Subject:
     return _subject(reference.store or store, reference, Path.cwd())
 
 
-def _subject(where: str, reference: Reference, folder: Path) -> Subject:
+def _subject(where: str, reference: Reference, folder: Path) -> BenchSubject:
     """Where one is for a GPU of this machine, that one; else the most capable for its CPU."""
     opened = open_runnable(where, reference, folder)
     on_gpu = any(parse_target(one.target).device == "cuda" for one in opened.artifacts)
@@ -83,4 +83,4 @@ def _subject(where: str, reference: Reference, folder: Path) -> Subject:
     artifact = next(one for one in opened.artifacts if one.target == target)
     spec = input_forms(spec_of(artifact))[0]
     ref = f"{Path(opened.where).absolute()}#{opened.pinned}"
-    return Subject(spec, folder.absolute(), ref, opened.digest, artifact.target, artifact.signature)
+    return BenchSubject(spec, folder.absolute(), ref, opened.digest, artifact.target, artifact.signature)

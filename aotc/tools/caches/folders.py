@@ -101,7 +101,7 @@ def _user() -> str:
         return f"uid_{os.getuid()}"
 
 
-class Kept(NamedTuple):
+class KeptFiles(NamedTuple):
     """The files of a folder by their path within it, and how many were left out since they are links, pipes and the
     like, or have names that cannot be kept."""
 
@@ -109,7 +109,7 @@ class Kept(NamedTuple):
     odd: int
 
 
-def files_worth_keeping(kind: str, folder: Path) -> Kept:
+def files_worth_keeping(kind: str, folder: Path) -> KeptFiles:
     """In the order in which they are to be written. Links are not followed. Raises StoreError."""
     files: list[str] = []
     odd = 0
@@ -121,7 +121,7 @@ def files_worth_keeping(kind: str, folder: Path) -> Kept:
             files.append(path.as_posix())
         else:
             odd += 1
-    return Kept(sorted(files, key=lambda path: (path.rpartition("/")[2].startswith(_LAST), path)), odd)
+    return KeptFiles(sorted(files, key=lambda path: (path.rpartition("/")[2].startswith(_LAST), path)), odd)
 
 
 def _walk(folder: Path) -> Iterator[os.DirEntry[str]]:

@@ -31,7 +31,7 @@ _RESTORED, _LOG = "restored.json", "log"
 REQUIREMENTS = ("used", "no-compiler")
 
 
-class File(msgspec.Struct, frozen=True):
+class CachedFile(msgspec.Struct, frozen=True):
     path: str
     digest: str
 
@@ -40,7 +40,7 @@ class _Restored(msgspec.Struct, frozen=True):
     """After a restore: the files of the cache, and other ones that lay in its folders."""
 
     folders: dict[str, str]
-    files: tuple[File, ...]
+    files: tuple[CachedFile, ...]
     others: tuple[str, ...]
 
 
@@ -52,7 +52,7 @@ class _Line(msgspec.Struct, frozen=True):
     sources: list[str] = msgspec.field(default_factory=list)
 
 
-class Compiled(msgspec.Struct, frozen=True):
+class CompilerRun(msgspec.Struct, frozen=True):
     """A compiler that ran, and the files that it was given to compile."""
 
     compiler: str
@@ -68,7 +68,7 @@ class Receipt(msgspec.Struct, frozen=True):
     used: tuple[str, ...]
     written: tuple[str, ...]
     replaced: tuple[str, ...]
-    compilers: tuple[Compiled, ...]
+    compilers: tuple[CompilerRun, ...]
     processes: int
 
     def flaws(self, required: Sequence[str]) -> list[Issue]:
@@ -115,7 +115,7 @@ def begin(folder: Path, cache: CompilerCache | None, folders: Mapping[str, Path]
     others = sorted(_now(roots) - mine.keys())
     noted = _Restored(
         {kind: str(root) for kind, root in roots.items()},
-        tuple(File(path, digest) for path, digest in mine.items()),
+        tuple(CachedFile(path, digest) for path, digest in mine.items()),
         tuple(others),
     )
     with typed_errors("write", folder):
@@ -171,7 +171,9 @@ def read(folder: Path) -> Receipt:
         used=tuple(sorted({line.used for line in lines if line.used})),
         written=tuple(sorted(now - known - {*noted.others})),
         replaced=tuple(sorted(changed)),
-        compilers=tuple(dict.fromkeys(Compiled(line.compiler, tuple(line.sources)) for line in lines if line.compiler)),
+        compilers=tuple(
+            dict.fromkeys(CompilerRun(line.compiler, tuple(line.sources)) for line in lines if line.compiler)
+        ),
         processes=sum(bool(line.started) for line in lines),
     )
 

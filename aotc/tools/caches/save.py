@@ -22,7 +22,7 @@ _LEVEL = 6
 """Of zstd. Compiled code grows by a few percent against the level of artifacts, and is saved several times as fast."""
 
 
-class Saved(NamedTuple):
+class SavedCache(NamedTuple):
     """What was saved: the bundle, its files, their bytes, and files that were left out (links, pipes, odd names)."""
 
     reference: str
@@ -39,7 +39,7 @@ def save(
     folders: Mapping[str, Path],
     origin: Origin,
     receipt: Receipt | None = None,
-) -> Saved:
+) -> SavedCache:
     """Publish the files of cache folders, by kind, as the bundle that `reference`, a tag, names; with a `receipt` only
     those that a start from the cache has used.
 
@@ -81,7 +81,7 @@ def save(
         digest = publish_cache(store, cache, str(reference.tag))
     counts = {kind: sum(file.kind == kind for file in files) for kind in folders}
     odd = sum(found.odd for found in kept.values())
-    return Saved(f"{store.path}#{reference.name}", digest, counts, packed.size, packed.blob_size, odd)
+    return SavedCache(f"{store.path}#{reference.name}", digest, counts, packed.size, packed.blob_size, odd)
 
 
 def _read(path: Path) -> tuple[bytes, int] | None:

@@ -16,7 +16,7 @@ from aotc.store.remote.transfer import OnEvent
 from aotc.store.signing.trust import read_trust, read_trusted
 from aotc.tools.caches.origin import Origin
 from aotc.tools.caches.receipt import Receipt
-from aotc.tools.caches.save import Saved, save
+from aotc.tools.caches.save import SavedCache, save
 
 
 def reference_of(text: str, origin: Origin) -> Reference:
@@ -49,7 +49,7 @@ def save_as(
     origin: Origin,
     receipt: Receipt | None = None,
     on_event: OnEvent | None = None,
-) -> Saved:
+) -> SavedCache:
     """As `save`, to the store `where`: a remote one gets what it lacks.
 
     Raises ReferenceFormatError for a digest, as `save`, and RemoteError.

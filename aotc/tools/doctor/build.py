@@ -14,7 +14,7 @@ from aotc.amounts import size_text
 from aotc.errors import BuildError, Issue
 from aotc.records import bucket_name, tuned_dims
 from aotc.store.reference import is_remote
-from aotc.tools.doctor.checks import Check, Status, check_folder, failing, from_issue
+from aotc.tools.doctor.checks import Check, CheckStatus, check_folder, failing, from_issue
 from aotc.tools.doctor.machine import BUILDING, check_toolchain
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def _room(devices: set[str], store: str) -> list[Check]:
 
     free, checks = memory_here(), list[Check]()
     for device in sorted(devices):
-        status: Status = "ok" if free >= BASE[device] else "warn"
+        status: CheckStatus = "ok" if free >= BASE[device] else "warn"
         hint = "free memory, or raise the container's limit: a unit may be killed" if status == "warn" else ""
         about, needed = f"{free / (1 << 30):.1f} GiB free, {cores_here()} cores", f"{BASE[device] / (1 << 30):.1f} GiB"
         needs = f"{needed} for a unit on {device}, and 4 times its weights"

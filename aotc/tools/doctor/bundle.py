@@ -23,7 +23,7 @@ from aotc.store.signing.trust import check_signatures, read_trust
 from aotc.tools.caches.origin import rules as cache_rules
 from aotc.tools.caches.origin import this_origin, variable_rules
 from aotc.tools.caches.restore import cache_of
-from aotc.tools.doctor.checks import Check, Status, failing, from_error, from_issue
+from aotc.tools.doctor.checks import Check, CheckStatus, failing, from_error, from_issue
 from aotc.tools.doctor.machine import check_code_memory, targets_here
 from aotc.tools.doctor.remotes import open_once
 
@@ -93,7 +93,7 @@ def _artifacts(store: Readable, bundle: Bundle, compat: Compat, trusted: bool) -
             continue
         except AotcError as error:
             stopped.append(error)
-    lost: Status = "warn" if taken else "fail"
+    lost: CheckStatus = "warn" if taken else "fail"
     checks: list[Check] = []
     kept: dict[str, list[Rule]] = {}
     by_shim: list[str] = []
@@ -134,7 +134,7 @@ def _artifacts(store: Readable, bundle: Bundle, compat: Compat, trusted: bool) -
     return [*checks, _nearest(kept, by_shim)]
 
 
-def _check_of(part: str, rule: Rule, lost: Status) -> Check:
+def _check_of(part: str, rule: Rule, lost: CheckStatus) -> Check:
     if rule.issue is None:
         return Check(part, rule.name, "ok", rule.here, rule.needed)
     return Check(part, rule.name, lost, rule.here, rule.needed, rule.issue.hint)

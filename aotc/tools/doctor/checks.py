@@ -12,7 +12,7 @@ from typing import Literal
 from aotc.errors import AotcError, Issue
 from aotc.records import Record
 
-Status = Literal["ok", "warn", "fail"]
+CheckStatus = Literal["ok", "warn", "fail"]
 
 
 class Check(Record, frozen=True):
@@ -24,18 +24,18 @@ class Check(Record, frozen=True):
 
     part: str
     name: str
-    status: Status
+    status: CheckStatus
     found: str
     needed: str = ""
     hint: str = ""
 
 
-def from_issue(part: str, name: str, issue: Issue, status: Status = "fail") -> Check:
+def from_issue(part: str, name: str, issue: Issue, status: CheckStatus = "fail") -> Check:
     text = f"{issue.where}: {issue.message}" if issue.where else issue.message
     return Check(part, name, status, text, hint=issue.hint)
 
 
-def from_error(part: str, name: str, error: AotcError, status: Status = "fail") -> list[Check]:
+def from_error(part: str, name: str, error: AotcError, status: CheckStatus = "fail") -> list[Check]:
     """A check for each finding of the error; where it has none, one for the error itself."""
     if not error.issues:
         return [Check(part, name, status, error.message, hint=error.hint)]
@@ -46,7 +46,7 @@ def from_error(part: str, name: str, error: AotcError, status: Status = "fail") 
 
 
 @contextmanager
-def failing(checks: list[Check], part: str, name: str, status: Status = "fail") -> Iterator[None]:
+def failing(checks: list[Check], part: str, name: str, status: CheckStatus = "fail") -> Iterator[None]:
     """Add a check for an AotcError that is raised within, instead of raising it."""
     try:
         yield
@@ -54,7 +54,7 @@ def failing(checks: list[Check], part: str, name: str, status: Status = "fail") 
         checks += from_error(part, name, error, status)
 
 
-def check_folder(part: str, name: str, folder: Path, hint: str, lack: Status = "warn") -> Check:
+def check_folder(part: str, name: str, folder: Path, hint: str, lack: CheckStatus = "warn") -> Check:
     """Whether a folder, or the nearest one in which it would be made, can be written, and how much is free there."""
     place = next(filter(_is_there, (folder, *folder.absolute().parents)), Path("/"))
     if place.is_dir() and os.access(place, os.W_OK | os.X_OK):

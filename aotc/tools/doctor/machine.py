@@ -23,7 +23,7 @@ from aotc.store.cache_folder import cache_folder
 from aotc.store.opening import open_readable
 from aotc.store.reference import is_remote
 from aotc.store.signing.trust import KEYS_VARIABLE, read_trust
-from aotc.tools.doctor.checks import Check, Status, check_folder, failing
+from aotc.tools.doctor.checks import Check, CheckStatus, check_folder, failing
 from aotc.tools.doctor.remotes import check_credentials, check_remote
 
 HERE = "this machine"
@@ -205,7 +205,7 @@ def _keys() -> list[Check]:
 
 def check_toolchain(needed: bool = False) -> list[Check]:
     """What a build needs of this machine. Where nothing is to be built (`needed` is False), a lack is a `warn`."""
-    lack: Status = "fail" if needed else "warn"
+    lack: CheckStatus = "fail" if needed else "warn"
     checks = []
     missing = [package or module for module, package in EXTRA.items() if importlib.util.find_spec(module) is None]
     about = f"not installed: {', '.join(missing)}" if missing else "installed"

@@ -16,7 +16,7 @@ from aotc.records import Record
 LAST = "last"
 
 
-class Numbers(Record, frozen=True):
+class ErrorLimit(Record, frozen=True):
     """error: the largest error of any output, relative to its size (rms). of_allowed: the largest share of what
     `aotc verify` allows."""
 
@@ -24,7 +24,7 @@ class Numbers(Record, frozen=True):
     of_allowed: float | None = None
 
 
-class Latency(Record, frozen=True):
+class LatencyLimit(Record, frozen=True):
     """worse: how much longer a call may take than with the baseline, in any bucket. baseline: a tag of the model, a
     reference, or `last`: the tag of the model that was set last and names another bundle."""
 
@@ -32,7 +32,7 @@ class Latency(Record, frozen=True):
     baseline: str = LAST
 
 
-class Startup(Record, frozen=True):
+class StartupLimit(Record, frozen=True):
     """Seconds. load: from the module to a callable. first_output: from the start of a process, all of its imports and
     the module's construction included."""
 
@@ -40,7 +40,7 @@ class Startup(Record, frozen=True):
     first_output: float | None = None
 
 
-class Coverage(Record, frozen=True):
+class CoverageLimit(Record, frozen=True):
     """The share of the calls of a trace that must find a bucket; `trace` is a file beside the gate's."""
 
     trace: str
@@ -51,15 +51,20 @@ class Gate(Record, frozen=True):
     """What a build must keep. A part that is left out has no limit."""
 
     version: Literal[1]
-    numbers: Numbers | None = None
-    latency: Latency | None = None
-    startup: Startup | None = None
-    coverage: Coverage | None = None
+    numbers: ErrorLimit | None = None
+    latency: LatencyLimit | None = None
+    startup: StartupLimit | None = None
+    coverage: CoverageLimit | None = None
 
 
 SHARES = {("numbers", "of_allowed"), ("latency", "worse"), ("coverage", "share")}
 """Values that may be written like 5%."""
-PARTS: dict[str, type[Record]] = {"numbers": Numbers, "latency": Latency, "startup": Startup, "coverage": Coverage}
+PARTS: dict[str, type[Record]] = {
+    "numbers": ErrorLimit,
+    "latency": LatencyLimit,
+    "startup": StartupLimit,
+    "coverage": CoverageLimit,
+}
 
 
 def read_gate(path: Path) -> Gate:

@@ -12,16 +12,16 @@ from aotc.runtime.dispatch import Dispatcher
 from aotc.store.opening import open_readable
 from aotc.store.reference import Reference, is_remote
 from aotc.tools.advise.trace import read_trace
-from aotc.tools.bench.comparison import Comparison
-from aotc.tools.bench.subject import Subject, subject_of
-from aotc.tools.gate.document import LAST, Coverage, Gate, Latency, Numbers, Startup
+from aotc.tools.bench.comparison import LatencyRatio
+from aotc.tools.bench.subject import BenchSubject, subject_of
+from aotc.tools.gate.document import LAST, CoverageLimit, ErrorLimit, Gate, LatencyLimit, StartupLimit
 from aotc.tools.gate.inputs import baseline_named, check_last
 from aotc.tools.gate.releases import Measuring, measuring
 from aotc.verification import Limit
 from aotc.verify.verdicts import Report
 
 
-def limits_of(gate: Gate, subject: Subject, reports: Sequence[Report], where: str, folder: Path) -> list[Limit]:
+def limits_of(gate: Gate, subject: BenchSubject, reports: Sequence[Report], where: str, folder: Path) -> list[Limit]:
     """Measure what the gate asks for. `reports` are those of the bundle, `where` its store, `folder` the gate's.
 
     Raises VerifyError where the release cannot be run, ManifestError, TraceError, NotFoundError, StoreError.
@@ -40,7 +40,7 @@ def limits_of(gate: Gate, subject: Subject, reports: Sequence[Report], where: st
     return found
 
 
-def _numbers(limits: Numbers, reports: Sequence[Report]) -> Iterator[Limit]:
+def _numbers(limits: ErrorLimit, reports: Sequence[Report]) -> Iterator[Limit]:
     judged = [report for report in reports if report.error is not None]
     worst = max((report.error or 0.0 for report in judged), default=None)
     shares = [(report.error or 0.0) / report.allowed for report in judged if report.allowed]
@@ -57,7 +57,7 @@ def _numbers(limits: Numbers, reports: Sequence[Report]) -> Iterator[Limit]:
                 yield Limit(name, allowed, shown.format(value), value <= limit)
 
 
-def _startup(limits: Startup, running: Measuring) -> Iterator[Limit]:
+def _startup(limits: StartupLimit, running: Measuring) -> Iterator[Limit]:
     start = running.starts()
     for name, limit, value in (
         ("load", limits.load, start.load),
@@ -71,7 +71,7 @@ def _seconds(value: float) -> str:
     return f"{value * 1e3:.0f} ms" if value < 1 else f"{value:.2f} s"
 
 
-def _latency(limit: Latency, running: Measuring, subject: Subject, where: str) -> Iterator[Limit]:
+def _latency(limit: LatencyLimit, running: Measuring, subject: BenchSubject, where: str) -> Iterator[Limit]:
     allowed = f"at most {limit.worse:.1%} longer"
     baseline = baseline_of(limit.baseline, subject, where)
     if baseline is None:
@@ -92,7 +92,7 @@ TOO_NOISY, LEAST_NOISY = 2.0, 0.1
 some per cent anyway."""
 
 
-def is_kept(compared: Comparison, worse: float) -> bool | None:
+def is_kept(compared: LatencyRatio, worse: float) -> bool | None:
     """Whether the release takes at most `worse` longer than the baseline, as far as can be told: what two processes
     that run the same code differ by, and what the interval leaves open, counts for the release. None where that is so
     much that a far slower release would pass."""
@@ -105,7 +105,7 @@ def is_kept(compared: Comparison, worse: float) -> bool | None:
     return None if unseen > max(TOO_NOISY * worse, LEAST_NOISY) else True
 
 
-def in_words(compared: Comparison) -> str:
+def in_words(compared: LatencyRatio) -> str:
     """How much longer a call of the release takes, with the interval."""
     longer = f"{1 / compared.ratio - 1:+.1%}"
     if compared.low is None or compared.high is None:
@@ -115,7 +115,7 @@ def in_words(compared: Comparison) -> str:
     return f"{longer} ({interval}{noise})"
 
 
-def baseline_of(asked: str, subject: Subject, where: str) -> str | None:
+def baseline_of(asked: str, subject: BenchSubject, where: str) -> str | None:
     """The reference of the release to compare with; None where there is no earlier one. Raises StoreError where the
     tags of the store cannot be listed."""
     if asked != LAST:
@@ -129,7 +129,7 @@ def baseline_of(asked: str, subject: Subject, where: str) -> str | None:
     return str(last)
 
 
-def _coverage(limit: Coverage, subject: Subject, folder: Path) -> Limit:
+def _coverage(limit: CoverageLimit, subject: BenchSubject, folder: Path) -> Limit:
     path = folder / limit.trace
     dims = tuple(Dispatcher(subject.signature, _variants(subject)).dims.names)
     try:
@@ -153,7 +153,7 @@ def _is_taken(dispatcher: Dispatcher, shape: Sequence[int], order: Sequence[int]
     return dispatcher.plan(tuple(shape[index] for index in order)) is not None
 
 
-def _variants(subject: Subject) -> list[Variant]:
+def _variants(subject: BenchSubject) -> list[Variant]:
     return [
         Variant(bucket, library="", files=(), arguments=(), outputs=(), output_tree=0)
         for bucket in subject.spec.buckets

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from aotc.errors import VerifyError
-from aotc.tools.bench.comparison import Comparison, compare, noise_floor
+from aotc.tools.bench.comparison import LatencyRatio, compare, noise_floor
 from aotc.tools.bench.contenders import Attachment
-from aotc.tools.bench.messages import Calls, Job, Timed
+from aotc.tools.bench.messages import Calls, ContenderJob, Timed
 from aotc.tools.bench.prepare import prepared
-from aotc.tools.bench.session import ContenderFailed, Session
-from aotc.tools.bench.subject import Sizes, Subject
+from aotc.tools.bench.session import ContenderFailed, ContenderProcess
+from aotc.tools.bench.subject import BenchSubject, CalledSizes
 
 STARTS = 3
 LEAST_ROUNDS, ROUNDS = 7, 15
@@ -33,7 +33,7 @@ LONGEST = 20.0
 LEAST_CALLS, MOST_CALLS = 3, 200
 
 
-class Start(NamedTuple):
+class StartTimes(NamedTuple):
     """Seconds, each the median of the starts: from the module to a callable, and from the process to its output."""
 
     load: float
@@ -43,9 +43,9 @@ class Start(NamedTuple):
 class Measuring:
     """The processes of one release, over one folder of inputs."""
 
-    def __init__(self, subject: Subject, work: Path) -> None:
+    def __init__(self, subject: BenchSubject, work: Path) -> None:
         self.subject, self.work = subject, work
-        self.buckets: Sequence[Sizes] = subject.buckets
+        self.buckets: Sequence[CalledSizes] = subject.buckets
         self._count = 0
         self._prepare()
 
@@ -57,20 +57,20 @@ class Measuring:
         self.job, _ = prepared(subject, sizes, self.work, self.checkpoint)
 
     @contextmanager
-    def session(self, ref: str, contender: str = "aotc") -> Iterator[Session]:
+    def session(self, ref: str, contender: str = "aotc") -> Iterator[ContenderProcess]:
         """A process that serves the bundle `ref`. Raises ContenderFailed."""
         subject = self.subject
         attachment = Attachment(ref, subject.target, subject.device, self.checkpoint, "")
-        job = Job(contender, subject.spec, str(subject.folder), attachment, self.job.inputs, self.job.expected)
+        job = ContenderJob(contender, subject.spec, str(subject.folder), attachment, self.job.inputs, self.job.expected)
         self._count += 1
         own = self.work / f"process-{self._count}"
-        session = Session(job, own / "caches", own / "session")
+        session = ContenderProcess(job, own / "caches", own / "session")
         try:
             yield session
         finally:
             session.close()
 
-    def starts(self) -> Start:
+    def starts(self) -> StartTimes:
         """Raises VerifyError where the release does not start."""
         found = []
         try:
@@ -80,9 +80,9 @@ class Measuring:
         except ContenderFailed as error:
             raise VerifyError(f"{self.subject.spec.name} does not start: {error}") from error
         load = statistics.median(one.seconds["load"] for one in found)
-        return Start(load, statistics.median(one.first_output for one in found))
+        return StartTimes(load, statistics.median(one.first_output for one in found))
 
-    def beside(self, baseline: str) -> dict[str, Comparison | str]:
+    def beside(self, baseline: str) -> dict[str, LatencyRatio | str]:
         """By bucket, the baseline's calls against the release's; a text where the baseline cannot be called.
 
         Where it refuses the module, as one of older code, both are started from the weights alone.
@@ -102,7 +102,9 @@ class Measuring:
         return {sizes.bucket: failure for sizes in self.buckets}
 
 
-def _compared(number: int, own: Session, control: Session, other: Session) -> Comparison | str:
+def _compared(
+    number: int, own: ContenderProcess, control: ContenderProcess, other: ContenderProcess
+) -> LatencyRatio | str:
     sessions = {"own": own, "control": control, "other": other}
     try:
         ms = statistics.median(own.ask(Calls(number, 5), Timed).ms)
@@ -122,7 +124,7 @@ def _compared(number: int, own: Session, control: Session, other: Session) -> Co
 
 
 @contextmanager
-def measuring(subject: Subject) -> Iterator[Measuring]:
+def measuring(subject: BenchSubject) -> Iterator[Measuring]:
     """Raises VerifyError where the model itself cannot be run."""
     with tempfile.TemporaryDirectory(prefix="aotc-gate-", ignore_cleanup_errors=True) as work:
         yield Measuring(subject, Path(work))

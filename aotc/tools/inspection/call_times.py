@@ -14,7 +14,7 @@ from aotc.store.layout.units import find_built
 from aotc.store.readable import Readable
 
 
-class Measured(NamedTuple):
+class BucketTimes(NamedTuple):
     """Sizes and milliseconds of one call in each bucket of an artifact; `busy` of them were taken while other processes
     disturbed the build. Its units took `seconds` to build, on average."""
 
@@ -23,13 +23,13 @@ class Measured(NamedTuple):
     seconds: float
 
 
-def measured(store: Readable, bundle: Bundle) -> Measured:
+def measured(store: Readable, bundle: Bundle) -> BucketTimes:
     """The times of the artifact that has most of them.
 
     Raises NotFoundError where there are none: the store is a remote, which holds no units, or of a region, whose calls
     are not the model's.
     """
-    found: list[Measured] = []
+    found: list[BucketTimes] = []
     for entry in bundle.artifacts:
         artifact = read_built(store, entry)
         if artifact.regions:
@@ -39,7 +39,7 @@ def measured(store: Readable, bundle: Bundle) -> Measured:
         if known:
             sizes = tuple((_sizes(variant, times), _ms(variant, times)) for variant, times, _ in known)
             busy = sum(times.on_busy_machine for _, times, _ in known)
-            found.append(Measured(sizes, busy, mean(seconds for _, _, seconds in known)))
+            found.append(BucketTimes(sizes, busy, mean(seconds for _, _, seconds in known)))
     best = max(found, key=lambda one: len(one.times), default=None)
     if best is None:
         raise NotFoundError(

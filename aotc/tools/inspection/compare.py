@@ -16,7 +16,7 @@ from aotc.store.layout.units import find_built
 from aotc.store.readable import Readable
 from aotc.store.reference import Reference
 from aotc.tools.inspection.binaries import BinaryDifference, compare_binaries
-from aotc.tools.inspection.kernels import KernelDifference, Status, compare_kernels
+from aotc.tools.inspection.kernels import KernelDifference, KernelStatus, compare_kernels
 from aotc.tools.inspection.picks import PickChange, unit_changes
 
 BINARY_LIMIT = 1 << 30
@@ -26,7 +26,7 @@ BINARY_LIMIT = 1 << 30
 class FileDifference(msgspec.Struct, frozen=True, omit_defaults=True):
     """A file that only one side has, or that differs. `bytes` says where, for a library or kernel of both sides."""
 
-    status: Status
+    status: KernelStatus
     name: str
     a: File | None = None
     b: File | None = None
@@ -42,8 +42,8 @@ class VariantDifference(msgspec.Struct, frozen=True, omit_defaults=True):
 
     bucket: str
     reason: str
-    key_factors: tuple[Change, ...] | None = ()
-    record: tuple[Change, ...] = ()
+    key_factors: tuple[ValueChange, ...] | None = ()
+    record: tuple[ValueChange, ...] = ()
     kernels: tuple[KernelDifference, ...] = ()
     picks: tuple[PickChange, ...] = ()
     files: tuple[FileDifference, ...] = ()
@@ -58,7 +58,7 @@ class ArtifactDifference(msgspec.Struct, frozen=True, omit_defaults=True):
     target: str
     a: str
     b: str
-    record: dict[str, tuple[Change, ...]] = {}
+    record: dict[str, tuple[ValueChange, ...]] = {}
     buckets_removed: tuple[str, ...] = ()
     buckets_added: tuple[str, ...] = ()
     buckets_equal: int = 0
@@ -156,9 +156,9 @@ def _part(variant: BuiltVariant) -> str:
     return part_name(variant.region, variant.bucket) + (f" tuned at {bucket_name(dict(tuned))}" if tuned else "")
 
 
-def _record_changes(a: BuiltArtifact, b: BuiltArtifact) -> dict[str, tuple[Change, ...]]:
+def _record_changes(a: BuiltArtifact, b: BuiltArtifact) -> dict[str, tuple[ValueChange, ...]]:
     """What differs in each part of two records, but for their variants and files, which are compared in detail."""
-    found: dict[str, list[Change]] = {}
+    found: dict[str, list[ValueChange]] = {}
     for change in changes(_without(a, "variants"), _without(b, "variants")):
         part, dot, rest = change.path.partition(".")
         part, bracket, index = part.partition("[")
@@ -168,7 +168,7 @@ def _record_changes(a: BuiltArtifact, b: BuiltArtifact) -> dict[str, tuple[Chang
         found.setdefault(part, []).append(msgspec.structs.replace(change, path=path))
     order = [_part(variant) for variant in a.variants], [_part(variant) for variant in b.variants]
     if order[0] != order[1] and sorted(order[0]) == sorted(order[1]):
-        found["variants"] = [Change("order", *order)]
+        found["variants"] = [ValueChange("order", *order)]
     return {part: tuple(listed) for part, listed in found.items()}
 
 
@@ -213,7 +213,7 @@ class _Comparer:
         one, other = a.constants, b.constants
         yield from _files(_optional(one), _optional(other), reason="the module's non-persistent buffers differ")
 
-    def _key_factors(self, a: BuiltVariant, b: BuiltVariant) -> tuple[Change, ...] | None:
+    def _key_factors(self, a: BuiltVariant, b: BuiltVariant) -> tuple[ValueChange, ...] | None:
         if a.key == b.key:
             return ()
         units = find_built(self.a, a.key), find_built(self.b, b.key)
@@ -277,7 +277,7 @@ def _reason(found: VariantDifference, same_key: bool, picks_recorded: bool) -> s
 # -- two JSON values, leaf by leaf -------------------------------------------------------------------------------------
 
 
-class Change(msgspec.Struct, frozen=True, omit_defaults=True):
+class ValueChange(msgspec.Struct, frozen=True, omit_defaults=True):
     """One place where two values differ: `a` or `b` is UNSET (and absent in JSON) where that side has nothing there."""
 
     path: str
@@ -285,12 +285,12 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
     b: Any = msgspec.UNSET
 
 
-def changes(a: Any, b: Any) -> tuple[Change, ...]:
+def changes(a: Any, b: Any) -> tuple[ValueChange, ...]:
     """Every leaf in which two records, mappings or lists differ, in the order of A's keys and then B's."""
     return tuple(_changes("", msgspec.to_builtins(a), msgspec.to_builtins(b)))
 
 
-def _changes(path: str, a: Any, b: Any) -> Iterator[Change]:
+def _changes(path: str, a: Any, b: Any) -> Iterator[ValueChange]:
     if isinstance(a, dict) and isinstance(b, dict):
         for key in dict.fromkeys([*a, *b]):
             below = f"{path}.{key}" if path else str(key)
@@ -300,7 +300,7 @@ def _changes(path: str, a: Any, b: Any) -> Iterator[Change]:
             pair = [side[index] if index < len(side) else msgspec.UNSET for side in (a, b)]
             yield from _changes(f"{path}[{index}]", *pair)
     elif a != b or type(a) is not type(b):
-        yield Change(path, a, b)
+        yield ValueChange(path, a, b)
 
 
 def _are_lists_of_records(a: Any, b: Any) -> bool:

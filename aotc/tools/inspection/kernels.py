@@ -11,7 +11,7 @@ import msgspec
 from aotc.digest import sha256_bytes
 from aotc.provenance import Kernel
 
-Status = Literal["added", "removed", "changed", "renamed"]
+KernelStatus = Literal["added", "removed", "changed", "renamed"]
 
 
 class KernelDifference(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -21,7 +21,7 @@ class KernelDifference(msgspec.Struct, frozen=True, omit_defaults=True):
     `source_diff`: a unified diff from A's source to B's.
     """
 
-    status: Status
+    status: KernelStatus
     kind: str
     name_a: str = ""
     name_b: str = ""
@@ -67,7 +67,7 @@ def _take_pairs(
 def _kernel_difference(a: Kernel | None, b: Kernel | None) -> KernelDifference:
     nothing = Kernel("", "", 0)
     one, other = a or nothing, b or nothing
-    status: Status = "changed"
+    status: KernelStatus = "changed"
     if a is None:
         status = "added"
     elif b is None:

@@ -27,7 +27,7 @@ LONGEST_DIFF = 0.5
 _TRITON_CALL = re.compile(r"\s*async_compile\.triton\([^\n]*'''\n(?P<source>.*)\n''',[^\n]*\)\s*", re.DOTALL)
 
 
-class Source(msgspec.Struct, frozen=True):
+class KernelSource(msgspec.Struct, frozen=True):
     """One source of a kernel, and the buckets that use it; `is_diff`: only what differs from the kernel's first."""
 
     buckets: tuple[str, ...]
@@ -44,7 +44,7 @@ class KernelOverview(msgspec.Struct, frozen=True):
     operators: tuple[str, ...]
     calls: tuple[int, int]
     buckets: tuple[str, ...]
-    sources: tuple[Source, ...]
+    sources: tuple[KernelSource, ...]
 
 
 class Fate(msgspec.Struct, frozen=True):
@@ -54,7 +54,7 @@ class Fate(msgspec.Struct, frozen=True):
     kernels: tuple[KernelOverview, ...]
 
 
-class Launches(msgspec.Struct, frozen=True):
+class LaunchGroup(msgspec.Struct, frozen=True):
     """Buckets that launch alike: per call, so many generated kernels and library calls, for so many operators."""
 
     buckets: tuple[str, ...]
@@ -87,7 +87,7 @@ class BucketOverview(msgspec.Struct, frozen=True):
         return self.times is not None and self.times.on_busy_machine
 
 
-class Stage(msgspec.Struct, frozen=True):
+class BuildStage(msgspec.Struct, frozen=True):
     name: str
     start: float
     seconds: float
@@ -99,10 +99,10 @@ class UnitTime(msgspec.Struct, frozen=True):
     bucket: str
     start: float
     seconds: float
-    stages: tuple[Stage, ...]
+    stages: tuple[BuildStage, ...]
 
 
-class Session(msgspec.Struct, frozen=True):
+class BuildSession(msgspec.Struct, frozen=True):
     """Units that were built without a long pause between them: `began` is RFC 3339."""
 
     began: str
@@ -115,12 +115,12 @@ class Overview(msgspec.Struct, frozen=True):
 
     artifact: BuiltArtifact
     digest: str
-    launches: tuple[Launches, ...]
+    launches: tuple[LaunchGroup, ...]
     kernels: tuple[KernelOverview, ...]
     fates: tuple[Fate, ...]
     races: tuple[RaceGroup, ...]
     buckets: tuple[BucketOverview, ...]
-    sessions: tuple[Session, ...]
+    sessions: tuple[BuildSession, ...]
     size: int
     compressed: int
     verdicts: tuple[Verdict, ...] = ()
@@ -177,7 +177,7 @@ def _bucket(store: Readable, variant: BuiltVariant, reports: dict[str, Report]) 
 # -- kernels ----------------------------------------------------------------------------------------------------------
 
 
-def _launches(reports: dict[str, Report]) -> tuple[Launches, ...]:
+def _launches(reports: dict[str, Report]) -> tuple[LaunchGroup, ...]:
     """The buckets with equal counts together, those with most buckets first."""
     alike: dict[tuple[int, int, int], list[str]] = defaultdict(list)
     for bucket, report in reports.items():
@@ -185,7 +185,7 @@ def _launches(reports: dict[str, Report]) -> tuple[Launches, ...]:
         generated = sum(kernel.calls for kernel in report.kernels) - library
         alike[report.captured_operators, generated, library].append(bucket)
     ordered = sorted(alike.items(), key=lambda item: -len(item[1]))
-    return tuple(Launches(tuple(buckets), *counts) for counts, buckets in ordered)
+    return tuple(LaunchGroup(tuple(buckets), *counts) for counts, buckets in ordered)
 
 
 def _kernels(reports: dict[str, Report]) -> tuple[KernelOverview, ...]:
@@ -222,7 +222,7 @@ def _readable(source: str) -> str:
     return call["source"] if call else source.strip("\n")
 
 
-def _sources(by_source: dict[str, list[str]]) -> Iterable[Source]:
+def _sources(by_source: dict[str, list[str]]) -> Iterable[KernelSource]:
     """The source that most buckets use in full; the others as what differs from it, where that is shorter."""
     ordered = sorted(by_source.items(), key=lambda item: -len(item[1]))
     for index, (text, buckets) in enumerate(ordered):
@@ -231,9 +231,9 @@ def _sources(by_source: dict[str, list[str]]) -> Iterable[Source]:
             lines = difflib.unified_diff(first.splitlines(), text.splitlines(), lineterm="", n=1)
             shorter = "\n".join(list(lines)[2:])
             if len(shorter) < LONGEST_DIFF * len(text):
-                yield Source(tuple(buckets), shorter, is_diff=True)
+                yield KernelSource(tuple(buckets), shorter, is_diff=True)
                 continue
-        yield Source(tuple(buckets), text)
+        yield KernelSource(tuple(buckets), text)
 
 
 def _fates(kernels: Sequence[KernelOverview]) -> tuple[Fate, ...]:
@@ -259,7 +259,7 @@ def _races(store: Readable, artifact: BuiltArtifact, buckets: Sequence[BucketOve
 # -- times ------------------------------------------------------------------------------------------------------------
 
 
-def _sessions(units: Sequence[tuple[str, UnitRecord]]) -> tuple[Session, ...]:
+def _sessions(units: Sequence[tuple[str, UnitRecord]]) -> tuple[BuildSession, ...]:
     timed = sorted(
         ((_ended(unit) - timedelta(seconds=unit.seconds), bucket, unit) for bucket, unit in units),
         key=lambda item: item[:2],
@@ -283,9 +283,9 @@ def _ended(unit: UnitRecord) -> datetime:
     return ended if ended.tzinfo else ended.replace(tzinfo=UTC)
 
 
-def _session(units: Sequence[tuple[datetime, str, UnitRecord]]) -> Session:
+def _session(units: Sequence[tuple[datetime, str, UnitRecord]]) -> BuildSession:
     began = units[0][0]
-    return Session(
+    return BuildSession(
         began=began.isoformat(timespec="seconds").replace("+00:00", "Z"),
         seconds=max((_ended(unit) - began).total_seconds() for _, _, unit in units),
         units=tuple(
@@ -295,7 +295,7 @@ def _session(units: Sequence[tuple[datetime, str, UnitRecord]]) -> Session:
     )
 
 
-def _stages(unit: UnitRecord) -> tuple[Stage, ...]:
+def _stages(unit: UnitRecord) -> tuple[BuildStage, ...]:
     """Each stage in the order of their starts; none where the build did not record them."""
     ordered = sorted(unit.stages.items(), key=lambda item: item[1].began)
-    return tuple(Stage(name, cost.began, cost.seconds) for name, cost in ordered)
+    return tuple(BuildStage(name, cost.began, cost.seconds) for name, cost in ordered)

@@ -12,7 +12,7 @@ LONGEST_BAR = 5.0
 """Bars end at this many times the fastest time, so that one slow candidate does not flatten the others."""
 
 
-class Bar(msgspec.Struct, frozen=True):
+class RaceBar(msgspec.Struct, frozen=True):
     """One candidate. `width` is 0 to 1 of the chart, `median_width` that of its median; `clipped` where the bar would
     be longer; `ms` None: no time."""
 
@@ -34,7 +34,7 @@ class Race(msgspec.Struct, frozen=True):
     """
 
     pick: Pick
-    bars: tuple[Bar, ...]
+    bars: tuple[RaceBar, ...]
     verdict: str
     close: bool
     share: float | None = None
@@ -68,9 +68,9 @@ def _share(pick: Pick, call_ms: float | None) -> float | None:
     return share if share <= 1 else None
 
 
-def _bar(candidate: Candidate, chosen: bool, fastest: float, longest: float) -> Bar:
+def _bar(candidate: Candidate, chosen: bool, fastest: float, longest: float) -> RaceBar:
     ms, median = candidate.ms, candidate.median_ms
-    return Bar(
+    return RaceBar(
         candidate=candidate,
         name=candidate.name,
         config=describe_config(candidate),

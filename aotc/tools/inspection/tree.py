@@ -15,8 +15,8 @@ from aotc.tools.inspection.binaries import BinaryDifference, SectionDifference
 from aotc.tools.inspection.compare import (
     ArtifactDifference,
     BundleDifference,
-    Change,
     FileDifference,
+    ValueChange,
     VariantDifference,
 )
 from aotc.tools.inspection.kernels import KernelDifference
@@ -98,7 +98,7 @@ def _add_variant(tree: Tree, variant: VariantDifference, sources: bool, in_bytes
     _add_files(tree, variant.files, in_bytes)
 
 
-def _add_changes(tree: Tree, title: str, changed: Iterable[Change]) -> None:
+def _add_changes(tree: Tree, title: str, changed: Iterable[ValueChange]) -> None:
     node = tree.add(_text(title))
     for change in changed:
         status = "added" if change.a is msgspec.UNSET else "removed" if change.b is msgspec.UNSET else "changed"

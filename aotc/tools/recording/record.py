@@ -66,7 +66,7 @@ def record(
         message = f"aotc.record writes a manifest, for which {error.name} is missing"
         raise ManifestError(message, hint="pip install 'aotc[build]'") from None
     from aotc.tools.recording.check_written import check_written
-    from aotc.tools.recording.recorded_manifest import Calls, write_recorded
+    from aotc.tools.recording.recorded_manifest import RecordedCalls, write_recorded
 
     path = Path(output)
     if path.exists():
@@ -75,7 +75,7 @@ def record(
     names = None if of is None else _names({n: each for n, each in of.items() if n not in methods} if methods else of)
     if factories and names is not None:
         _check_factories(factories, {*names.values(), *methods})
-    calls = Calls()
+    calls = RecordedCalls()
     with _watched(names, not _is_by_name(of), calls.add), ExitStack() as stack:
         for name, method in methods.items():
             stack.enter_context(_watched_method(name, method, calls.add))

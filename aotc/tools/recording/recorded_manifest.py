@@ -71,7 +71,7 @@ class _Recorded(NamedTuple):
     kinds: dict[object, _Kind]
 
 
-class Calls:
+class RecordedCalls:
     """The calls that were recorded, with values of small integers alone; `issues` are of those that could not be."""
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class Calls:
         return keep
 
 
-def write_recorded(output: Path, calls: Calls, factories: Mapping[str, Any]) -> dict[str, list[Dims]]:
+def write_recorded(output: Path, calls: RecordedCalls, factories: Mapping[str, Any]) -> dict[str, list[Dims]]:
     """Write the manifest, which is read back. Adds to the issues of `calls`. Returns the models that can be checked by
     making them again, each with the sizes of its calls. Raises ManifestError."""
     check_path(output.absolute())

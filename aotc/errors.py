@@ -231,6 +231,13 @@ class BindError(AotcError, TypeError):
     shortens = True
 
 
+class MemoryLimitError(AotcError, MemoryError):
+    """The host has too little memory for a load, or this process may not have as much.
+
+    Fields, in bytes: `used`, `limit`, and `asked`, what was asked for last; None where that is not known.
+    """
+
+
 class LibraryError(AotcError, RuntimeError):
     """A compiled library could not be opened, or failed while it ran."""
 

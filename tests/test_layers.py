@@ -328,8 +328,8 @@ def test_the_loader_imports_no_compiler_and_no_manifest() -> None:
 def test_the_loader_is_small() -> None:
     """A plain load and its call import nothing further (`tests/benchmarks/loader.py`). Lower these when it shrinks."""
     ours = imported_by("import aotc; aotc.load") & MODULES.keys()
-    assert len(ours) <= 46
-    assert sum(len(MODULES[name].read_text().splitlines()) for name in ours) <= 6615
+    assert len(ours) <= 47
+    assert sum(len(MODULES[name].read_text().splitlines()) for name in ours) <= 6725
 
 
 def test_importing_the_loader_costs_milliseconds_beyond_torch() -> None:
@@ -356,6 +356,7 @@ def test_the_public_surface() -> None:
         "Issue",
         "LibraryError",
         "ManifestError",
+        "MemoryLimitError",
         "MissError",
         "NotFoundError",
         "OperatorError",

@@ -17,6 +17,7 @@ from torch import nn
 
 from aotc.records import Artifact
 from aotc.runtime.call import CompiledCall, ModelSignature, OnMiss
+from aotc.runtime.memory_errors import tells_of_memory
 
 if TYPE_CHECKING:
     from aotc.runtime.checkpoints.files import Weights
@@ -159,6 +160,7 @@ class Compiled(nn.Module):
         """
         return self._aotc.explain(*args, **kwargs)
 
+    @tells_of_memory
     def update_weights(self, weights: Weights) -> None:
         """Put other weights in the place of those that are served, all or nothing, while calls go on.
 
@@ -175,8 +177,8 @@ class Compiled(nn.Module):
 
         Raises:
             BindError: with everything that is wrong (unknown names, shapes, dtypes), or the artifact's weights are
-                frozen. LibraryError: the GPU has no room for both, or the graphs cannot be captured anew. Either way
-                the old weights are served on.
+                frozen. LibraryError: the GPU has no room for both, or the graphs cannot be captured anew.
+                MemoryLimitError: the host has none. In each case the old weights are served on.
 
         Example:
             >>> compiled.update_weights({"feed_forward_norm.weight": torch.ones(256)})

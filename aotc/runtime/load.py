@@ -23,6 +23,7 @@ from aotc.runtime.call import CompiledCall, OnMiss
 from aotc.runtime.compiled import Compiled, compiled_module
 from aotc.runtime.libraries.files import FilesInMemory, read_all
 from aotc.runtime.libraries.library import Library, check_counts, open_library
+from aotc.runtime.memory_errors import tells_of_memory
 from aotc.runtime.select import device_of, select_target
 from aotc.runtime.state.weights import Bound, bind_state
 from aotc.store.layout.bundle import Bundle, read_artifact, read_bundle
@@ -136,6 +137,7 @@ def load(
         GroupError: a rank loads something else, has failed, or is not heard of in time: then no rank loads.
         OperatorError: compiled code calls operators that are not registered; each is named with its module.
         LibraryError: a library cannot be opened.
+        MemoryLimitError: the host has too little memory, or this process may not have as much.
 
     Example:
         The model of manifests/quickstart.yaml takes float32 `[batch, 128, 256]`, for a batch of 1 or 4.
@@ -251,6 +253,7 @@ class Request(NamedTuple):
 
         return attested_once(self, found, entry)
 
+    @tells_of_memory
     def load(self, module: nn.Module | None, found: Found | None = None) -> Compiled:
         """As `aotc.load`; of what was found before, if it is given."""
         check_options(self, module)
@@ -405,7 +408,7 @@ def blaming_the_record(artifact: Artifact) -> Iterator[None]:
     """Raise CorruptError in place of an internal error where the record is the cause."""
     try:
         yield
-    except AotcError:
+    except (AotcError, MemoryError):
         raise
     except Exception as error:
         from aotc.store.layout.check_record import explain_unsound

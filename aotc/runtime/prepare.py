@@ -25,6 +25,7 @@ from aotc.runtime.forks import end_threads, end_threads_before_forks
 from aotc.runtime.libraries.library import calls_back, opened
 from aotc.runtime.libraries.operators import Imports, provide_operators
 from aotc.runtime.load import Found, Request, Timer, blaming_the_record, check_options
+from aotc.runtime.memory_errors import tells_of_memory
 from aotc.runtime.native import open_core
 from aotc.runtime.select import select_target
 
@@ -96,6 +97,7 @@ class Prepared:
         prepare_ms: milliseconds by part.
     """
 
+    @tells_of_memory
     def __init__(self, asked: Request) -> None:
         timer = Timer()
         reference, where = asked.place()

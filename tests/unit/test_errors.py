@@ -24,6 +24,7 @@ BUILTINS = {
     "EnvironmentMismatchError": RuntimeError,
     "BindError": TypeError,
     "LibraryError": RuntimeError,
+    "MemoryLimitError": MemoryError,
     "MissError": LookupError,
     "OperatorError": LookupError,
     "GroupError": RuntimeError,

@@ -19,10 +19,10 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from aotc.constants import torch_name
 from aotc.errors import BindError, Issue
 from aotc.reads.tensors import NO_SUBCLASSES, dtype_name, same_bits
 from aotc.records import StateSpec
+from aotc.runtime.checkpoints.mapped_file import MappedFile
 from aotc.runtime.state.weights import ALIGNMENT, DENSE_COPY, lacks_values, names_of, used_strides
 from aotc.tensors.layouts import with_strides
 from aotc.tensors.overlaps import overlaps_itself
@@ -133,16 +133,16 @@ class FileCheckpoint:
     def __init__(self, path: Path) -> None:
         self.where = str(path)
         self.forms: dict[str, Form] = {}
-        self._file_of: dict[str, Any] = {}
+        self._file_of: dict[str, MappedFile] = {}
         self.files, file_of = _files(path)
         opened = {file.name: _open(file) for file in self.files}
         self._opened = list(opened.values())
-        held = {file: frozenset(shard.keys()) for file, shard in opened.items()}
+        held = {file: frozenset(shard.tensors) for file, shard in opened.items()}
         for name, file in {**_outside(path, held, file_of), **file_of}.items():
             if name not in held[file]:
                 continue
-            part = opened[file].get_slice(name)
-            self.forms[name] = Form(torch_name(part.get_dtype()), tuple(part.get_shape()))
+            entry = opened[file].tensors[name]
+            self.forms[name] = Form(entry.dtype, entry.shape)
             self._file_of[name] = opened[file]
         if absent := sorted(file_of.keys() - self.forms.keys()):
             nowhere = [name for name in absent if not any(name in names for names in held.values())]
@@ -158,12 +158,14 @@ class FileCheckpoint:
     def subclasses(self) -> Mapping[str, Any]:
         from aotc.runtime.checkpoints.subclasses import described_in
 
-        return {name: each for part in self._opened for name, each in described_in(part.metadata() or {})}
+        return {name: each for part in self._opened for name, each in described_in(part.metadata)}
 
     def read(self, name: str) -> Tensor:
         with torch.inference_mode(False):  # calls outside of it may write to them, and a module holds them
-            tensor: Tensor = self._file_of[name].get_tensor(name)
-        return tensor
+            try:
+                return self._file_of[name].tensor(name)
+            except ValueError as error:
+                raise BindError(f"{self.where} cannot be read as safetensors: {error}", hint=_CONVERTED) from error
 
 
 def _outside(path: Path, held: Mapping[str, Collection[str]], file_of: Mapping[str, str]) -> dict[str, str]:
@@ -241,14 +243,12 @@ def _in_folder(folder: Path) -> Path:
     )
 
 
-def _open(file: Path) -> Any:
-    from safetensors import SafetensorError, safe_open
-
+def _open(file: Path) -> MappedFile:
     try:
-        return safe_open(file, framework="pt", device="cpu")
+        return MappedFile(file)
     except OSError as error:
-        raise BindError(f"{file} cannot be read: {error}", hint=_UNREADABLE) from error
-    except SafetensorError as error:
+        raise BindError(f"{file} cannot be read: {error.strerror}", hint=_UNREADABLE) from error
+    except (ValueError, RecursionError) as error:
         raise BindError(f"{file} cannot be read as safetensors: {error}", hint=_CONVERTED) from error
 
 

@@ -7,7 +7,6 @@ model_base.h): on the memory as it is, with the layout that was recorded, packed
 from __future__ import annotations
 
 import ctypes
-import mmap
 from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO, cast
 
@@ -18,6 +17,7 @@ from torch import Tensor
 from aotc.errors import CorruptError, LibraryError
 from aotc.records import Constant
 from aotc.runtime.forks import torch_library
+from aotc.runtime.memory_errors import map_privately
 
 _tensors_of = cast(Any, torch._C)._aoti.alloc_tensors_by_stealing_from_void_ptrs
 _new_capsule = ctypes.pythonapi.PyCapsule_New
@@ -29,9 +29,9 @@ class Weights:
     """The bytes of one file: mapped, and on a GPU copied there once."""
 
     def __init__(self, stream: BinaryIO) -> None:
-        """Closes the stream. Nothing is written to the file: who writes to the mapping gets a page of his own."""
+        """Closes the stream. Nothing is written to the file. Raises OSError."""
         with stream:
-            mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+            mapped = map_privately(stream)
         self._on = {"cpu": torch.frombuffer(mapped, dtype=torch.uint8)}
 
     def on(self, device: torch.device) -> Tensor:

@@ -39,7 +39,7 @@ def open_regular(path: Path, *, follow: bool = True) -> BinaryIO:
 def read_limited(path: Path, limit: int) -> bytes:
     """The bytes of a small file. Raises OSError, and CorruptError where it is larger than `limit` bytes."""
     with open_regular(path) as stream:
-        data = stream.read(limit + 1)
+        data = stream.read(min(os.fstat(stream.fileno()).st_size, limit) + 1)  # a read allocates what it is asked for
     if len(data) > limit:
         from aotc.store.files.os_errors import not_as_expected
 

@@ -98,7 +98,12 @@ def test_builds_that_end_without_a_result_are_given_up(tmp_path: Path) -> None:
     place = Place(tmp_path, "net")
     memory = Memory(FACTS, {}, "remembered_nets:Net", {}, kinds=[Kind({}, [CALL])], attempts=3)
     place.change(memory, lambda memory: None)
-    build_process._build(BuildJob(str(tmp_path), "net", str(tmp_path), 60, 0, -1), place, memory, [0])
+    build_process._build(
+        BuildJob(str(tmp_path), "net", str(tmp_path), Memory(FACTS, {}, "remembered_nets:Net", {}), 60, 0, -1),
+        place,
+        memory,
+        [0],
+    )
     assert place.failed(0) == "3 builds in a row ended without a result; was memory short?"
     after = place.read()
     assert after is not None and (after.attempts, place.unbuilt(after)) == (0, [])
@@ -106,7 +111,7 @@ def test_builds_that_end_without_a_result_are_given_up(tmp_path: Path) -> None:
 
 def test_a_failure_is_told_of_the_kind_that_has_it_alone(tmp_path: Path) -> None:
     kinds = {name: Kind({}, [CALL]) for name in ("net", "net-2", "net-3")}
-    job = BuildJob(str(tmp_path), "net", str(tmp_path), 60, 0, -1)
+    job = BuildJob(str(tmp_path), "net", str(tmp_path), Memory(FACTS, {}, "remembered_nets:Net", {}), 60, 0, -1)
     attempt = Attempt(job, Place(tmp_path, "net"), Memory(FACTS, {}, "", {}, kinds=[*kinds.values()]), kinds)
     assert "took more than 60 s" in attempt.failed["net"]
     tried = []

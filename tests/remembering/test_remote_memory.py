@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from registry_server import free_port, needs, running_registry
 from sample_artifacts import stored_artifact
@@ -19,12 +21,15 @@ from aotc.store.layout.store import Store
 from aotc.store.maintenance.fsck import fsck
 from aotc.store.maintenance.gc import collect
 from aotc.store.maintenance.retention import Policy
-from aotc.store.opening import open_readable
+from aotc.store.opening import open_readable, open_transfer
 from aotc.store.reference import Reference
+from aotc.store.remote.interface import Limits
+from aotc.store.remote.push import change_attachment
+from aotc.store.signing.attachments import Layer, encode_layers
 from aotc.tools.remembering import remote_memory
 from aotc.tools.remembering.manifest import write_remembered
 from aotc.tools.remembering.memory import Kind, Memory, Place, remembered_in
-from aotc.tools.remembering.remote_memory import RemoteMemory, remembered_of
+from aotc.tools.remembering.remote_memory import REMEMBERED, RemoteMemory, remembered_of
 
 
 def call(batch: int, double: bool = False) -> dict[str, Any]:
@@ -299,17 +304,53 @@ def test_where_the_url_cannot_be_reached_the_program_has_its_code_and_the_next_r
     assert found is not None and (found.kinds[0].built, len(found.kinds[0].calls)) == (1, 1)
 
 
-@pytest.mark.parametrize("calls", [[], [{"x": {"shape": 3}}], [call(1), {"y": 1}]])
-def test_calls_of_another_form_are_corrupt(tmp_path: Path, calls: Any) -> None:
-    one = Machine(tmp_path / "one", f"file://{tmp_path}/url")
-    one.sees(call(1))
-    one.shares()
-    memory = one.memory
-    memory.kinds = [Kind({}, calls, built=max(1, len(calls)))]
-    one.place.change(None, lambda now: setattr(now, "kinds", memory.kinds))
-    assert one.remote.push()
-    with pytest.raises(CorruptError, match="unknown form"):
-        one.remote.read()
+LINES = "y: {shape: [1]}\n    factory: os:getcwd\n    x"
+"""A name that goes on after its own line of a manifest."""
+
+HOSTILE = {
+    "no call": Kind({}, []),
+    "a shape of one number": Kind({}, [{"x": {"shape": 3}}]),
+    "calls of two kinds": Kind({}, [call(1), {"y": 1}]),
+    "the name of a mode": Kind({f"autocast: float16\n    {LINES}": "float32"}, [call(1)]),
+    "a mode": Kind({"autocast": f"float16\n    {LINES}"}, [call(1)]),
+    "the name of an argument": Kind({}, [{LINES: call(1)["x"]}]),
+    "an init": Kind({}, [{"x": {"shape": [1], "dtype": "float32", "init": "os:getcwd"}}]),
+    "an init without a shape": Kind({}, [{"x": [{"init": "os:getcwd"}]}]),
+    "a size": Kind({}, [{"x": {"shape": [f"1]\n    {LINES}"], "dtype": "float32"}}]),
+    "a dtype": Kind({}, [{"x": {"shape": [1], "dtype": "load"}}]),
+    "a region": Kind({}, [call(1)], regions=[f"a]\n    {LINES}"]),
+    "code of more calls than there are": Kind({}, [call(1)], built=2),
+    "a digest that is a name": Kind({}, [call(1)], built=1, pushed="../other"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE.values(), ids=HOSTILE)
+def test_what_no_program_has_recorded_is_corrupt(tmp_path: Path, kind: Kind) -> None:
+    url = f"file://{tmp_path}/url"
+    layer = Layer(msgspec.json.encode(Memory({}, {}, "", {}, kinds=[kind])))
+    encoded = encode_layers(REMEMBERED, [layer], artifact_type=REMEMBERED.media_type)
+    Store.create(tmp_path / "url")
+    change_attachment(
+        open_transfer(url, Limits.from_environment()), "net.remembered", lambda theirs: None if theirs else encoded
+    )
+    with pytest.raises(CorruptError, match=r"cannot be read|unknown form"):
+        Machine(tmp_path / "one", url).remote.read()
+
+
+@pytest.mark.compile
+def test_a_build_makes_the_module_as_its_own_program_says(program: Any) -> None:
+    """Whatever the store says of the factory and its arguments, and where keys are trusted."""
+    code = "model = aotc.compile(Net().eval()); called(model, (2, 16))\n"
+    name = program.run(f"{code}tell(model)\nos._exit(0)")["name"]
+    file = program.files / f"{name}.json"
+    memory = json.loads(file.read_bytes())
+    memory |= {"factory": "os:mkdir", "kwargs": {"path": str(program.folder / "made")}, "dtype": "float16"}
+    memory["asked"] = {"method": "fit"}
+    file.write_text(json.dumps(memory))
+    told = program.run(f"{code}tell(model, ready=model.wait())", AOTC_TRUSTED_KEYS="key.pub")
+    assert not (program.folder / "made").exists()
+    assert "factory: remembered_nets:Net" in (program.files / f"{name}.yaml").read_text()
+    assert (told["built"], told["ready"]) == (1, False)
 
 
 def test_code_that_must_be_signed_is_not_built_for_a_url(monkeypatch: pytest.MonkeyPatch) -> None:

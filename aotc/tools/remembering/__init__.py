@@ -6,7 +6,8 @@
 - `by_mode`: calls in training mode beside the others.
 - `region_calls`: how a module runs compiled regions, in these calls alone.
 - `builds`: when code is built, and by which process.
-- `identity`: what a module's name in the store depends on. `memory`: the files beside the store's own.
+- `identity`: what a module's name in the store depends on. `memory`: the files beside the store's own;
+  `checked_kinds`: what may stand in them.
 - `remote_memory`: what a store at a URL remembers, for many machines.
 - `manifest`: from the memory to a manifest. `build_process`: the process that builds, which alone imports the compiler.
 """

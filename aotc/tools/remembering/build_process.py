@@ -41,12 +41,14 @@ MOST_ATTEMPTS = 3
 
 
 class BuildJob(msgspec.Struct, frozen=True):
-    """What to build: the memory called `name` in `folder`, into `store`. `cores` 0: all that this process may use.
-    `lock`: a descriptor of the lock, which is held. `url`: of which store `store` is a copy."""
+    """What to build: the forms of the memory called `name` in `folder`, into `store`. `made`: how the module is made,
+    as the program says that asks for the build; what the store says of that is not read. `cores` 0: all that this
+    process may use. `lock`: a descriptor of the lock, which is held. `url`: of which store `store` is a copy."""
 
     folder: str
     name: str
     store: str
+    made: Memory
     seconds: float
     cores: int
     lock: int
@@ -95,6 +97,7 @@ def _build_missing(job: BuildJob, place: Place) -> None:
     """Build what has no code on this machine. Raises BuildError where memory is short."""
     memory = place.read()
     if memory is not None and (kinds := place.unbuilt(memory)):
+        memory = msgspec.structs.replace(job.made, kinds=memory.kinds, attempts=memory.attempts)
         wait_for_memory(memory.facts["target"].partition(":")[0], memory.state_bytes)
         _build(job, place, memory, kinds)
 

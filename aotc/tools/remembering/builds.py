@@ -66,6 +66,8 @@ class Builds:
         self.options, self._note, self._ended = options, note, ended
         self.place: Place | None = None
         """Of the module as it is now; None where nothing is built."""
+        self.made: Memory | None = None
+        """How a build makes the module, which this program alone says; it has no kinds. None before that is needed."""
         self.uses_gpu = False
         self.own: set[str] = set()
         """The names that this process has begun to build."""
@@ -116,8 +118,9 @@ class Builds:
             return self._process
         place, options = self.place, self.options
         memory = place.read() if place is not None else None
-        if place is None or memory is None or options.build == "never" or not self.is_due(place, memory):
+        if place is None or self.made is None or options.build == "never" or not self.is_due(place, memory):
             return None
+        assert memory is not None
         if memory.builds >= options.builds:
             self._note(f"the limit of {counted(options.builds, 'build')} is reached: raise builds=, or retry=True")
             return None
@@ -140,8 +143,10 @@ class Builds:
         from aotc.tools.remembering.build_process import BuildJob
 
         given = self.options
+        assert self.made is not None
         job = BuildJob(
-            *(str(place.folder), place.name, str(place.store), given.seconds, given.cores, descriptor, given.url)
+            *(str(place.folder), place.name, str(place.store), self.made),
+            *(given.seconds, given.cores, descriptor, given.url),
         )
         with tempfile.NamedTemporaryFile(prefix="aotc-build-", suffix=".job", delete=False) as file:
             file.write(msgspec.json.encode(job))

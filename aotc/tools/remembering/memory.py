@@ -68,10 +68,11 @@ class Kind(msgspec.Struct):
 
 
 class Memory(msgspec.Struct):
-    """All that is remembered of a module. `asked` is what the build was asked for; `attempts` are builds in a row that
-    have begun and not ended; `state_bytes` are those of its parameters and buffers; `remote` is the digest of what was
-    last merged from, or written to, a URL (`aotc.tools.remembering.remote_memory`). What another `version` wrote is as
-    nothing."""
+    """All that is remembered of a module. `facts`, `asked`, `factory`, `kwargs` and `dtype` are what a person reads,
+    and `aotc init --from-store`: a build takes these from the program that asks for it. `asked` is what the build was
+    asked for; `attempts` are builds in a row that have begun and not ended; `state_bytes` are those of its parameters
+    and buffers; `remote` is the digest of what was last merged from, or written to, a URL
+    (`aotc.tools.remembering.remote_memory`). What another `version` wrote is as nothing."""
 
     facts: Facts
     asked: dict[str, Any]
@@ -184,10 +185,16 @@ def _read(path: Path) -> Memory | None:
 
 
 def decode_memory(data: bytes, where: str) -> Memory | None:
-    """None for what another version wrote. Raises CorruptError."""
+    """None for what another version wrote. Raises CorruptError, also for what no program has recorded: a store's
+    content is data, and any process may have written it."""
+    from aotc.tools.remembering.checked_kinds import check_kind
+
     try:
         if msgspec.json.decode(data, type=_Versioned).version != VERSION:
             return None
-        return msgspec.json.decode(data, type=Memory)
-    except msgspec.MsgspecError as error:
+        memory = msgspec.json.decode(data, type=Memory)
+        for kind in memory.kinds:
+            check_kind(kind)
+    except (msgspec.MsgspecError, ValueError) as error:
         raise CorruptError(f"{where} cannot be read: {error}", hint="remove it: its module is built anew") from None
+    return memory

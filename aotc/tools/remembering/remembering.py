@@ -16,6 +16,7 @@ from pathlib import Path
 from types import MethodType
 from typing import Any, Literal, NamedTuple
 
+import msgspec
 import torch
 from torch import nn
 
@@ -133,8 +134,6 @@ class Remembering:
         self._facts: Facts = {}
         self._by_calls: dict[str, str | None] = {}
         """The attributes that calls in eager have changed, as they were before: these make no other name."""
-        self._new: Memory | None = None
-        """What there is to remember before the first call, which may change the module."""
         self._name = ""
         self._device = "cpu"
         self._store = options.store
@@ -230,6 +229,9 @@ class Remembering:
             self._note(f"calls with what no manifest holds run in eager: {error}")
             self._runs[form] = self._eager
             return self._eager(*args, **kwargs)
+        if builds:
+            with self._lock:
+                self._find_made()
         before = attribute_facts(self.module)
         if (code := self._regions_for(seen)) is not None:
             result, is_covered = self._ran_by_regions(code, args, kwargs)
@@ -292,7 +294,7 @@ class Remembering:
     def _begin(self) -> None:
         """Find out what the module is, and load the code that there is for it."""
         self._began, self._place = True, None
-        self.builds.place = None
+        self.builds.place = self.builds.made = None
         self._tables = self._parameters()
         self._facts = without_changes(facts_of(self.module, self.options.asked), self._by_calls)
         self._device = "cuda" if self._facts["target"].startswith("cuda:") else "cpu"
@@ -324,7 +326,8 @@ class Remembering:
             return
         try:
             memory = place.read()
-            self._new = self._new_memory() if memory is None else None
+            if memory is None or self.builds.is_due(place, memory):
+                self._find_made()
             if self.builds.is_due(place, memory):
                 self.builds.soon()
         except (AotcError, OSError) as error:
@@ -382,7 +385,7 @@ class Remembering:
 
     def _note_regions(self, artifact: Artifact, memory: Memory | None) -> None:
         """Log that a model is compiled by regions, where `regions` was not given."""
-        if memory is not None and "regions" not in memory.asked:
+        if memory is not None and self.options.regions is None:
             parts = listed([region.name for region in artifact.regions], 3)
             self._note(
                 f"{artifact.model} cannot be captured whole: of it, these regions and their like have code: {parts}"
@@ -464,13 +467,10 @@ class Remembering:
 
         with self._lock:
             try:
-                new = None
-                if self._place is None:
+                if self._place is None or (made := self.builds.made) is None:
                     return ""
-                if self._place.read() is None:
-                    new, self._new = self._new or self._new_memory(), None
-                    Store.create(self._store)
-                memory = self._place.change(new, keep)
+                Store.create(self._store)
+                memory = self._place.change(msgspec.structs.replace(made, kinds=[]), keep)
                 if memory is None or number < 0:
                     return ""
                 if reason := self._place.failed(number):
@@ -487,8 +487,16 @@ class Remembering:
         self._note(f"nothing is built: {why}")
         self._place = self.builds.place = None
 
+    def _find_made(self) -> None:
+        """Find out how a build makes the module, before a call may change it, if that was not needed so far."""
+        if self.builds.made is None and self._place is not None:
+            try:
+                self.builds.made = self._new_memory()
+            except AotcError as error:
+                self._build_nothing(error)
+
     def _new_memory(self) -> Memory:
-        """What there is to remember before the first call. Raises ManifestError where no build can make the module."""
+        """How a build makes the module, with no calls yet. Raises ManifestError where that is not known."""
         from aotc.tools.remembering.manifest import dtype_to_cast, made_from
 
         made = made_from(self.module, self.options.factory, self.options.kwargs)

@@ -66,7 +66,11 @@ def run_round(checkout: Path, ref: str) -> dict[str, Any]:
 
 
 def print_table(checkout: Path, rounds: list[dict[str, Any]], modules: bool) -> None:
-    lines = {name: len(Path(path).read_text().splitlines()) for name, path in rounds[0]["ours"].items()}
+    lines = {
+        name: len(Path(path).read_text().splitlines())
+        for name, path in rounds[0]["ours"].items()
+        if path.endswith(".py")
+    }
     others = " ".join(rounds[0]["others"]) or "none"
     print(
         f"{checkout}: {len(lines)} modules of aotc, {sum(lines.values())} lines; others beside the packages: {others}"

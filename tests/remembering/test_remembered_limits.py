@@ -75,7 +75,7 @@ def test_a_module_that_changes_again_and_again_stays_in_eager(model: Any, monkey
     for changes in (1, 2, 3):
         call(model, changes + 1)
         assert memory_of(model).kinds[0].calls[-1]["ids"]["shape"] == [1, changes + 1]
-        loaded = object()
+        loaded = SimpleNamespace(artifact=SimpleNamespace(regions=[1]))
         state._compiled = [loaded]
         state._changed(loaded, BindError("other weights"))
     call(model, 2, 3)

@@ -27,6 +27,12 @@ Buckets = list[dict[str, Any]]
 
 MOST_BUCKETS = 8
 
+_COMPARED = (bool, int, float, str, complex, bytes, torch.device)
+"""Types of values that are compared with a parameter's default value; of others, as arrays, only the same is equal."""
+
+_UNORDERED = (torch.uint16, torch.uint32, torch.uint64)
+"""Of which torch finds no least value."""
+
 MOST_COORDINATES = 4
 """Columns of integers that are places or pairs, as of edges, and not tokens."""
 
@@ -105,8 +111,8 @@ def _given_arguments(
 
 
 def _is_default(argument: Argument) -> bool:
-    value = argument.value
-    return value is None or (not isinstance(value, Tensor | Mapping | list | tuple) and value == argument.default)
+    value, default = argument.value, argument.default
+    return value is None or value is default or (isinstance(value, _COMPARED) and bool(value == default))
 
 
 def look_at(
@@ -155,9 +161,16 @@ def _look_at_tensor(tensor: Tensor, path: str, gradients: bool, values: bool) ->
     if dtype not in DTYPES:
         message = f"`{path}` is a tensor of {dtype}, which a manifest cannot hold"
         raise ManifestError(message, hint=f"it holds {', '.join(DTYPES)}")
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+        message = f"`{path}` is a {kind} tensor, which a manifest cannot hold"
+        raise ManifestError(message, hint="pass a padded or dense tensor, and make the other one in forward")
     low = high = layout = kept = None
     if tensor.numel() and not (tensor.is_floating_point() or tensor.is_complex()):
-        low, high = int(tensor.min()), int(tensor.max())
+        compared = tensor.to(torch.int64) if tensor.dtype in _UNORDERED else tensor
+        low, high = int(compared.min()), int(compared.max())
+        if low < 0 and tensor.dtype is torch.uint64:  # above what int64 holds
+            low, high = 0, (1 << 63) - 1
         if values and tensor.numel() <= MOST_ELEMENTS:
             kept = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
     if tensor.dim() == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last):

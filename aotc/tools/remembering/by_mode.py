@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from aotc.tools.remembering.call_counts import CallCounts, summed
 from aotc.tools.remembering.remembering import Options, Remembering, State
 
 
@@ -31,7 +32,11 @@ class ByMode:
         return self.of_mode(*args, **kwargs)
 
     def state(self) -> State:
-        return self.of_mode.state()
+        return self.of_mode.state()._replace(calls=self.stats())
+
+    def stats(self) -> CallCounts:
+        """Of both modes."""
+        return summed(each.stats() for each in (self.training, self.evaluating))
 
     def wait(self, timeout: float | None = None) -> bool:
         """Of both modes, as far as calls in them were seen."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import html
 import importlib.util
 import logging
 import os
@@ -20,6 +21,7 @@ from aotc.runtime.explain.arguments import options_error
 from aotc.store.cache_folder import cache_folder
 from aotc.store.reference import is_remote
 from aotc.tools.remembering.by_mode import ByMode, remembering_of
+from aotc.tools.remembering.call_counts import CallCounts
 from aotc.tools.remembering.methods import RememberedMethod, decorated, of_method
 from aotc.tools.remembering.remembering import Options, Remembering, State, When
 
@@ -49,6 +51,23 @@ class Remembered(nn.Module):
         """What is remembered, what is loaded, what is being built, and why calls run in eager; with `train=True`, of
         calls in the mode that the module is in."""
         return self._remembering.state()
+
+    def stats(self) -> CallCounts:
+        """The calls since `aotc.compile`, compiled and in eager, by form, in both modes; of each form in eager, why its
+        last call was. Counts are this process's, and only grow.
+
+        Example:
+            >>> model = aotc.compile(module, store="aotc-store", build="never")
+            >>> with torch.no_grad():
+            ...     y = model(torch.randn(4, 128, 256))
+            >>> model.stats().compiled + model.stats().eager
+            1
+        """
+        return self._remembering.stats()
+
+    def _repr_html_(self) -> str:
+        """As a notebook shows it: the module, and what `explain()` tells."""
+        return f"<pre>{html.escape(repr(self))}</pre>{self.explain()._repr_html_()}"
 
     def wait(self, timeout: float | None = None) -> bool:
         """Build what has no code yet, in another process, and wait for it. Whether all that was seen has code now."""
@@ -112,6 +131,7 @@ def compile(
     train: bool = False,
     regions: Sequence[str] | Literal["auto"] | None = None,
     gpu: bool = False,
+    on_miss: Literal["eager", "error"] = "eager",
 ) -> Any:
     """Compile a module as it is used, once: later processes load the code in milliseconds, and import no compiler.
 
@@ -148,12 +168,14 @@ def compile(
             repeated submodules where it cannot be captured whole.
         gpu: whether a build in the background may use the module's GPU while this program runs. Else what a module on a
             GPU lacks is built when the program ends.
+        on_miss: "error": a call that would run in eager raises MissError with the reason; its form is remembered and
+            built all the same. With `build="now"` no call runs in eager: one of a new form waits for its code.
 
     Returns:
         An `nn.Module` of the module's class, with its attributes, that can stand where it stood:
-        `pipe.transformer = aotc.compile(pipe.transformer)`. `explain()` says what it does; `wait()` builds, and waits.
-        Of a method, a callable with these two; of one that is decorated in its class, a function. Of a function, one
-        with `explain(module)` and `wait(module)`.
+        `pipe.transformer = aotc.compile(pipe.transformer)`. `explain()` says what it does; `stats()` counts its calls,
+        compiled and in eager; `wait()` builds, and waits. Of a method, a callable with these three; of one that is
+        decorated in its class, a function. Of a function, one with `explain(module)`, `stats(module)`, `wait(module)`.
 
     Raises:
         ManifestError: PyYAML is not installed, and `build` is not "never".
@@ -175,6 +197,7 @@ def compile(
         ("kwargs", kwargs, kwargs is None or _is_json(kwargs), "a mapping of what a manifest holds"),
         ("ranges", ranges, ranges is None or _are_ranges(ranges), 'least and greatest sizes, as {"seq": (1, 2048)}'),
         ("regions", regions, regions in (None, "auto") or _are_patterns(regions), '"auto" or a list, as ["layers.*"]'),
+        ("on_miss", on_miss, on_miss in ("eager", "error"), "eager or error"),
         ("seconds", seconds, seconds > 0, "more than 0"),
         ("cores", cores, cores >= 0, "0, for all, or more"),
         ("builds", builds, builds > 0, "1 or more"),
@@ -200,7 +223,8 @@ def compile(
     if isinstance(module, Remembered):
         module = module.module
     options = Options(
-        *(factory, kwargs, where, ranges or {}, mode, build, seconds, cores, builds, retry, train, regions, gpu)
+        *(factory, kwargs, where, ranges or {}, mode, build, seconds, cores, builds, retry, train, regions, gpu),
+        on_miss=on_miss,
     )
     if isinstance(module, RememberedMethod):
         module = module.__wrapped__

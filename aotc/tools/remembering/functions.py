@@ -16,6 +16,7 @@ from typing import Any
 from torch import nn
 
 from aotc.tools.remembering.by_mode import ByMode, remembering_of
+from aotc.tools.remembering.call_counts import CallCounts
 from aotc.tools.remembering.region_calls import InPlace
 from aotc.tools.remembering.remembering import Options, Remembering, State
 
@@ -98,6 +99,10 @@ class CompiledFunction:
     def explain(self, module: nn.Module) -> State:
         """As of a module that was compiled: of this function's calls with that module."""
         return self._of(module).state()
+
+    def stats(self, module: nn.Module) -> CallCounts:
+        """As of a module that was compiled: of this function's calls with that module."""
+        return self._of(module).stats()
 
     def wait(self, module: nn.Module, timeout: float | None = None) -> bool:
         """As of a module that was compiled: of this function's calls with that module."""

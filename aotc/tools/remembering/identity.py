@@ -81,7 +81,12 @@ def differences(before: Facts, now: Facts) -> Iterator[str]:
     """Each fact that is another one, with both values."""
     for name in dict.fromkeys([*before, *now]):
         if before.get(name) != now.get(name):
-            yield f"{name} was {before.get(name, 'not there')} and is {now.get(name, 'not there')}"
+            if name not in before:
+                yield f"{name} is {now[name]}, which there was none of"
+            elif name not in now:
+                yield f"{name} is there no more, and was {before[name]}"
+            else:
+                yield f"{name} was {before[name]} and is {now[name]}"
 
 
 def _shown(value: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -104,15 +105,35 @@ def seen_call(
 
 
 def as_json(seen: Seen) -> Any:
-    """What was seen, as JSON; a mapping with `shape` is a tensor, and one of `tuple` a tuple, as in a manifest."""
+    """What was seen, as JSON; a mapping with `shape` is a tensor, and one of `tuple` a tuple, as in a manifest. Raises
+    ManifestError for what would be read as another value."""
     if isinstance(seen, SeenTensor):
         return {name: value for name, value in seen._asdict().items() if value is not None and value is not False}
     if isinstance(seen, Mapping):
-        return {name: as_json(item) for name, item in seen.items()}
+        return {as_json(name): as_json(item) for name, item in seen.items()}
     if isinstance(seen, list | tuple):
         items = [as_json(item) for item in seen]
         return items if isinstance(seen, list) else {TUPLE: items}
+    if not _is_held(seen):
+        raise ManifestError(
+            f"{ascii(seen)[:80]}, of the type {type(seen).__name__}, is not remembered as the value that it is",
+            hint="pass a plain bool, int of 64 bits, finite float or str, or a tensor",
+        )
     return seen
+
+
+def _is_held(value: object) -> bool:
+    """Whether JSON gives this value back: no other type, as of an enumeration or of NumPy, infinity, or half of a
+    character."""
+    if type(value) is int:
+        return -(1 << 63) <= value < 1 << 63
+    if type(value) is float:
+        return math.isfinite(value)
+    return (
+        value is None
+        or type(value) is bool
+        or (type(value) is str and not any("\ud800" <= c <= "\udfff" for c in value))
+    )
 
 
 def from_json(value: Any) -> Seen:

@@ -10,6 +10,7 @@ from torch import nn
 
 from aotc.errors import BindError
 from aotc.tools.remembering.by_mode import remembering_of
+from aotc.tools.remembering.call_counts import CallCounts
 from aotc.tools.remembering.functions import CompiledFunction
 from aotc.tools.remembering.region_calls import InPlace
 from aotc.tools.remembering.remembering import Options, State
@@ -40,6 +41,10 @@ class RememberedMethod(InPlace):
     def explain(self) -> State:
         """As of a module that was compiled."""
         return self._remembering.state()
+
+    def stats(self) -> CallCounts:
+        """As of a module that was compiled."""
+        return self._remembering.stats()
 
     def wait(self, timeout: float | None = None) -> bool:
         """As of a module that was compiled."""

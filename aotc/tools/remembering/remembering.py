@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import atexit
 import functools
+import html
 import itertools
 import logging
 import os
 import threading
+import traceback
 import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -21,7 +23,7 @@ import torch
 from torch import nn
 
 from aotc.amounts import counted, listed
-from aotc.errors import AotcError, BindError, GradientError, ManifestError, NotFoundError
+from aotc.errors import AotcError, BindError, GradientError, ManifestError, MissError, NotFoundError
 from aotc.machine.processes import last_lines
 from aotc.reads.tensors import plain_state
 from aotc.records import Artifact
@@ -31,6 +33,7 @@ from aotc.runtime.load import load
 from aotc.runtime.state.gate import Gate
 from aotc.store.reference import is_registry, is_remote
 from aotc.tools.remembering.builds import Builds
+from aotc.tools.remembering.call_counts import CallCounter, CallCounts, in_words
 from aotc.tools.remembering.forms import ambient_here, form_of, records_gradients
 from aotc.tools.remembering.identity import Facts, attribute_facts, differences, facts_of, name_of, without_changes
 from aotc.tools.remembering.memory import MOST_CALLS, MOST_KINDS, Kind, Memory, Place, remembered_in
@@ -43,6 +46,14 @@ When = Literal["background", "exit", "now", "never"]
 MOST_MISSES = 3
 """Misses of one form until its calls are made in eager at once: to explain a miss takes milliseconds."""
 MOST_FORMS = 4096
+MOST_NOTES = 64
+"""Reasons that are told of one module; `stats()` has those of all forms."""
+
+_REFUSED = object()
+_FAILED = "failed "
+"""Begins what notes of builds that failed are about."""
+_UNSEEN = "a form that cannot be looked at"
+_STRICT = 'wait() for the build, or leave on_miss="error" out to run such calls in eager; stats() has all reasons'
 MOST_CHANGES = 8
 """Changes of a module, as to another dtype, after which its calls stay in eager."""
 
@@ -64,6 +75,7 @@ class Options(NamedTuple):
     regions: Sequence[str] | Literal["auto"] | None = None
     gpu: bool = False
     method: str = ""
+    on_miss: Literal["eager", "error"] = "eager"
 
     @property
     def url(self) -> str:
@@ -82,7 +94,7 @@ class Options(NamedTuple):
 
 class State(NamedTuple):
     """What `explain()` tells: of the `forms` seen, `built` have code; `models` are loaded; `failed` has reasons by
-    model; and `notes` say why calls run in eager."""
+    model; `notes` say why calls run in eager; and `calls` were made, as `stats()` counts them."""
 
     name: str
     store: str
@@ -92,6 +104,7 @@ class State(NamedTuple):
     models: tuple[str, ...]
     failed: dict[str, str]
     notes: tuple[str, ...]
+    calls: CallCounts = CallCounts(0, 0, ())
 
     def line(self) -> str:
         return str(self).replace("\n  ", "; ")
@@ -100,8 +113,17 @@ class State(NamedTuple):
         being = f"; {self.forms - self.built} being built" if self.building else ""
         first = f"{self.name}: {self.built} of {counted(self.forms, 'form')} from {self.store}{being}"
         loaded = f"loaded: {listed(self.models, 3)}" if self.models else "nothing is loaded: calls run in eager"
-        failed = [f"{model} failed: {reason}" for model, reason in self.failed.items()]
-        return "\n  ".join([first, loaded, *failed, *self.notes])
+        failed = [f"{model} failed: {in_line(reason)}" for model, reason in self.failed.items()]
+        notes = [note for note in self.notes if not any(in_line(reason) in note for reason in self.failed.values())]
+        return "\n  ".join([first, loaded, self.calls.line(), *failed, *notes])
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        """As a notebook shows it."""
+        lines = "".join(f"<li>{html.escape(line.strip())}</li>" for line in str(self).split("\n"))
+        return f"<ul>{lines}</ul>{self.calls._repr_html_()}"
 
 
 class Remembering:
@@ -139,29 +161,37 @@ class Remembering:
         self._store = options.store
         """What code is loaded from: of a remote one, its copy on this host, or itself where nothing is built."""
         self._tables: list[Mapping[str, Any]] = []
+        self.counter = CallCounter("train" if options.train else "inference")
         self.builds = Builds(options, self._note, self._ended)
         _live.add(self)
         renew_in_child(self, Remembering._renew)
 
     def _renew(self) -> None:
         self._lock = threading.RLock()
+        self.counter.renew()
         self.builds.renew()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        try:
+            run = self._run_of(args, kwargs)
+        except Exception as error:  # what cannot be looked at, eager may take
+            run = functools.partial(self._in_eager, _UNSEEN, self._unseen(error))
+        return run(*args, **kwargs)
+
+    def _run_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
+        """What runs a call. Its arguments may be of any kind, and raise anything when they are looked at."""
         if not self._is_in_mode:
-            told = "calls in training mode run in eager: model.eval() for inference, or aotc.compile(model, train=True)"
-            return self._in_eager(told, args, kwargs)
+            return self._out_of_mode
         if (
             not self.options.train
             and torch.is_grad_enabled()
             and records_gradients(self._tables or self._parameters(), args, kwargs)
         ):
-            told = "calls that record gradients run in eager: call it within torch.no_grad() or torch.inference_mode()"
-            return self._gate.run_inside(lambda: self._in_eager(told, args, kwargs))
+            return self._with_gradients
         if (only := self._only) is not None:
-            return self._checked(only, *args, **kwargs)
+            return functools.partial(self._checked, only)
         form = form_of(args, kwargs, self._device)
-        return (self._runs.get(form) or self._first(form, args, kwargs))(*args, **kwargs)
+        return self._runs.get(form) or self._first(form, args, kwargs)
 
     @property
     def _is_in_mode(self) -> bool:
@@ -170,30 +200,78 @@ class Remembering:
 
     # -- a call -------------------------------------------------------------------------------------------------------
 
-    def _in_eager(self, why: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        self._note(why)
+    def _in_eager(self, form: Hashable, why: str, /, *args: Any, **kwargs: Any) -> Any:
+        """Run the module, as all calls do that no code runs. Raises MissError instead, if that is asked."""
+        self.counter.ran_eager("train" if self.module.training else "inference", form, why)
+        if self.options.on_miss == "error":
+            raise MissError(f"{self._called()}: a call of {in_words(form)} would run in eager: {why}", hint=_STRICT)
         return self._eager(*args, **kwargs)
 
-    def _checked(self, compiled: CompiledCall, *args: Any, **kwargs: Any) -> Any:
+    def _out_of_mode(self, /, *args: Any, **kwargs: Any) -> Any:
+        self._note(
+            "calls in training mode run in eager: model.eval() for inference, or aotc.compile(model, train=True)"
+        )
+        return self._in_eager("any form", "the module is in training mode, and train=True is not set", *args, **kwargs)
+
+    def _with_gradients(self, /, *args: Any, **kwargs: Any) -> Any:
+        self._note("calls that record gradients run in eager: call it within torch.no_grad() or torch.inference_mode()")
+        why = "the call records gradients, outside of torch.no_grad()"
+        return self._gate.run_inside(lambda: self._in_eager("any form", why, *args, **kwargs))
+
+    def _unseen(self, error: Exception) -> str:
+        """Note that a call cannot be looked at, and why; that in words."""
+        why = f"it cannot be looked at: {type(error).__name__}: {in_line(error)[:200]}"
+        self._note(f"a call runs in eager: {why}", f"unseen {type(error).__name__}")
+        return why
+
+    def _checked(self, compiled: CompiledCall, /, *args: Any, **kwargs: Any) -> Any:
         try:
-            return compiled(*args, **kwargs)
+            result = compiled(*args, **kwargs)
         except (BindError, GradientError) as error:  # found before any of it ran
             self._changed(compiled, error)
-        return self._eager(*args, **kwargs)
+            why = f"the module has changed: {in_line(error)}"
+        except Exception as error:
+            if _has_run(error):
+                raise
+            why = self._unseen(error)
+        else:
+            if result is not _REFUSED:
+                return result
+            self._only = None
+            return self._uncovered(None, *args, **kwargs)
+        return self._in_eager(self._form(args, kwargs), why, *args, **kwargs)
 
-    def _by_regions(self, code: RegionCode, *args: Any, **kwargs: Any) -> Any:
-        return self._ran_by_regions(code, args, kwargs)[0]
+    def _form(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
+        """The form of a call, whatever its arguments are."""
+        try:
+            hash(form := form_of(args, kwargs, self._device))
+        except Exception:
+            return _UNSEEN
+        return form
 
-    def _ran_by_regions(self, code: RegionCode, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, bool]:
+    def _by_regions(self, code: RegionCode, form: Hashable, /, *args: Any, **kwargs: Any) -> Any:
+        return self._ran_by_regions(code, form, args, kwargs)[0]
+
+    def _ran_by_regions(
+        self, code: RegionCode, form: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Any, bool]:
         """The result, and whether code ran in all regions."""
         try:
             result, run = code.run(args, kwargs)
         except BindError as error:  # regions were replaced: found before any of it ran
             self._changed(code.call, error)
-            return self._eager(*args, **kwargs), False
+            return self._in_eager(form, f"the module has changed: {in_line(error)}", *args, **kwargs), False
         if run.error is not None:
             self._changed(code.call, run.error)
-        return result, not run.missed and run.error is None
+        is_covered = not run.missed and run.error is None
+        if is_covered:
+            self.counter.ran_compiled(f"{code.call.artifact.model}, by its regions")
+        else:
+            why = (
+                f"the module has changed: {in_line(run.error)}" if run.error else "no code takes the calls of a region"
+            )
+            self.counter.ran_eager("train" if self.module.training else "inference", form, why)
+        return result, is_covered
 
     def _first(self, form: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
         """What runs calls of a form that came for the first time, since code was loaded."""
@@ -209,54 +287,111 @@ class Remembering:
                         return run
             return functools.partial(self._uncovered, form)
 
-    def _missed(self, error: AotcError, *args: Any, **kwargs: Any) -> Any:
-        """A call that the code which was asked does not take: of another form, or one that a guard refuses."""
-        self._only = None
-        return self._uncovered(form_of(args, kwargs, self._device), *args, **kwargs)
-
-    def _uncovered(self, form: Hashable, *args: Any, **kwargs: Any) -> Any:
+    def _uncovered(self, form: Hashable, /, *args: Any, **kwargs: Any) -> Any:
         """Run the module for a call that no code is known to take; remember the call if it succeeds, and see that code
-        comes."""
+        comes. `form` is None where it is not known yet."""
+        form = self._form(args, kwargs) if form is None else form
         builds = self._place is not None and self.options.build != "never"
         if not builds and not self._regions:
-            self._refused_again(form)
-            return self._eager(*args, **kwargs)
-        from aotc.tools.remembering.manifest import as_json, seen_call
-
+            return self._in_eager(form, self._refused_again(form, args, kwargs), *args, **kwargs)
+        if self._device == "cuda" and torch.cuda.is_current_stream_capturing():  # to look at values would end that
+            return self._in_eager(form, "a CUDA graph is being captured, and its form is not known", *args, **kwargs)
         try:
-            seen = as_json(seen_call(self.module, self._own, args, kwargs, gradients=self.options.train))
+            seen = self._seen(args, kwargs)
+            if builds:
+                with self._lock:
+                    self._find_made()
+            before = attribute_facts(self.module)
+            code = self._regions_for(seen)
         except ManifestError as error:  # looked at before the module may write to it
-            self._note(f"calls with what no manifest holds run in eager: {error}")
-            self._runs[form] = self._eager
-            return self._eager(*args, **kwargs)
-        if builds:
-            with self._lock:
-                self._find_made()
-        before = attribute_facts(self.module)
-        if (code := self._regions_for(seen)) is not None:
-            result, is_covered = self._ran_by_regions(code, args, kwargs)
+            self._note(f"calls with what no manifest holds run in eager: {in_line(error)}")
+            run = self._eager_for(form, f"no manifest holds its arguments: {in_line(error)}")
+            return run(*args, **kwargs)
+        except Exception as error:  # eager may take it
+            return self._eager_for(form, self._unseen(error))(*args, **kwargs)
+        if self.options.on_miss == "error" and builds and code is None:
+            return self._built_or_refused(form, seen, args, kwargs)
+        if code is not None:
+            result, is_covered = self._ran_by_regions(code, form, args, kwargs)
             if is_covered:
-                self._runs[form] = functools.partial(self._by_regions, code)
+                self._runs[form] = functools.partial(self._by_regions, code, form)
                 return result
         else:
-            result = self._eager(*args, **kwargs)
-        self._note_changes(before)
-        if not builds:
-            self._refused_again(form)
-            return result
+            result = self._in_eager(form, "it is new", *args, **kwargs)
+        try:
+            self._note_changes(before)
+            if not builds:
+                self._refused_again(form, args, kwargs)
+            elif self._keep(form, seen, args, kwargs) == "build" and self.options.build == "now":
+                self.wait()
+        except Exception as error:  # eager has run: its result is given, whatever comes of the code
+            self._eager_for(form, self._unseen(error))
+        return result
+
+    def _built_or_refused(
+        self, form: Hashable, seen: dict[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Run a call that may not run in eager by code that is built now, if that may be; else MissError is raised."""
+        lacking = self._keep(form, seen, args, kwargs)
+        if lacking == "load" or (lacking == "build" and self.options.build == "now" and self.wait()):
+            with self._lock:
+                self._begin()
+            for compiled in self._compiled if not self._regions else ():
+                if compiled.explain(*args, **kwargs).kind != "miss":
+                    return self._checked(compiled, *args, **kwargs)
+            if (code := self._regions_for(seen)) is not None:
+                return self._ran_by_regions(code, form, args, kwargs)[0]
+        return self._in_eager(form, self._why_not(lacking, args, kwargs), *args, **kwargs)
+
+    def _seen(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """A call, as it is remembered. Raises ManifestError for what no manifest holds, and what arguments raise."""
+        from aotc.tools.remembering.manifest import as_json, seen_call
+
+        seen: dict[str, Any] = as_json(seen_call(self.module, self._own, args, kwargs, gradients=self.options.train))
+        return seen
+
+    def _keep(
+        self, form: Hashable, seen: dict[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Literal["", "build", "load"]:
+        """Remember a call, and see that code comes; what its form lacks."""
         with self._lock:
             lacking = self._remember(seen)
             if lacking == "load":
                 self._stale()
             elif lacking == "build":
                 if not self._is_stale:
-                    self._runs[form] = self._eager
+                    self._eager_for(form, self._why_not("build", args, kwargs))
                 self.builds.soon()
             else:
-                self._refused_again(form)
-        if lacking == "build" and self.options.build == "now":
-            self.wait()
-        return result
+                self._refused_again(form, args, kwargs)
+        return lacking
+
+    def _eager_for(self, form: Hashable, why: str) -> Callable[..., Any]:
+        """Let calls of this form run in eager, and give what runs them."""
+        run = functools.partial(self._in_eager, form, why)
+        if form != _UNSEEN:
+            self._runs[form] = run
+        return run
+
+    def _why_not(self, lacking: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        """Why no code runs a call, in words."""
+        if lacking == "build":
+            when = {"exit": "at the program's end", "now": "now"}.get(self.options.build, "by another process")
+            is_late = self.builds.uses_gpu and not self.options.gpu
+            return f"code for this form is built {'at the end of the program' if is_late else when}"
+        if lacking == "load":
+            return "its code has just been built, and is loaded at the next call"
+        from aotc.runtime.explain.misses import kind_of_miss
+
+        for compiled in self._compiled:
+            with suppress(Exception):
+                if (explanation := compiled.explain(*args, **kwargs)).kind == "miss":
+                    return f"no code takes it: {kind_of_miss(explanation)}"
+        if self._compiled:
+            return "no code takes it"
+        if self.options.build == "never":
+            return f'{self.options.store} has no code for this module, and build="never"'
+        return next(reversed(self._notes.values()), "there is no code for it")
 
     def _note_changes(self, before: Facts) -> None:
         """Keep the attributes as they were `before` a call, of those that the call has changed."""
@@ -265,13 +400,18 @@ class Remembering:
             if before.get(name) != now.get(name):
                 self._by_calls.setdefault(name, before.get(name))
 
-    def _refused_again(self, form: Hashable) -> None:
-        """Of a form that gets no code: to ask all code, and to explain a miss, takes milliseconds."""
+    def _refused_again(self, form: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        """Why a call of a form that gets no code runs in eager. To ask all code, and to explain a miss, takes
+        milliseconds: so calls of a form that came often do so at once."""
+        why = self._why_not("", args, kwargs)
+        if len(self._misses) >= MOST_FORMS:
+            self._misses.clear()
         self._misses[form] += 1
         if self._misses[form] >= MOST_MISSES:
-            self._runs[form] = self._eager
-            told = "; `compiled.explain` of the model in the store says why" if self._compiled else ""
-            self._note(f"calls that no code takes run in eager, as one of {_short(form)}{told}", "no code takes")
+            self._eager_for(form, why)
+            if not any(about.startswith(_FAILED) for about in self._notes):  # else the reason has been told
+                self._note(f"calls that no code takes run in eager, as one of {in_words(form)}: {why}", "no code takes")
+        return why
 
     def _changed(self, compiled: CompiledCall, error: AotcError) -> None:
         """The module is no longer what was loaded for: begin anew, at the next call."""
@@ -293,6 +433,13 @@ class Remembering:
 
     def _begin(self) -> None:
         """Find out what the module is, and load the code that there is for it."""
+        try:
+            self._begin_with_what_it_is()
+        except Exception as error:  # an attribute may be of any kind, and raise anything when it is looked at
+            self._place = self.builds.place = None
+            self._note(f"the module cannot be looked at: {type(error).__name__}: {error}")
+
+    def _begin_with_what_it_is(self) -> None:
         self._began, self._place = True, None
         self.builds.place = self.builds.made = None
         self._tables = self._parameters()
@@ -381,7 +528,7 @@ class Remembering:
                     self._regions.append(RegionCode(call, kind))
                     self._note_regions(compiled.artifact, memory)
                 else:
-                    call.on_miss = self._missed
+                    call.on_miss = _refused
 
     def _note_regions(self, artifact: Artifact, memory: Memory | None) -> None:
         """Log that a model is compiled by regions, where `regions` was not given."""
@@ -420,7 +567,7 @@ class Remembering:
         if self._place is None or self.options.build == "never":
             return
         if reason := self._place.failed(kind):
-            self._note(f"{self._place.model(kind)} cannot be built: {reason}")
+            self._note_failure(self._place, self._place.model(kind), reason)
             return
         _log.warning("aotc.compile: %s is built anew: %s", self._place.model(kind), error)
         self._unbuilt(kind)
@@ -431,6 +578,7 @@ class Remembering:
         self._built_then[kind] = 0
 
     def _forget_code(self) -> None:
+        self.counter.keep(self._compiled)
         self._only, self._compiled, self._regions, self._is_stale = None, [], [], False
         self._runs.clear()
         self._misses.clear()
@@ -474,7 +622,7 @@ class Remembering:
                 if memory is None or number < 0:
                     return ""
                 if reason := self._place.failed(number):
-                    self._note(f"{self._place.model(number)} cannot be built: {reason}")
+                    self._note_failure(self._place, self._place.model(number), reason)
                     return ""
                 kind = memory.kinds[number]
                 then = self._built_then[number] if number < len(self._built_then) else 0
@@ -512,11 +660,12 @@ class Remembering:
             if place.name != self._name:  # the module has changed meanwhile
                 return self.builds.soon()
             if status:
-                self._note(f"the build ended with status {status}: {' | '.join(last_lines(place.log, 2))}")
+                last = " | ".join(last_lines(place.log, 2))
+                self._note(f"the build ended with status {status}; the last lines of {place.log}: {last}")
             self._stale()
             try:
                 for model, reason in self.state().failed.items():
-                    self._note(f"{model} cannot be built: {reason}; to try again, remove {place.folder}/{model}.failed")
+                    self._note_failure(place, model, reason)
                 memory = place.read()
                 if not status and memory is not None and place.unbuilt(memory):
                     self.builds.soon()
@@ -545,9 +694,18 @@ class Remembering:
 
     def _note(self, text: str, about: str = "") -> None:
         """Tell a reason why calls run in eager, once; of several `about` the same, the first."""
-        if (about or text) not in self._notes:
+        text = in_line(text)
+        if (about or text) not in self._notes and len(self._notes) < MOST_NOTES:
             self._notes[about or text] = text
-            _log.warning("aotc.compile: %s: %s", self._name or type(self.module).__name__, text)
+            _log.warning("aotc.compile: %s: %s", self._called(), text)
+
+    def _note_failure(self, place: Place, model: str, reason: str) -> None:
+        again = f"to try again, remove {place.folder}/{model}.failed"
+        self._note(f"{model} cannot be built, and its calls run in eager: {reason}\n{again}", f"{_FAILED}{model}")
+
+    def _called(self) -> str:
+        """The module's name in the store, or as long as there is none its class's."""
+        return self._name or type(self.module).__name__
 
     def state(self) -> State:
         """As `Remembered.explain`."""
@@ -556,7 +714,7 @@ class Remembering:
         kinds = memory.kinds if memory is not None else []
         failed = {place.model(n): why for n in range(len(kinds)) if (why := place.failed(n))} if place else {}
         return State(
-            name=self._name or type(self.module).__name__,
+            name=self._called(),
             store=self.options.store,
             forms=sum(len(kind.calls) for kind in kinds),
             built=sum(kind.built for kind in kinds),
@@ -564,7 +722,12 @@ class Remembering:
             models=tuple(compiled.artifact.model for compiled in self._compiled),
             failed=failed,
             notes=tuple(self._notes.values()),
+            calls=self.stats(),
         )
+
+    def stats(self) -> CallCounts:
+        """As `Remembered.stats`."""
+        return self.counter.counts(self._compiled)
 
 
 _live: weakref.WeakSet[Remembering] = weakref.WeakSet()
@@ -583,6 +746,17 @@ def _at_exit() -> None:
                 _log.info("aotc.compile: %s", each.state().line())
 
 
-def _short(form: Hashable) -> str:
-    text = repr(form)
-    return text if len(text) <= 120 else f"{text[:119]}…"
+def _refused(error: AotcError, /, *args: Any, **kwargs: Any) -> object:
+    """The `on_miss` of loaded code: `_checked` runs what it refuses."""
+    return _REFUSED
+
+
+def _has_run(error: Exception) -> bool:
+    """Whether code may have begun to run when this was raised: in its launch, or by the evaluator of `aotc.core`."""
+    frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return CompiledCall.launch.__code__ in frames or frames[-1] is CompiledCall.__call__.__code__
+
+
+def in_line(said: object) -> str:
+    """An error, or another text of several lines, on one line of a log: hints after the rest."""
+    return "; ".join(line.strip().removeprefix("- ") for line in str(said).split("\n") if line.strip())

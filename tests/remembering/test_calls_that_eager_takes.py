@@ -1,0 +1,222 @@
+"""No call that eager takes raises from within `aotc.compile`; and each call is counted, with the reason for eager."""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from remembered_nets import Net
+from torch import Tensor, nn
+
+import aotc
+from aotc.tools.remembering import call_counts, remembering
+from aotc.tools.remembering.builds import Builds
+
+
+class Odd(nn.Module):
+    """Takes anything; its parameters have names that the wrappers around it might use themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+
+    def forward(self, x: Tensor, form: Any = None, compiled: Any = None, error: Any = None, why: Any = None) -> Tensor:
+        return x * self.weight
+
+
+class Raising(float):
+    """Cannot be looked at."""
+
+    def __eq__(self, other: object) -> bool:
+        raise OSError("not comparable")
+
+    def __hash__(self) -> int:
+        raise OSError("no hash")
+
+
+class Closed(dict[str, int]):
+    def __iter__(self) -> Iterator[str]:
+        raise KeyError("closed")
+
+    def items(self) -> Any:
+        raise KeyError("closed")
+
+
+class Number(enum.IntEnum):
+    ONE = 1
+
+
+def loop() -> list[Any]:
+    made: list[Any] = []
+    made.append(made)
+    return made
+
+
+def nested_lists(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+VALUES = {
+    "an array": np.ones(3),
+    "a number of NumPy": np.float64(2),
+    "uint16": torch.ones(3, dtype=torch.uint16),
+    "uint64": torch.tensor([2**64 - 1], dtype=torch.uint64),
+    "nested": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    "jagged": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+    "sparse": torch.eye(3).to_sparse(),
+    "meta": torch.ones(2, device="meta"),
+    "a lone surrogate": "\ud800",
+    "a key with a surrogate": {"\ud800": 1},
+    "keys of numbers": {1: 2},
+    "a list that holds itself": loop(),
+    "a deep list": nested_lists(400),
+    "a large number": 2**70,
+    "not a number": float("nan"),
+    "infinity": float("inf"),
+    "a member of an enumeration": Number.ONE,
+    "raises when compared": Raising(1.0),
+    "raises when looked into": Closed(a=1),
+    "a module": nn.Linear(1, 1),
+    "bytes": b"a",
+}
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A model whose calls are recorded, and never built."""
+    monkeypatch.setattr(Builds, "start", lambda self: None)
+    monkeypatch.setattr("aotc.tools.remembering.manifest.made_from", lambda *given: _Made())
+    return aotc.compile(Odd().eval(), store=tmp_path, build="exit")
+
+
+class _Made:
+    factory, kwargs = "odd:Odd", dict[str, Any]()
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_call_with_any_value_gives_eager_s_result_and_is_counted(model: Any, name: str) -> None:
+    x = torch.randn(2, 2)
+    with torch.no_grad():
+        for _ in range(5):
+            assert torch.equal(model(x, VALUES[name]), model.module(x))
+        assert torch.equal(model(x, compiled=VALUES[name], error=1, why=2, form=3), model.module(x))
+    assert torch.equal(model(x, VALUES[name]), model.module(x))  # with gradients
+    counts = model.stats()
+    assert (counts.compiled, counts.eager) == (0, 7)
+    assert sum(form.eager for form in counts.forms) == 7
+    assert all(form.reason for form in counts.forms)
+    json.dumps(model.explain().notes)
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_module_with_any_attribute_is_called(model: Any, name: str) -> None:
+    model.module.odd = VALUES[name]
+    x = torch.randn(2, 2)
+    with torch.no_grad():
+        for _ in range(3):
+            assert torch.equal(model(x), model.module(x))
+    assert not model.wait(0)
+
+
+def test_what_eager_raises_is_raised_once(model: Any) -> None:
+    calls = []
+    model.module.register_forward_pre_hook(lambda *given: calls.append(1))
+    with torch.no_grad(), pytest.raises(RuntimeError, match="size"):
+        model(torch.ones(2, 3))
+    assert calls == [1]
+
+
+def test_forms_and_reasons_are_kept_up_to_a_limit(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remembering, "MOST_FORMS", 8)
+    monkeypatch.setattr(remembering, "MOST_NOTES", 2)
+    monkeypatch.setattr(call_counts, "MOST_COUNTED", 3)
+    state = model._remembering
+    with torch.no_grad():
+        for number in range(20):
+            model(torch.ones(1, 2), number + 0.5)
+            model(torch.ones(1, 2), {number: 1})
+    assert len(state._misses) <= 8 and len(state._runs) <= 8
+    assert len(model.explain().notes) == 2
+    assert len(model.stats().forms) == 4 and model.stats().eager == 40
+    assert model.stats().forms[-1].form == "other forms"
+
+
+def test_the_reason_of_each_form_is_told_in_both_modes(tmp_path: Path) -> None:
+    model: Any = aotc.compile(Net().eval(), store=tmp_path, build="never")
+    ids = torch.zeros(2, 17, dtype=torch.int64)
+    with torch.no_grad():
+        model(ids)
+        model(ids, double=True)
+    model(ids)
+    model.train()
+    model(ids)
+    told = {(form.mode, form.form): (form.eager, form.reason) for form in model.stats().forms}
+    assert {key: calls for key, (calls, _) in told.items()} == {
+        ("inference", "int64[2, 17]"): 1,
+        ("inference", "int64[2, 17], double=True"): 1,
+        ("inference", "any form"): 1,
+        ("train", "any form"): 1,
+    }
+    assert "gradients" in told["inference", "any form"][1] and "train=True" in told["train", "any form"][1]
+    text = str(model.explain())
+    assert "0 calls compiled, 4 in eager" in text and repr(model.explain()) == text
+    assert "<td>int64[2, 17], double=True</td>" in model.explain()._repr_html_()
+    assert "Embedding" in model._repr_html_() and "<table>" in model._repr_html_()
+
+
+def test_with_on_miss_error_no_call_runs_in_eager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Builds, "start", lambda self: None)
+    model: Any = aotc.compile(Net().eval(), store=tmp_path, build="exit", on_miss="error")
+    ids = torch.zeros(2, 17, dtype=torch.int64)
+    model._remembering._eager = lambda *given: pytest.fail("it ran in eager")
+    with torch.no_grad(), pytest.raises(aotc.MissError, match=r"int64\[2, 17\] would run in eager: code for") as caught:
+        model(ids)
+    assert "hint: wait() for the build" in str(caught.value)
+    assert model.explain().forms == 1
+    with pytest.raises(aotc.MissError, match="records gradients"):
+        model(ids)
+    with pytest.raises(aotc.MissError, match="training mode"):
+        model.train()(ids)
+    with pytest.raises(aotc.BindError, match="on_miss is 'raise', and may be eager or error"):
+        aotc.compile(Net(), on_miss="raise")  # type: ignore[arg-type]
+
+
+@pytest.mark.compile
+def test_with_code_that_is_loaded_other_calls_are_eager_s_too(program: Any) -> None:
+    told = program.run(
+        "import numpy, enum\n"
+        "model = aotc.compile(Net().eval())\n"
+        "same = called(model, (2, 16)) and model.wait() and called(model, (2, 16))\n"
+        "loop = []; loop.append(loop)\n"
+        "class Number(enum.IntEnum): ONE = 1\n"
+        "values = [numpy.ones(3), numpy.bool_(True), Number.ONE, '\\ud800', loop, float('nan'), 2**70, [1], {1: 2}]\n"
+        "values += [torch.ones(2, dtype=torch.uint16), torch.eye(2).to_sparse()]\n"
+        "ids, others = torch.ones(2, 16, dtype=torch.int64), 0\n"
+        "for value in values:\n"
+        "    for _ in range(4):\n"
+        "        try: want = model.module(ids, value)\n"
+        "        except Exception as error: want = type(error)\n"
+        "        try:\n"
+        "            with torch.no_grad(): got = model(ids, value)\n"
+        "        except Exception as error: got = type(error)\n"
+        "        others += got is not want if isinstance(want, type) else not torch.equal(got, want)\n"
+        "same = same and called(model, (2, 16))\n"
+        "strict = aotc.compile(model.module, on_miss='error')\n"
+        "same = same and called(strict, (2, 16))\n"
+        "aotc.compile(model.module, build='now', on_miss='error', store='other')\n"
+        "now = aotc.compile(model.module, build='now', on_miss='error', store='other')\n"
+        "same = same and called(now, (3, 5), (2, 9))\n"
+        "tell(model, same=same, others=others, strict=strict.stats()[:2], now=now.stats()[:2])"
+    )
+    assert (told["same"], told["others"]) == (True, 0)
+    assert told["calls"][0] == 2 and told["calls"][1] == 1 + 11 * 4
+    assert (told["strict"], told["now"]) == ([1, 0], [2, 0])

@@ -64,7 +64,7 @@ class Affected(Osv, frozen=True, kw_only=True):
     database_specific: Concern
 
 
-class Reference(Osv, frozen=True):
+class OsvReference(Osv, frozen=True):
     """Of OSV."""
 
     type: str
@@ -82,7 +82,7 @@ class Advisory(Osv, frozen=True, kw_only=True):
     summary: str = ""
     details: str = ""
     affected: tuple[Affected, ...]
-    references: tuple[Reference, ...] = ()
+    references: tuple[OsvReference, ...] = ()
 
     @property
     def fixed(self) -> str:

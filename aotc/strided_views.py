@@ -18,7 +18,7 @@ from aotc.reads.tensors import dtype_of
 from aotc.records import Output, StridedView
 
 Shape = tuple[int, ...]
-Sizes = Callable[[Sequence[Any]], Mapping[str, int]]
+SizesOf = Callable[[Sequence[Any]], Mapping[str, int]]
 """From the leaves of a call to its dims."""
 
 
@@ -41,7 +41,7 @@ class _Axes(NamedTuple):
 
 
 def make_view(
-    output: Output, view: StridedView, sizes_of: Sizes
+    output: Output, view: StridedView, sizes_of: SizesOf
 ) -> Callable[[Tensor, Tensor, Sequence[Any], Sequence[Any]], Tensor]:
     """A function from the caller's tensor, the one that the code ran with, and the leaves of both, to the view.
 

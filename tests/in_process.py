@@ -22,7 +22,7 @@ from aotc.compiler.build_report import BuildReport
 from aotc.compiler.messages import Settings
 from aotc.compiler.pipeline import build, plan_build
 from aotc.compiler.planning.cache_lookup import PlannedUnit
-from aotc.compiler.publish.url_store import Place
+from aotc.compiler.publish.url_store import BuildStore
 from aotc.compiler.request import BuildRequest
 from aotc.compiler.workers import forks
 from aotc.compiler.workers.forks import ForkServers, unit_environment
@@ -165,5 +165,5 @@ def code_forgotten(*folders: Path) -> Iterator[None]:
 
 
 def plan_here(manifest: Manifest, store: Path, **more: Any) -> list[PlannedUnit]:
-    planned, _ = plan_build(request_of(manifest, store, **more), Place(store))
+    planned, _ = plan_build(request_of(manifest, store, **more), BuildStore(store))
     return planned

@@ -20,7 +20,7 @@ from aotc.store.layout.oci import INDEX, Descriptor
 from aotc.store.layout.publishing import publish
 from aotc.store.layout.store import Store
 from aotc.store.opening import open_objects, open_readable, open_remote
-from aotc.store.readable import Readable
+from aotc.store.readable import ReadableStore
 from aotc.store.reference import Reference, parse_reference
 from aotc.store.remote.interface import Limits, Traffic
 from aotc.store.remote.push import push
@@ -56,7 +56,7 @@ class Backend(ABC):
     def restore(self) -> None:  # noqa: B027
         """Undo what `change` did to blobs that other stores of the server share."""
 
-    def readable(self, where: str) -> Readable:
+    def readable(self, where: str) -> ReadableStore:
         return open_readable(where)
 
     def publish(self, where: str, local: Store, tag: str, artifacts: Sequence[Artifact], created: str) -> str:

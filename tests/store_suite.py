@@ -21,7 +21,7 @@ from aotc.errors import AotcError, CorruptError, NotFoundError, RemoteError, Sch
 from aotc.records import Artifact, File
 from aotc.store.layout import oci
 from aotc.store.layout.bundle import ARTIFACT_TYPE, CONFIG, FILE, read_artifact, read_bundle
-from aotc.store.layout.oci import Descriptor, Index, Manifest
+from aotc.store.layout.oci import Descriptor, ImageIndex, ImageManifest
 from aotc.store.layout.publishing import publish
 from aotc.store.layout.store import Store
 from aotc.store.opening import open_readable, open_remote
@@ -210,7 +210,7 @@ def test_a_damaged_document_is_refused(
     backend: Backend, where: str, published: str, local: Store, which: str, how: str, tmp_path: Path
 ) -> None:
     manifest = read_bundle(local, LOCAL).artifacts[0].digest
-    record = oci.read_document(local.blobs, manifest, Manifest).config.digest
+    record = oci.read_document(local.blobs, manifest, ImageManifest).config.digest
     backend.change(where, {"bundle": published, "manifest": manifest, "record": record}[which], DAMAGE[how])
     with pytest.raises(StoreError):
         read(backend, where, "tiny:v1")
@@ -229,7 +229,7 @@ def document(artifact: dict[str, Any] | Artifact, local: Store, **manifest: Any)
     record = canonical_json(artifact)
     files = [File(**file) if isinstance(file, dict) else file for file in each_file_of(artifact)]
     layers = tuple(Descriptor(media_type=FILE, digest=file.blob, size=file.blob_size) for file in files)
-    described = Manifest(
+    described = ImageManifest(
         **{
             "schema_version": 2,
             "media_type": oci.MANIFEST,
@@ -243,7 +243,7 @@ def document(artifact: dict[str, Any] | Artifact, local: Store, **manifest: Any)
     named = {oci.MODEL: "tiny", oci.TARGET: "cpu:x86-64-v3"}
     entry = Descriptor(media_type=oci.MANIFEST, digest=sha256_bytes(data), size=len(data), annotations=named)
     annotations = {oci.MODEL: "tiny", oci.CREATED: CREATED}
-    index = Index(schema_version=2, media_type=oci.INDEX, manifests=(entry,), annotations=annotations)
+    index = ImageIndex(schema_version=2, media_type=oci.INDEX, manifests=(entry,), annotations=annotations)
     blobs = [("application/octet-stream", local.blobs.read(file.blob, 1 << 20)) for file in files]
     return [*blobs, (CONFIG, record), (oci.MANIFEST, data)], canonical_json(index)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from aotc.compiler.capture.regions.suggest_regions import Suggestion
     from aotc.compiler.planning.cache_lookup import PlannedUnit
     from aotc.compiler.planning.estimate import Estimate
-    from aotc.compiler.rebuild_check import Checked
+    from aotc.compiler.rebuild_check import RebuiltUnit
     from aotc.manifest.edit import ModelEdit
     from aotc.picks import PickFile
 
@@ -188,7 +188,7 @@ def show_failure(outcome: Outcome) -> None:
         echo_lines(f"  log: {outcome.log}", err=True)
 
 
-def show_checked(checked: Sequence[Checked], as_json: bool) -> None:
+def show_checked(checked: Sequence[RebuiltUnit], as_json: bool) -> None:
     if as_json:
         print_json([{**msgspec.structs.asdict(unit), "same": unit.same} for unit in checked])
         return

@@ -16,7 +16,7 @@ from aotc.cli.signals import end_on_sigterm
 
 if TYPE_CHECKING:
     from aotc.store.reference import Reference
-    from aotc.store.remote.transfer import OnEvent
+    from aotc.store.remote.transfer import OnTransfer
     from aotc.tools.caches.restore import Restored
     from aotc.tools.caches.save import SavedCache
 
@@ -309,7 +309,7 @@ def _store_of(reference: Reference, store_path: Path | str) -> str:
 
 
 @contextlib.contextmanager
-def _transfer(verb: str, reference: Reference, where: str) -> Iterator[OnEvent | None]:
+def _transfer(verb: str, reference: Reference, where: str) -> Iterator[OnTransfer | None]:
     """The progress of a transfer from or to a remote store."""
     from aotc.cli.progress.transfer import TransferProgress
     from aotc.store.reference import is_remote

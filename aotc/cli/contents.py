@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from aotc.picks import UnitPicks
     from aotc.store.layout.store import Store
     from aotc.store.layout.tags import TagEntry
-    from aotc.store.readable import Readable
+    from aotc.store.readable import ReadableStore
     from aotc.store.signing.trust import TrustedKeys
     from aotc.tools.inspection.picks import PickChange
 
@@ -101,7 +101,7 @@ def list_store(what: str | None, store_path: Path | str, as_json: bool) -> None:
     sys.exit(1 if damaged else 0)
 
 
-def _verified(store: Readable, entry: TagEntry, trust: TrustedKeys | None) -> dict[str, str]:
+def _verified(store: ReadableStore, entry: TagEntry, trust: TrustedKeys | None) -> dict[str, str]:
     """By target, in the bundle's order, what has been attested of its artifact. Raises StoreError."""
     from aotc.store.layout.bundle import read_bundle
     from aotc.store.signing.verified import verified_in
@@ -128,7 +128,7 @@ def _is_sparse(store: Store, entry: TagEntry) -> bool:
     return any(one.digest == entry.digest and one.annotation(oci.SPARSE) for one in store.entries())
 
 
-def _described(store: Readable, entry: TagEntry) -> dict[str, Any]:
+def _described(store: ReadableStore, entry: TagEntry) -> dict[str, Any]:
     """What a row says of a bundle. Raises StoreError."""
     from aotc.errors import NotFoundError
     from aotc.store.layout.built import read_built

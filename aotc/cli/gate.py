@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from aotc.tools.bench.subject import BenchSubject
     from aotc.tools.gate.document import Gate
     from aotc.verification import Limit
-    from aotc.verify.verdicts import Report
+    from aotc.verify.verdicts import VerifyReport
 
 
 def limits_by_bundle(
-    gate: Gate, folder: Path, subjects: Sequence[BenchSubject], reports: Sequence[Report], where: str, quiet: bool
+    gate: Gate, folder: Path, subjects: Sequence[BenchSubject], reports: Sequence[VerifyReport], where: str, quiet: bool
 ) -> dict[str, list[Limit]]:
     """The limits of each bundle, by its digest. Raises as `limits_of` does."""
     from aotc.tools.gate.limits import limits_of
@@ -42,7 +42,7 @@ def show_limits(names: Mapping[str, str], limits: Mapping[str, Sequence[Limit]])
 
 
 def write_report(
-    path: Path, names: Mapping[str, str], reports: Sequence[Report], limits: Mapping[str, Sequence[Limit]]
+    path: Path, names: Mapping[str, str], reports: Sequence[VerifyReport], limits: Mapping[str, Sequence[Limit]]
 ) -> None:
     """Raises StoreError where the file cannot be written."""
     from aotc.store.files.writing import write_output
@@ -53,7 +53,7 @@ def write_report(
     echo(f"wrote {path}", err=True)
 
 
-def _machine(reports: Sequence[Report]) -> str:
+def _machine(reports: Sequence[VerifyReport]) -> str:
     from aotc.machine.environment import this_environment
 
     on_gpu = any(report.target.startswith("cuda:") for report in reports)

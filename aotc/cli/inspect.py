@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from aotc.records import File, Leaf, Parameter
     from aotc.store.layout.bundle import Bundle
     from aotc.store.layout.compiler_cache import CompilerCache
-    from aotc.store.readable import Readable
+    from aotc.store.readable import ReadableStore
     from aotc.store.signing.trust import SeenSignature
     from aotc.verification import Verification
-    from aotc.verify.verdicts import Report as Verdict
+    from aotc.verify.verdicts import VerifyReport
 
 
 @click.command()
@@ -107,7 +107,7 @@ def _verified_text(verification: Verification) -> Iterator[str]:
         yield f"  {limit.verdict}: {limit.name} {limit.found}, {limit.limit}"
 
 
-def _verdicts(path: Path, bundle: Bundle) -> list[Verdict]:
+def _verdicts(path: Path, bundle: Bundle) -> list[VerifyReport]:
     """What `aotc verify --json` has said of this bundle. Raises CorruptError, NotFoundError, StoreError."""
     from aotc.errors import NotFoundError
     from aotc.store.files.disk import typed_errors
@@ -137,7 +137,7 @@ def _signature_text(seen: SeenSignature) -> str:
     return f"signed  for {name or 'no name'} at {seen.claims.signed or 'no time'}{until} {by}{flaw}"
 
 
-def _with_reports(store: Readable, artifact: BuiltArtifact) -> dict[str, Any]:
+def _with_reports(store: ReadableStore, artifact: BuiltArtifact) -> dict[str, Any]:
     from aotc.store.layout.built import read_report
     from aotc.store.layout.units import find_built
 
@@ -179,7 +179,7 @@ def _show_cache(cache: CompilerCache) -> None:
             echo(f"    {one_line(file.path)}  {size_text(file.size)}")
 
 
-def _show_artifact(store: Readable, artifact: BuiltArtifact, verification: Verification | None) -> None:
+def _show_artifact(store: ReadableStore, artifact: BuiltArtifact, verification: Verification | None) -> None:
     from aotc.records import bucket_name, part_name
     from aotc.store.layout.built import read_report
     from aotc.store.layout.bundle import each_file
@@ -259,7 +259,7 @@ def _show_artifact(store: Readable, artifact: BuiltArtifact, verification: Verif
             echo(line)
 
 
-def _times_text(store: Readable, variant: BuiltVariant) -> str:
+def _times_text(store: ReadableStore, variant: BuiltVariant) -> str:
     """What a call takes, where the build's unit is in the store."""
     from aotc.store.layout.units import find_built
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from aotc.tools.bench.subject import BenchSubject
     from aotc.tools.gate.document import Gate
     from aotc.verification import Limit
-    from aotc.verify.verdicts import Report
+    from aotc.verify.verdicts import VerifyReport
 
 
 @click.command()
@@ -81,7 +81,7 @@ def verify(
     if gate and gate_file:
         _check_gate(gate, gate_file, where, what, models)
     end_on_sigterm()
-    reports: list[Report] = []
+    reports: list[VerifyReport] = []
     try:
         with closing(found), _progress(quiet=as_json) as show:
             for one in found:
@@ -150,7 +150,7 @@ def _subjects(what: str, models: Sequence[str], where: str, tag: str) -> list[Be
     return [subject_of(what, where)]
 
 
-def _bisect(where: str, reports: Sequence[Report], folder: Path, seeds: int, quiet: bool) -> list[Report]:
+def _bisect(where: str, reports: Sequence[VerifyReport], folder: Path, seeds: int, quiet: bool) -> list[VerifyReport]:
     """The reports, with the bisections of those that were bisected; prints these, unless `quiet`."""
     import msgspec
 
@@ -177,7 +177,7 @@ def _private_key(text: str | None) -> PrivateKey | None:
 
 
 def _attest(
-    where: str, reports: Sequence[Report], limits: Mapping[str, Sequence[Limit]], key: PrivateKey | None
+    where: str, reports: Sequence[VerifyReport], limits: Mapping[str, Sequence[Limit]], key: PrivateKey | None
 ) -> None:
     from aotc.verify.attesting import attest_reports
 
@@ -187,13 +187,13 @@ def _attest(
 
 
 @contextmanager
-def _progress(quiet: bool) -> Iterator[Callable[[Sequence[Report]], None]]:
+def _progress(quiet: bool) -> Iterator[Callable[[Sequence[VerifyReport]], None]]:
     """On a terminal: a line that says how many sizes are done, and how the last of them ended."""
     from rich.text import Text
 
     with progress_console(quiet).status("verifying") as line:
 
-        def show(reports: Sequence[Report]) -> None:
+        def show(reports: Sequence[VerifyReport]) -> None:
             last = reports[-1]
             at = f"{last.model} {last.bucket} {last.target} at {last.sizes}: {last.status}"
             line.update(Text(one_line(f"{counted(len(reports), 'size')} verified; {at}")))
@@ -204,7 +204,7 @@ def _progress(quiet: bool) -> Iterator[Callable[[Sequence[Report]], None]]:
 _WEIGHTS = {"own": "own", "other": "changed", "swapped": "update_weights"}
 
 
-def _show(reports: Sequence[Report]) -> None:
+def _show(reports: Sequence[VerifyReport]) -> None:
     """The weights only where they tell rows of the same sizes apart; no row for what could not be compared."""
     everything, reports = reports, [report for report in reports if not (report.extremes and report.status == "ok")]
     swapped = any(report.weights != "own" for report in reports)

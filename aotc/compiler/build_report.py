@@ -17,7 +17,7 @@ from aotc.manifest import ModelSpec
 from aotc.store.layout.bundle import each_file
 from aotc.store.layout.units import Shared, UnitRecord
 
-Status = Literal["built", "reused", "cached", "failed"]
+UnitStatus = Literal["built", "reused", "cached", "failed"]
 
 LITTLE_CODE = 16 << 10
 """Bytes of machine code that the GPU's driver may compile in a service without a note: each cuDNN operator is 4 KB."""
@@ -30,7 +30,7 @@ class Outcome(msgspec.Struct, frozen=True):
     model: str
     bucket: str
     target: str
-    status: Status
+    status: UnitStatus
     seconds: float
     size: int = 0
     error: AotcError | None = None

@@ -37,7 +37,7 @@ from aotc.machine.native import resolve_target
 from aotc.machine.processes import Parent
 from aotc.machine.targets import Target, parse_target
 from aotc.manifest import ModelSpec, read_manifest
-from aotc.manifest.edit import ByRegions, Change, CheckJob, ModelEdit, Problem
+from aotc.manifest.edit import BucketChange, ByRegions, CheckJob, ModelEdit, Problem
 from aotc.manifest.recorded_values import recorded_references
 from aotc.manifest.sizes import distinct_buckets
 from aotc.models.auto_inputs import with_inputs
@@ -60,7 +60,7 @@ def fix_buckets(spec: ModelSpec, folder: Path, so_far: Callable[[ModelEdit], Non
 
     Raises ManifestError for a factory that fails.
     """
-    changes: list[Change] = []
+    changes: list[BucketChange] = []
     problems: list[Problem] = []
     for number, bucket in enumerate(spec.buckets):
         if number:
@@ -133,7 +133,7 @@ class _Tries:
     count: int = 0
     reasons: list[str] = field(default_factory=list)
 
-    def changed(self) -> Change | Problem:
+    def changed(self) -> BucketChange | Problem:
         done: list[Bucket] = []
         todo = [self.bucket]
         while todo:
@@ -151,7 +151,7 @@ class _Tries:
             todo = [*instead, *todo]
         if not done:
             return Problem(self.bucket, self.reasons[0])
-        return Change(self.bucket, tuple(done), tuple(dict.fromkeys(self.reasons)))
+        return BucketChange(self.bucket, tuple(done), tuple(dict.fromkeys(self.reasons)))
 
     def refusal(self, bucket: Bucket) -> BuildError | None:
         self.count += 1
@@ -254,7 +254,7 @@ class _Values:
         return msgspec.structs.replace(found, inits=self.inits, changes=(*self.changes, *found.changes))
 
 
-def _only_recorded(spec: ModelSpec, tried: Tried) -> Iterator[Change]:
+def _only_recorded(spec: ModelSpec, tried: Tried) -> Iterator[BucketChange]:
     """For each range, the recorded sizes in it, where the recorded values go with these alone."""
     for bucket in spec.buckets if tried.fixed else ():
         sizes = [dims for dims in tried.fixed if all(takes(size, dims[dim]) for dim, size in bucket.items())]
@@ -262,7 +262,7 @@ def _only_recorded(spec: ModelSpec, tried: Tried) -> Iterator[Change]:
             kept = [leaf.path for leaf, _ in recorded_references(spec) if leaf.path not in tried.inits]
             named = listed([f"`{path}`" for path in kept], 3)
             reason = f"the model takes the recorded values of {named} at the recorded sizes only"
-            yield Change(bucket, tuple(dict(dims) for dims in sizes[:MOST_BUCKETS]), (reason,))
+            yield BucketChange(bucket, tuple(dict(dims) for dims in sizes[:MOST_BUCKETS]), (reason,))
 
 
 def _send(parent: Parent, values: _Values, found: ModelEdit) -> None:

@@ -1,7 +1,7 @@
 """What the parts of a build and its processes say to each other. All of the compiler imports this module, which imports
 none of it, nor torch.
 
-plan → executors → store     Unit, Task, Compiled
+plan → executors → store     Unit, Task, FinishedUnit
 build → fork server          ForkRequest: JSON on its socket
 build → a unit's processes   Job: a file
 a unit's processes → build   Doing, Span; last UnitCompiled, UnitRan, WrongPart or UnitFailed: JSON lines on standard
@@ -153,7 +153,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Compiled:
+class FinishedUnit:
     """A unit that was compiled and run once: its files are in `folder`, or it is already in the store, as `stored`.
 
     `costs` were recorded by another machine; None if the caller recorded them from the progress reports.
@@ -322,7 +322,7 @@ Reply = UnitCompiled | UnitRan | UnitFailed | WrongPart
 class Message(Record, frozen=True):
     """One line of a process's standard output."""
 
-    said: Progress | Reply
+    payload: Progress | Reply
 
 
 OnProgress = Callable[[Progress], None]
@@ -377,6 +377,6 @@ class NodeAnswer:
 
     log: bytes
     error: AotcError | None = None
-    compiled: Compiled | None = None
+    compiled: FinishedUnit | None = None
     files: Mapping[str, bytes] = field(default_factory=dict)
     ended: float = 0.0

@@ -41,9 +41,9 @@ from aotc.compiler.planning.cache_lookup import PlannedUnit, look_up
 from aotc.compiler.planning.estimate import Estimate, estimate
 from aotc.compiler.planning.plan import LookedAt, ModelFacts, look_at_models, plan_units
 from aotc.compiler.planning.shards import Shard, split
-from aotc.compiler.publish.bundles import Publication, Result, publish_bundles
+from aotc.compiler.publish.bundles import Publication, UnitResult, publish_bundles
 from aotc.compiler.publish.unit_files import store_unit
-from aotc.compiler.publish.url_store import Place, keeping, place_of, publish_remotely, with_remote_units
+from aotc.compiler.publish.url_store import BuildStore, keeping, place_of, publish_remotely, with_remote_units
 from aotc.compiler.request import BuildRequest
 from aotc.compiler.workers.forks import ForkServers
 from aotc.compiler.workers.module_holder import modules_made_once
@@ -111,7 +111,7 @@ class BuildPlan(NamedTuple):
 
 def plan_build(
     request: BuildRequest,
-    place: Place,
+    place: BuildStore,
     looked: LookedAt | None = None,
     failed: dict[str, AotcError] | None = None,
 ) -> BuildPlan:
@@ -146,7 +146,7 @@ def plan_build(
     return BuildPlan(planned, whole)
 
 
-def stored_in(place: Place) -> StoredUnits | None:
+def stored_in(place: BuildStore) -> StoredUnits | None:
     """The finished units of the store; None where there is none yet. Raises StoreError."""
     store = place.opened()
     return StoredUnits(store) if store is not None else None
@@ -154,7 +154,7 @@ def stored_in(place: Place) -> StoredUnits | None:
 
 @contextmanager
 def executor_for(
-    request: BuildRequest, units: Sequence[Unit], place: Place, known: Estimate, servers: ForkServers | None = None
+    request: BuildRequest, units: Sequence[Unit], place: BuildStore, known: Estimate, servers: ForkServers | None = None
 ) -> Iterator[Executor]:
     """The executor for these units. Without units, no cluster is connected.
 
@@ -175,7 +175,7 @@ def executor_for(
         executor.close()
 
 
-def _cluster(request: BuildRequest, units: Sequence[Unit], place: Place, known: Estimate) -> Executor:
+def _cluster(request: BuildRequest, units: Sequence[Unit], place: BuildStore, known: Estimate) -> Executor:
     from aotc.compiler.executors.ray.executor import RayExecutor
 
     assert request.cluster is not None
@@ -200,7 +200,7 @@ class UnitBuild:
     on_event: OnEvent
     began: float = field(default_factory=time.time)
 
-    def result(self, plan: PlannedUnit) -> Result:
+    def result(self, plan: PlannedUnit) -> UnitResult:
         """The unit's outcome, and its record in the store, None if the unit failed."""
         unit, began = plan.unit, time.monotonic()
         log = self.store.path / ".aotc" / "logs" / unit.log_name

@@ -14,7 +14,7 @@ from aotc.compiler.capture.export import capture
 from aotc.compiler.capture.lifting.lift import Capture
 from aotc.compiler.capture.ranges.dynamic_shapes import dynamic_shapes
 from aotc.compiler.capture.regions.equal_regions import find_regions, regions_of
-from aotc.compiler.capture.unit_graph import Exported, Subject, subject_of
+from aotc.compiler.capture.unit_graph import Exported, UnitModule, subject_of
 from aotc.compiler.messages import Job
 from aotc.compiler.publish.record import Snapshot, take_snapshot
 from aotc.errors import BuildError
@@ -38,7 +38,7 @@ class _Facts(NamedTuple):
 
 
 def ranks_of_code(
-    job: Job, snapshot: Snapshot, subject: Subject, exported: Exported, runs_on: Target
+    job: Job, snapshot: Snapshot, subject: UnitModule, exported: Exported, runs_on: Target
 ) -> tuple[Parallel | None, list[str]]:
     """Those of the job's ranks that run the captured code, and how each other one differs; None without ranks.
 
@@ -86,7 +86,7 @@ def with_own_regions(job: Job, model: nn.Module, rank: int | None = None) -> Job
     return msgspec.structs.replace(job, unit=msgspec.structs.replace(unit, regions=regions_of(parts)))
 
 
-def _facts(snapshot: Snapshot, subject: Subject, captured: Capture, exported: Exported) -> _Facts:
+def _facts(snapshot: Snapshot, subject: UnitModule, captured: Capture, exported: Exported) -> _Facts:
     read = read_attributes(snapshot.guarded, exported.reads)
     attributes = {
         f"{path}.{name}".removeprefix("."): value

@@ -24,7 +24,7 @@ from aotc.store.layout.store import Store
 from aotc.store.layout.units import UnitRecord
 
 
-class Checked(msgspec.Struct, frozen=True):
+class RebuiltUnit(msgspec.Struct, frozen=True):
     """One unit compiled again: each difference from the store's record, or the error why it could not be compiled."""
 
     model: str
@@ -38,7 +38,7 @@ class Checked(msgspec.Struct, frozen=True):
         return not self.differences and self.error is None
 
 
-def check(request: BuildRequest, watcher: Watcher) -> list[Checked]:
+def check(request: BuildRequest, watcher: Watcher) -> list[RebuiltUnit]:
     """Compile each unit again, with its recorded picks, and compare files and record by digest.
 
     Nothing is written to the store except the logs of units that fail.
@@ -61,12 +61,12 @@ def _with(request: BuildRequest, **changes: bool) -> BuildRequest:
 
 def _check_unit(
     plan: PlannedUnit, request: BuildRequest, store: Store, executor: Executor, on_event: OnEvent
-) -> Checked:
+) -> RebuiltUnit:
     unit = plan.unit
     named = (unit.spec.name, unit.part, unit.target.name)
     if plan.cached is None:
         hint = "build it first, or check it with the --picks that it was built with"
-        return Checked(*named, differences=(Issue("the store does not hold this unit", hint=hint),))
+        return RebuiltUnit(*named, differences=(Issue("the store does not hold this unit", hint=hint),))
     log = store.path / ".aotc" / "logs" / f"check-{unit.key[7:23]}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     pinned = msgspec.structs.replace(unit, pins=recorded_pins(store, plan.cached))
@@ -76,10 +76,10 @@ def _check_unit(
         with executor.compile(task, lambda progress: on_event(as_event(unit, progress))) as compiled:
             again = compiled.artifact
     except AotcError as error:
-        return Checked(*named, error=error)
+        return RebuiltUnit(*named, error=error)
     log.unlink(missing_ok=True)
     assert again is not None
-    return Checked(*named, differences=tuple(differences(plan.cached.artifact, again)))
+    return RebuiltUnit(*named, differences=tuple(differences(plan.cached.artifact, again)))
 
 
 def recorded_pins(store: Store, record: UnitRecord) -> Pins:

@@ -47,10 +47,10 @@ from aotc.store.layout.units import Shared
 
 SHARED_PICKS = "picks"
 
-Stage = Callable[[str], None]
+OnStage = Callable[[str], None]
 
 
-def capture_unit(job: Job, stage: Stage) -> CapturedUnit:
+def capture_unit(job: Job, stage: OnStage) -> CapturedUnit:
     """Make the unit's module and capture its graph. `stage` is called as by `compile_unit`, and exceptions pass
     through as there."""
     with options_of_the_model_undone() as notes:
@@ -58,7 +58,7 @@ def capture_unit(job: Job, stage: Stage) -> CapturedUnit:
     return captured._replace(notes=(*captured.notes, *notes))
 
 
-def _captured(job: Job, stage: Stage) -> CapturedUnit:
+def _captured(job: Job, stage: OnStage) -> CapturedUnit:
     spec, target = job.unit.spec, job.unit.target
     registrations = Registrations()
     # What needs values runs on the CPU where the GPU is absent.
@@ -84,7 +84,7 @@ def _captured(job: Job, stage: Stage) -> CapturedUnit:
     return CapturedUnit(*(job, runs_on, model, snapshot, subject, leaves, exported, parallel, registrations, notes))
 
 
-def compile_unit(job: Job, stage: Stage) -> Autotuned:
+def compile_unit(job: Job, stage: OnStage) -> Autotuned:
     """Compile the unit into `job.output`, with its record. `stage` is called with the name of each stage at its begin.
 
     Exceptions of the model, torch.export and Inductor pass through; `aotc.compiler.explain_failure` explains them.

@@ -45,7 +45,7 @@ MOST_SIZES = 4
 MOST_DIMS = 3
 
 Init = dict[str, Any]
-Outcome = tuple[Any, ...]
+TrialOutcome = tuple[Any, ...]
 
 
 class Tried(msgspec.Struct, frozen=True):
@@ -125,7 +125,7 @@ class _Trials:
 
     def run(
         self, spec: ModelSpec, dims: Dims, seed: int = 0, end: str | None = None, inits: Mapping[str, Init] = {}
-    ) -> Outcome | None:
+    ) -> TrialOutcome | None:
         """What kinds of results a call gives; None where it fails. `end`: the inputs of `inits` have this limit."""
         try:
             leaves = signature_leaves(spec, self.signature, dims, "cpu", seed, self.folder)

@@ -22,7 +22,7 @@ WIDTH = 110
 """Columns of a comment."""
 
 
-class Change(msgspec.Struct, frozen=True):
+class BucketChange(msgspec.Struct, frozen=True):
     """What one bucket of the manifest becomes, and why."""
 
     bucket: Bucket
@@ -64,7 +64,7 @@ class ModelEdit(msgspec.Struct, frozen=True):
     were not looked at."""
 
     model: str
-    changes: tuple[Change, ...] = ()
+    changes: tuple[BucketChange, ...] = ()
     problem: Problem | None = None
     regions: ByRegions | None = None
     related: dict[str, str] = {}

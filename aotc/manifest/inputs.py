@@ -19,7 +19,7 @@ from aotc.records import TUPLE, PadRule, Scalar
 TENSOR_MARKS = frozenset({"shape", "dtype", "init"})
 TENSOR_KEYS = TENSOR_MARKS | {"layout", "pad", "default", "requires_grad"}
 
-Tree = Any
+InputTree = Any
 """The form of `aotc.records.Parameter.tree`."""
 
 
@@ -53,7 +53,7 @@ class ConstantInput:
 LeafInput = TensorInput | ConstantInput
 
 
-def parse_inputs(inputs: Mapping[str, Any]) -> tuple[dict[str, Tree], tuple[LeafInput, ...]]:
+def parse_inputs(inputs: Mapping[str, Any]) -> tuple[dict[str, InputTree], tuple[LeafInput, ...]]:
     """The tree of each parameter of `forward`, and the leaves that the trees' indexes point to.
 
     Raises ValueError for a tensor without a shape and for a pad rule that is neither a scalar nor `edge`.
@@ -134,7 +134,7 @@ def leaf_path(keys: KeyPath) -> str:
     return text.removeprefix(".")
 
 
-def _tree(value: Any, keys: KeyPath, leaves: list[LeafInput]) -> Tree:
+def _tree(value: Any, keys: KeyPath, leaves: list[LeafInput]) -> InputTree:
     if is_tensor(value):
         leaves.append(_tensor(value, leaf_path(keys)))
         return len(leaves) - 1

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from aotc.errors import BuildError
-from aotc.manifest.inputs import Tree, parse_inputs
+from aotc.manifest.inputs import InputTree, parse_inputs
 from aotc.manifest.types import ModelSpec
 from aotc.models.example_inputs import example_leaves
 from aotc.reads.tensors import plain_state, same_bits
@@ -75,7 +75,7 @@ def _has_default(parameter: Parameter, signature: Signature) -> bool:
     return isinstance(leaf, ConstantLeaf) and type(leaf.value) is type(default) and leaf.value == default
 
 
-def fill(tree: Tree, leaves: Sequence[Any]) -> Any:
+def fill(tree: InputTree, leaves: Sequence[Any]) -> Any:
     """The value of a tree: containers with the leaves in their places."""
     if isinstance(tree, int):
         return leaves[tree]

@@ -53,7 +53,7 @@ _MULTIPLE = 16.0
 _WHOLE = 2.0**16
 """Whole numbers up to this one are positions, masks and counts, which are not rounded."""
 
-Call = Callable[[Sequence[Any]], Result]
+RunEagerly = Callable[[Sequence[Any]], Result]
 """Runs the model in eager on these leaves, and leaves them and the model's state as they are."""
 
 
@@ -67,7 +67,13 @@ class WrongValue(NamedTuple):
 
 
 def first_wrong_value(
-    result: Result, given: Result, call: Call, leaves: Sequence[Any], step: float = 0.0, *, kinds_only: bool = False
+    result: Result,
+    given: Result,
+    call: RunEagerly,
+    leaves: Sequence[Any],
+    step: float = 0.0,
+    *,
+    kinds_only: bool = False,
 ) -> WrongValue | None:
     """The first part of `given`, what compiled code gives for `leaves`, that is wrong by the rule of this module.
 
@@ -220,7 +226,7 @@ def _said(mask: Tensor, eager: Any, compiled: Any) -> str:
 # -- witnesses --------------------------------------------------------------------------------------------------------
 
 
-def _witnesses(call: Call, leaves: Sequence[Any], step: float) -> Iterator[Result | None]:
+def _witnesses(call: RunEagerly, leaves: Sequence[Any], step: float) -> Iterator[Result | None]:
     """What eager gives with something changed; None where it cannot be run in float64."""
     wide = _witness(call, [*map(in_double, leaves)], in_float64())
     # A module may compare its input's dtype with its weights', which stay as they are.
@@ -237,7 +243,7 @@ def _witnesses(call: Call, leaves: Sequence[Any], step: float) -> Iterator[Resul
             yield found
 
 
-def _witness(call: Call, leaves: Sequence[Any], mode: AbstractContextManager[Any]) -> Result | None:
+def _witness(call: RunEagerly, leaves: Sequence[Any], mode: AbstractContextManager[Any]) -> Result | None:
     try:
         with uncompiled(), mode:
             return call(leaves)

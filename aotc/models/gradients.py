@@ -52,7 +52,7 @@ def count_of_results(
         return len(_results(module, signature, values, 0))
 
 
-class Change(NamedTuple):
+class LossChange(NamedTuple):
     """A change of the sum of all results, as a gradient says, and as two calls have measured it."""
 
     expected: float
@@ -73,7 +73,7 @@ def change_along(
     position: int,
     step: float,
     call: Callable[..., Any] | None = None,
-) -> Change | None:
+) -> LossChange | None:
     """How the sum of all results changes along one of its `gradients`.
 
     Two calls with the same random numbers measure it, at `step` times the size of the tensor to both sides. None where
@@ -98,7 +98,7 @@ def change_along(
     finally:
         tensor.copy_(before)
     expected = float(((places[0] - places[1]) * exact).sum())  # the steps as the dtype has them
-    return Change(expected, sums[0] - sums[1])
+    return LossChange(expected, sums[0] - sums[1])
 
 
 def _values(

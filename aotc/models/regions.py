@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from aotc.errors import BuildError, Issue, ManifestError
 from aotc.manifest.findings import did_you_mean
-from aotc.manifest.inputs import Tree
+from aotc.manifest.inputs import InputTree
 from aotc.manifest.types import ModelSpec
 from aotc.models.calls import arguments_of, modes_of, signature_leaves
 from aotc.models.factory import told
@@ -255,7 +255,7 @@ class _Reader:
         self.paths: list[str] = []
         self.leaves: list[Any] = []
 
-    def tree(self, value: Any, path: str) -> Tree:
+    def tree(self, value: Any, path: str) -> InputTree:
         if type(value) in (list, tuple, torch.Size):
             trees = [self.tree(item, f"{path}[{index}]") for index, item in enumerate(value)]
             return trees if type(value) is list else [TUPLE, *trees]

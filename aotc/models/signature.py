@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 from torch import nn
 
-from aotc.manifest.inputs import ConstantInput, LeafInput, Tree, parse_inputs
+from aotc.manifest.inputs import ConstantInput, InputTree, LeafInput, parse_inputs
 from aotc.manifest.types import ModelSpec
 from aotc.reads.attributes import has_origins
 from aotc.records import TUPLE, ConstantLeaf, Leaf, Parameter, Signature, TensorLeaf
@@ -35,7 +35,7 @@ class UnnamedArguments(TypeError):
         self.name = name
 
 
-class Argument(NamedTuple):
+class BoundArgument(NamedTuple):
     """What a call passes for one parameter: the value, or the default where nothing is given.
 
     `default` is msgspec.UNSET where the parameter has none that a record can hold.
@@ -63,7 +63,7 @@ def named_arguments(forward: Callable[..., Any], args: Sequence[Any], kwargs: Ma
     return named
 
 
-def convention(forward: Callable[..., Any], given: Mapping[str, Any]) -> Iterator[Argument]:
+def convention(forward: Callable[..., Any], given: Mapping[str, Any]) -> Iterator[BoundArgument]:
     """How these arguments are passed, in the order of forward's parameters; then those through its `**kwargs`.
 
     A parameter that is not given has its default, if a record can hold that, and else is not part of the convention.
@@ -79,11 +79,11 @@ def convention(forward: Callable[..., Any], given: Mapping[str, Any]) -> Iterato
             skipped = True
             continue
         kind = "keyword" if skipped else NAMED[parameter.kind]
-        yield Argument(name, kind, given.get(name, default), default, name in given)
+        yield BoundArgument(name, kind, given.get(name, default), default, name in given)
     own = {name for name, parameter in declared.items() if parameter.kind in NAMED}
     for name, value in given.items():
         if name not in own:
-            yield Argument(name, "extra", value, msgspec.UNSET, True)
+            yield BoundArgument(name, "extra", value, msgspec.UNSET, True)
 
 
 def _plain_default(parameter: inspect.Parameter) -> Any:
@@ -99,7 +99,7 @@ def make_signature(spec: ModelSpec, module: nn.Module) -> Signature:
     leaves: list[Leaf] = []
     arguments = with_library_defaults(module, convention(module.forward, dict(sorted(trees.items()))))
 
-    def tree(argument: Argument) -> Tree:
+    def tree(argument: BoundArgument) -> InputTree:
         if argument.given:
             return _renumber(argument.value, inputs, leaves, spec)
         leaves.append(ConstantLeaf(argument.name, argument.value))
@@ -116,7 +116,7 @@ LIBRARY_DEFAULTS = ("output_attentions", "output_hidden_states", "return_dict")
 """What a call of a model of transformers may say; where it does not, the model's configuration says it."""
 
 
-def with_library_defaults(module: nn.Module, arguments: Iterable[Argument]) -> Iterator[Argument]:
+def with_library_defaults(module: nn.Module, arguments: Iterable[BoundArgument]) -> Iterator[BoundArgument]:
     """The arguments, and of a model of transformers what a call may say that is so anyway: `generate` passes
     `return_dict=True` to an encoder."""
     config = getattr(module, "config", None)
@@ -128,10 +128,10 @@ def with_library_defaults(module: nn.Module, arguments: Iterable[Argument]) -> I
         yield argument._replace(value=value, default=value) if is_default else argument
     declared = inspect.signature(module.forward).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in declared):
-        yield from (Argument(name, "extra", value, value, False) for name, value in known.items())
+        yield from (BoundArgument(name, "extra", value, value, False) for name, value in known.items())
 
 
-def _is_optional(argument: Argument, inputs: Sequence[LeafInput]) -> bool:
+def _is_optional(argument: BoundArgument, inputs: Sequence[LeafInput]) -> bool:
     """Whether a call may leave it out though forward's default is another. `use_cache: false` may be: the
     default is the configuration's, and all that depends on it is whether a cache is returned beside the results."""
     if argument.name != "use_cache" or not argument.given or not isinstance(argument.value, int):
@@ -140,7 +140,7 @@ def _is_optional(argument: Argument, inputs: Sequence[LeafInput]) -> bool:
     return isinstance(leaf, ConstantInput) and leaf.value is False
 
 
-def _renumber(tree: Tree, inputs: Sequence[LeafInput], leaves: list[Leaf], spec: ModelSpec) -> Tree:
+def _renumber(tree: InputTree, inputs: Sequence[LeafInput], leaves: list[Leaf], spec: ModelSpec) -> InputTree:
     if isinstance(tree, int):
         leaves.append(_leaf(inputs[tree], spec))
         return len(leaves) - 1

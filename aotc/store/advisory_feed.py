@@ -18,15 +18,15 @@ from aotc.records import Artifact, SizeRange, part_name
 from aotc.store.layout.built import read_report, with_provenance
 from aotc.store.layout.store import Store
 from aotc.store.opening import open_readable, open_transfer
-from aotc.store.readable import Readable
+from aotc.store.readable import ReadableStore
 from aotc.store.reference import Reference, is_remote
 from aotc.store.remote.push import change_attachment, push_signatures
-from aotc.store.signing.attachments import Kind, Layer, encode_layers, read_layers, reader_of, write_attached
+from aotc.store.signing.attachments import DocumentKind, Layer, encode_layers, read_layers, reader_of, write_attached
 from aotc.store.signing.keys import PrivateKey
-from aotc.store.signing.signatures import Claims, Signature, encode_payload, sign
+from aotc.store.signing.signatures import Claims, SignedPayload, encode_payload, sign
 from aotc.store.signing.trust import TrustedKeys, check_signatures
 
-FEED = Kind("advisories", "application/vnd.aotc.advisories.v1+json", 16 << 20, "feeds of advisories")
+FEED = DocumentKind("advisories", "application/vnd.aotc.advisories.v1+json", 16 << 20, "feeds of advisories")
 FEED_NAME = f"aotc.{FEED.suffix}"
 SIGNED_AS = Reference(None, "aotc", tag=FEED.suffix)
 
@@ -77,7 +77,7 @@ def publish_feed(where: str, feed: Feed, key: PrivateKey, lifetime: float | None
     if is_remote(where):
         payload, transfer = encode_payload(claims), open_transfer(where)
         # The signature first: a reader of the feed finds it.
-        push_signatures(transfer, claims.digest, [Signature(payload, key.sign(payload))])
+        push_signatures(transfer, claims.digest, [SignedPayload(payload, key.sign(payload))])
         change_attachment(
             transfer, FEED_NAME, lambda there: None if there and there.digest == claims.digest else encoded
         )
@@ -99,7 +99,7 @@ class UnitHit(NamedTuple):
     hit: Hit
 
 
-def artifact_hits(store: Readable, record: Artifact, feed: Feed) -> Iterator[UnitHit]:
+def artifact_hits(store: ReadableStore, record: Artifact, feed: Feed) -> Iterator[UnitHit]:
     """The advisories of each unit of an artifact, and of its further kinds of ranks. Raises NotFoundError,
     CorruptError, StoreError where provenance or a report cannot be read."""
     built = with_provenance(store, record)

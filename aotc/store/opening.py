@@ -18,7 +18,7 @@ from aotc.store.remote.objects.interface import BUCKET_SCHEMES, WEB_SCHEMES, Obj
 from aotc.store.remote.objects.object_store import ObjectStore
 from aotc.store.remote.registry.repository import Registry
 from aotc.store.remote.remote_store import RemoteStore
-from aotc.store.remote.transfer import OnEvent, Transfer
+from aotc.store.remote.transfer import OnTransfer, Transfer
 
 BACKENDS = "aotc.objects"
 """Entry points by which a package adds a scheme: `objects(url, limits, traffic)` gives an `Objects`."""
@@ -30,7 +30,7 @@ def open_readable(where: str) -> Listable:
     return RemoteStore(open_transfer(where)) if is_remote(where) else Store.open(Path(where))
 
 
-def open_transfer(url: str, limits: Limits | None = None, on_event: OnEvent | None = None) -> Transfer:
+def open_transfer(url: str, limits: Limits | None = None, on_event: OnTransfer | None = None) -> Transfer:
     """A transfer with the remote at a URL, which is opened when something is first asked of it."""
     return Transfer(url, open_remote, limits, on_event)
 

@@ -18,7 +18,7 @@ class BlobSource(Protocol):
     def load(self, file: File, limit: int) -> bytes: ...
 
 
-class Readable(Protocol):
+class ReadableStore(Protocol):
     """A `StoreReader`, or a `RemoteStore`."""
 
     @property
@@ -30,7 +30,7 @@ class Readable(Protocol):
         """The image manifest called `name`, like the signature `sha256-<hex>.sig`; None where there is none."""
 
 
-class Listable(Readable, Protocol):
-    """A `Readable` that knows its tags."""
+class Listable(ReadableStore, Protocol):
+    """A `ReadableStore` that knows its tags."""
 
     def tags(self) -> list[TagEntry]: ...

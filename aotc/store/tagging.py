@@ -16,13 +16,13 @@ from aotc.records import Record
 from aotc.store.layout import oci
 from aotc.store.layout.bundle import Bundle, read_bundle
 from aotc.store.layout.near_stores import nearest_first, not_found
-from aotc.store.layout.oci import Descriptor, Manifest
+from aotc.store.layout.oci import Descriptor, ImageManifest
 from aotc.store.layout.publishing import tag_bundle
 from aotc.store.layout.store import Store
 from aotc.store.layout.tags import TagEntry, as_tag
 from aotc.store.maintenance.unreached import Unreached, unreached
 from aotc.store.opening import open_readable
-from aotc.store.readable import Listable, Readable
+from aotc.store.readable import Listable, ReadableStore
 from aotc.store.reference import DEFAULT_TAG, Reference, is_remote, parse_reference
 from aotc.store.remote.copied import blobs_of, check_whole
 from aotc.store.remote.remote_store import RemoteStore
@@ -113,7 +113,7 @@ def _tag_here(store: Store, bundle: Bundle, tag: str) -> None:
     """A bundle that a digest names may be the rest of what gc has removed: a tag names whole bundles."""
     with store.sharing():  # what was seen to be there stays there until the tag names it
         there = [entry for entry in bundle.artifacts if store.blobs.has(entry.digest, entry.size)]
-        manifests = [oci.read_document(store.blobs, entry.digest, Manifest) for entry in there]
+        manifests = [oci.read_document(store.blobs, entry.digest, ImageManifest) for entry in there]
         check_whole(store, bundle.digest, blobs_of(manifests))
         if not there:
             raise NotFoundError(
@@ -215,7 +215,7 @@ def check_signed_for(store: Store, bundle: Bundle, destination: Reference) -> No
     )
 
 
-def _signatures(store: Readable, digest: str, new: Reference, trust: TrustedKeys | None) -> list[SeenSignature]:
+def _signatures(store: ReadableStore, digest: str, new: Reference, trust: TrustedKeys | None) -> list[SeenSignature]:
     return look_at_signatures(reader_of(store), store.attachment, digest, new, trust)
 
 

@@ -18,11 +18,11 @@ from aotc.store.remote.push import push_attestations
 from aotc.store.signing.attestations import attest
 from aotc.store.signing.keys import PrivateKey
 from aotc.verification import ISSUES_LIMIT, Limit, Verification
-from aotc.verify.verdicts import Report
+from aotc.verify.verdicts import VerifyReport
 
 
 def attest_reports(
-    where: str, reports: Sequence[Report], limits: Mapping[str, Sequence[Limit]], key: PrivateKey | None = None
+    where: str, reports: Sequence[VerifyReport], limits: Mapping[str, Sequence[Limit]], key: PrivateKey | None = None
 ) -> list[Verification]:
     """Attach what `reports` say of each artifact to its bundle in the store `where`; to one at a URL they are pushed.
 
@@ -46,7 +46,9 @@ def attest_reports(
     return attested
 
 
-def verifications(reports: Sequence[Report], bundle: Bundle, limits: Sequence[Limit] = ()) -> Iterator[Verification]:
+def verifications(
+    reports: Sequence[VerifyReport], bundle: Bundle, limits: Sequence[Limit] = ()
+) -> Iterator[Verification]:
     """What the reports of one bundle say of each of its artifacts that ran here."""
     for entry in bundle.artifacts:
         ours = [report for report in reports if report.target == entry.target]
@@ -70,6 +72,6 @@ def verifications(reports: Sequence[Report], bundle: Bundle, limits: Sequence[Li
         )
 
 
-def _issue(report: Report) -> Issue:
+def _issue(report: VerifyReport) -> Issue:
     first, *_ = report.detail.split("\n")
     return Issue(f"{report.status}: {first[:500]}", where=f"{report.bucket} at {report.sizes}")

@@ -22,7 +22,7 @@ def model_dispatcher(artifact: Artifact, buckets: Sequence[Bucket]) -> Dispatche
     return Dispatcher(artifact.signature, [msgspec.structs.replace(empty, bucket=bucket) for bucket in buckets])
 
 
-class Step(NamedTuple):
+class VerifyStep(NamedTuple):
     """One part of verifying an artifact: a bucket, by its place, with which weights, and if with extreme inputs."""
 
     bucket: int
@@ -30,15 +30,18 @@ class Step(NamedTuple):
     extremes: bool = False
 
 
-def steps_of(artifact: Artifact, dispatcher: Dispatcher) -> list[Step]:
+def steps_of(artifact: Artifact, dispatcher: Dispatcher) -> list[VerifyStep]:
     """Every bucket at all its sizes. Then, for live weights: every bucket once with other weights, and one bucket with
     weights that `update_weights` has set. At last every bucket once with extreme inputs, after which a GPU may be of no
     use to the process."""
     buckets = range(len(dispatcher.variants))
-    steps = [Step(index) for index in buckets]
+    steps = [VerifyStep(index) for index in buckets]
     if artifact.weights == "live":
-        steps += [*(Step(index, "other") for index in buckets), *(Step(index, "swapped") for index in buckets[:1])]
-    return steps if artifact.parallel else [*steps, *(Step(index, extremes=True) for index in buckets)]
+        steps += [
+            *(VerifyStep(index, "other") for index in buckets),
+            *(VerifyStep(index, "swapped") for index in buckets[:1]),
+        ]
+    return steps if artifact.parallel else [*steps, *(VerifyStep(index, extremes=True) for index in buckets)]
 
 
 def sizes_to_verify(dispatcher: Dispatcher, index: int) -> list[Dims]:

@@ -19,7 +19,7 @@ from aotc.models.tolerance import Judgement
 from aotc.records import Artifact, Dims, LaunchPick, bucket_name
 from aotc.runtime.dispatch import Dispatcher
 from aotc.verify.cases import (
-    Step,
+    VerifyStep,
     describe_sizes,
     model_dispatcher,
     sizes_at_extremes,
@@ -28,7 +28,7 @@ from aotc.verify.cases import (
 )
 from aotc.verify.comparison import Comparison, CouldNotRun, VerifyJob
 from aotc.verify.training import STEPS, compare_training
-from aotc.verify.verdicts import Report, Status
+from aotc.verify.verdicts import VerifyReport, VerifyStatus
 
 _NOT_THE_WHOLE = (
     "in eager, the ranks compute something else than the whole model (are their weights parts of those that the "
@@ -36,17 +36,17 @@ _NOT_THE_WHOLE = (
 )
 
 
-class Message(msgspec.Struct, frozen=True, omit_defaults=True):
+class StepMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the worker says: that it begins with a step at some sizes, and then how that ended. Before the steps with
     extreme inputs, of code that had not run before and was right at all others: how it is launched."""
 
     step: int
     sizes: str
-    report: Report | None = None
+    report: VerifyReport | None = None
     launches: tuple[LaunchPick | None, ...] = ()
 
 
-def verify(job: VerifyJob) -> Iterator[Message]:
+def verify(job: VerifyJob) -> Iterator[StepMessage]:
     """Yield messages for each step and set of sizes. Raises AotcError where nothing can be run."""
     comparison = Comparison(job)
     artifact = comparison.compiled.artifact
@@ -62,11 +62,11 @@ def verify(job: VerifyJob) -> Iterator[Message]:
     if artifact.untested and right and job.first == 0:  # else an earlier step has crashed
         from aotc.verify.launch import measured_launches
 
-        yield Message(job.first, "-", launches=measured_launches(comparison))
+        yield StepMessage(job.first, "-", launches=measured_launches(comparison))
     yield from _steps(job, comparison, artifact, dispatcher, extremes=True)
 
 
-def _whole(job: VerifyJob, comparison: Comparison, dispatcher: Dispatcher) -> Iterator[Message]:
+def _whole(job: VerifyJob, comparison: Comparison, dispatcher: Dispatcher) -> Iterator[StepMessage]:
     """Say where the ranks compute something else than the whole model, by eager."""
     from aotc.verify.rank_processes import compare_with_whole
 
@@ -77,45 +77,47 @@ def _whole(job: VerifyJob, comparison: Comparison, dispatcher: Dispatcher) -> It
             judged = compare_with_whole(job.spec, comparison.folder, comparison.signature, dims, comparison.device)
             wrong = [f"output{path}: {one.detail}" for path, one in judged.items() if not one.ok]
             detail = f"{_NOT_THE_WHOLE}: {wrong[0]}" if wrong else ""
-            status: Status = "failed" if wrong else "ok"
+            status: VerifyStatus = "failed" if wrong else "ok"
             report = comparison.ranks.worst(_report(job, bucket, describe_sizes(dims), status, detail=detail))
             if report.status != "ok":
-                yield Message(number, describe_sizes(dims), report)
+                yield StepMessage(number, describe_sizes(dims), report)
 
 
 def _steps(
     job: VerifyJob, comparison: Comparison, artifact: Artifact, dispatcher: Dispatcher, extremes: bool
-) -> Iterator[Message]:
+) -> Iterator[StepMessage]:
     for number, step in list(enumerate(steps_of(artifact, dispatcher)))[job.first : job.end]:
         if step.extremes is not extremes:
             continue
         name = bucket_name(dispatcher.variants[step.bucket].bucket)
         if step.extremes:
             if (dims := sizes_at_extremes(dispatcher, step.bucket)) is not None:
-                yield Message(number, describe_sizes(dims))
+                yield StepMessage(number, describe_sizes(dims))
                 if report := _verify_extremes(comparison, job, name, dims):
-                    yield Message(number, describe_sizes(dims), report)
+                    yield StepMessage(number, describe_sizes(dims), report)
             continue
         sizes = sizes_to_verify(dispatcher, step.bucket)
         if step.weights != "own":
             for dims in sizes[:1]:
-                yield Message(number, describe_sizes(dims))
+                yield StepMessage(number, describe_sizes(dims))
                 if report := _verify_weights(comparison, job, name, dims, step):
-                    yield Message(number, describe_sizes(dims), report)
+                    yield StepMessage(number, describe_sizes(dims), report)
             continue
         if not sizes:
-            yield Message(number, "-", _report(job, name, "-", "failed", detail="no size is dispatched to this bucket"))
+            yield StepMessage(
+                number, "-", _report(job, name, "-", "failed", detail="no size is dispatched to this bucket")
+            )
         for place, dims in enumerate(sizes):
-            yield Message(number, describe_sizes(dims))
+            yield StepMessage(number, describe_sizes(dims))
             # Twice at least: the results of the first call are looked at again after the second.
             seeds = max(job.seeds, len(comparison.forms), 2 if place == 0 else 1)
             steps = (0 if place else STEPS) if artifact.trains else None
-            yield Message(number, describe_sizes(dims), _verify_sizes(comparison, job, name, dims, seeds, steps))
+            yield StepMessage(number, describe_sizes(dims), _verify_sizes(comparison, job, name, dims, seeds, steps))
 
 
 def _verify_sizes(
     comparison: Comparison, job: VerifyJob, bucket: str, dims: Dims, seeds: int, steps: int | None = None
-) -> Report:
+) -> VerifyReport:
     """`steps`: of training; None for a model that is not trained."""
     outputs: list[dict[str, Judgement]] = []
     judgements: list[Judgement] = []
@@ -137,11 +139,13 @@ def _verify_sizes(
         return _report(job, bucket, describe_sizes(dims), "failed", detail=detail)
     if not worst.ok and comparison.draws:
         worst = msgspec.structs.replace(worst, detail=f"{worst.detail}; {_RANDOM}")
-    status: Status = "ok" if worst.ok else "failed"
+    status: VerifyStatus = "ok" if worst.ok else "failed"
     return _report(job, bucket, describe_sizes(dims), status, worst)
 
 
-def _verify_weights(comparison: Comparison, job: VerifyJob, bucket: str, dims: Dims, step: Step) -> Report | None:
+def _verify_weights(
+    comparison: Comparison, job: VerifyJob, bucket: str, dims: Dims, step: VerifyStep
+) -> VerifyReport | None:
     """Compare with weights other than the factory's. None if all is right, or if nothing can be said."""
     compare = {"other": comparison.compare_with_other_weights, "swapped": comparison.compare_with_swapped_weights}
     try:
@@ -161,7 +165,7 @@ def _verify_weights(comparison: Comparison, job: VerifyJob, bucket: str, dims: D
     return msgspec.structs.replace(failed, weights=step.weights)
 
 
-def _verify_extremes(comparison: Comparison, job: VerifyJob, bucket: str, dims: Dims) -> Report | None:
+def _verify_extremes(comparison: Comparison, job: VerifyJob, bucket: str, dims: Dims) -> VerifyReport | None:
     """Compare with extreme inputs. None if all is right; where nothing could be compared, a report that says why."""
     sizes, skipped = describe_sizes(dims), ""
     draws: tuple[Draw, ...] = ("extreme", "edges")
@@ -195,11 +199,11 @@ _FINITE = "give the inputs an `init`, or the factory weights, with which the mod
 
 
 def _report(
-    job: VerifyJob, bucket: str, sizes: str, status: Status, judgement: Judgement | None = None, detail: str = ""
-) -> Report:
+    job: VerifyJob, bucket: str, sizes: str, status: VerifyStatus, judgement: Judgement | None = None, detail: str = ""
+) -> VerifyReport:
     if judgement is None:
-        return Report(job.spec.name, bucket, job.target, sizes, status, detail=detail)
-    return Report(
+        return VerifyReport(job.spec.name, bucket, job.target, sizes, status, detail=detail)
+    return VerifyReport(
         job.spec.name,
         bucket,
         job.target,
@@ -223,7 +227,7 @@ def main() -> int:
             error.issues = tuple(msgspec.structs.replace(issue, hint="") for issue in error.issues)
             error.hint = "the factory's model is not the one that was built: build it again with `aotc build`"
         detail = str(error) if isinstance(error, AotcError) else told(error)
-        parent.send(Message(job.first, "-", _report(job, "-", "-", "could not run", detail=detail)))
+        parent.send(StepMessage(job.first, "-", _report(job, "-", "-", "could not run", detail=detail)))
     return 0
 
 

@@ -34,7 +34,7 @@ from aotc.tensors.contents import Contents, contents, same_values
 from aotc.tensors.sharing import differences, kept_in_place, module_tensors
 from aotc.tensors.subclasses import is_wrapper
 from aotc.verify.eight_bits import RoundingTo8Bits
-from aotc.verify.kept_results import Kept, keep, of_call_before, shared
+from aotc.verify.kept_results import KeptResult, keep, of_call_before, shared
 from aotc.verify.other_weights import change_weights, copy_state, is_plain
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class CouldNotRun(Exception):
     """The model itself cannot be run or compared, which says nothing of its compiled code."""
 
 
-class Subject(NamedTuple):
+class JudgedCode(NamedTuple):
     """Compiled code to judge, the module whose tensors it uses, and how that came to have its weights."""
 
     call: Any
@@ -68,13 +68,13 @@ class Subject(NamedTuple):
     weights: str = ""
 
 
-class Run(NamedTuple):
+class JudgedRun(NamedTuple):
     """One call: what it gave, its inputs and the module's buffers as they are then, and the parameters that it changed,
     as they were before; `own` are the module's tensors, without those that it replaced by others."""
 
-    subject: Subject
+    subject: JudgedCode
     outputs: Contents
-    kept: Kept
+    kept: KeptResult
     inputs: Mapping[str, Tensor]
     buffers: Sequence[Tensor]
     changed: Mapping[str, Tensor]
@@ -122,8 +122,8 @@ class Comparison:
         """Whether all that eager has given with the model's own weights was finite."""
         self.overflows = False
         """Whether with other weights eager's last result was not, though all before were."""
-        self._kept: dict[str, Kept] = {}
-        self._others: list[Subject] = []
+        self._kept: dict[str, KeptResult] = {}
+        self._others: list[JudgedCode] = []
 
     def compare(self, dims: Dims, seed: int) -> Verdicts:
         """Judge every output, and every input, buffer and changed parameter as they are after the call: the model may
@@ -132,9 +132,9 @@ class Comparison:
         Raises CouldNotRun where the model itself fails. VerifyError where the result is built otherwise than eager's, a
         parameter was written over, or a result does not belong to the caller; whatever compiled code raises.
         """
-        return self.compare_subjects([Subject(self.compiled, self.module)], dims, seed)
+        return self.compare_subjects([JudgedCode(self.compiled, self.module)], dims, seed)
 
-    def compare_subjects(self, subjects: Sequence[Subject], dims: Dims, seed: int) -> Verdicts:
+    def compare_subjects(self, subjects: Sequence[JudgedCode], dims: Dims, seed: int) -> Verdicts:
         try:
             form = self.forms[seed % len(self.forms)]
             leaves = signature_leaves(form, self.signature, dims, self.device, seed, self.folder)
@@ -147,7 +147,7 @@ class Comparison:
                 copy_state(self.eager, module)  # so that the next call is judged for itself
             raise
 
-    def _compare_runs(self, subjects: Sequence[Subject], leaves: Sequence[Any]) -> Verdicts:
+    def _compare_runs(self, subjects: Sequence[JudgedCode], leaves: Sequence[Any]) -> Verdicts:
         runs = [self._run_compiled(subject, leaves) for subject in subjects]
         exact = self.run_reference(leaves)
         eager = self.run_eager(leaves)
@@ -172,7 +172,7 @@ class Comparison:
 
     # -- running ------------------------------------------------------------------------------------------------------
 
-    def _run(self, subject: Subject, leaves: Sequence[Any], autocast: bool = True) -> Run:
+    def _run(self, subject: JudgedCode, leaves: Sequence[Any], autocast: bool = True) -> JudgedRun:
         own = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         args, kwargs = arguments_of(self.signature, own)
         torch.manual_seed(0)
@@ -183,9 +183,9 @@ class Comparison:
         inputs = {leaf.path: value for leaf, value in pairs if isinstance(leaf, TensorLeaf)}
         buffers = [buffer.clone() for buffer in subject.module.buffers()]  # the next call writes to them
         in_place = kept_in_place(state, plain_state(subject.module))
-        return Run(subject, outputs, keep(outputs), inputs, buffers, {}, in_place)
+        return JudgedRun(subject, outputs, keep(outputs), inputs, buffers, {}, in_place)
 
-    def _run_compiled(self, subject: Subject, leaves: Sequence[Any]) -> Run:
+    def _run_compiled(self, subject: JudgedCode, leaves: Sequence[Any]) -> JudgedRun:
         try:
             run = self._run(subject, leaves)
         except Exception:
@@ -193,24 +193,24 @@ class Comparison:
             raise
         return run._replace(changed=self._changed_parameters(subject.module))
 
-    def run_eager(self, leaves: Sequence[Any]) -> Run:
+    def run_eager(self, leaves: Sequence[Any]) -> JudgedRun:
         try:
             if not any(map(is_wrapper, self.eager.parameters())):
-                return self._run(Subject(self.eager, self.eager), leaves)
+                return self._run(JudgedCode(self.eager, self.eager), leaves)
             with RoundingTo8Bits() as rounding:  # type: ignore[no-untyped-call]
-                run = self._run(Subject(self.eager, self.eager), leaves)
+                run = self._run(JudgedCode(self.eager, self.eager), leaves)
             self.rounds |= rounding.rounded
             return run
         except Exception as error:  # the model's own
             raise CouldNotRun(f"the model fails in eager: {told(error)}") from error
 
-    def run_reference(self, leaves: Sequence[Any]) -> Run | None:
+    def run_reference(self, leaves: Sequence[Any]) -> JudgedRun | None:
         """In float64; None where the model cannot be run so."""
         wide = [*map(in_double, leaves)]
         while self.widenings:
             try:
                 with self.widenings[0]():
-                    return self._run(Subject(self.reference, self.reference), wide, autocast=False)
+                    return self._run(JudgedCode(self.reference, self.reference), wide, autocast=False)
             except Exception:  # its own operators may raise anything
                 del self.widenings[0]
                 forget_failed_traces()
@@ -227,7 +227,7 @@ class Comparison:
 
     # -- judging ------------------------------------------------------------------------------------------------------
 
-    def _judge(self, run: Run, eager: Run, exact: Run, before: Mapping[str, Kept]) -> Verdicts:
+    def _judge(self, run: JudgedRun, eager: JudgedRun, exact: JudgedRun, before: Mapping[str, KeptResult]) -> Verdicts:
         parameters = self._check_parameters(run.changed, run.subject.module)
         if odd := run.outputs.keys() ^ eager.outputs.keys():
             counts = [sum(not isinstance(part, type) for part in one.outputs.values()) for one in (eager, run)]
@@ -252,7 +252,7 @@ class Comparison:
             written.append(failed(found[0]))
         return Verdicts(outputs, written)
 
-    def _findings(self, run: Run, eager: Run, before: Mapping[str, Kept]) -> list[str]:
+    def _findings(self, run: JudgedRun, eager: JudgedRun, before: Mapping[str, KeptResult]) -> list[str]:
         """What is amiss with the memory of the compiled code's results, and not with eager's."""
         kept = [before.get(run.subject.weights), before.get("eager")]
         changed, expected = (earlier.changed() if earlier else set() for earlier in kept)
@@ -292,10 +292,10 @@ class Comparison:
 
     # -- extreme inputs -----------------------------------------------------------------------------------------------
 
-    def compare_at_extremes(self, dims: Dims, draw: Draw, subject: Subject | None = None) -> AtExtremes:
+    def compare_at_extremes(self, dims: Dims, draw: Draw, subject: JudgedCode | None = None) -> AtExtremes:
         """Judge one call with extreme inputs, which the model itself may not take. `subject`: other code than the
         artifact's."""
-        code = subject or Subject(self.compiled, self.module)
+        code = subject or JudgedCode(self.compiled, self.module)
         copy_state(self.eager, code.module)  # other weights may have been set
         signature, written = self.signature, writable_buffers(self.eager)
         leaves = signature_leaves(self.spec, signature, dims, self.device, 0, self.folder)
@@ -326,8 +326,8 @@ class Comparison:
             copy_state(self.eager, self.module)  # what no checkpoint holds
             self._kept.clear()
             self._others = [
-                Subject(self.compiled, self.module, "after module.load_state_dict: "),
-                Subject(*self._load_another(), "of another module: "),
+                JudgedCode(self.compiled, self.module, "after module.load_state_dict: "),
+                JudgedCode(*self._load_another(), "of another module: "),
             ]
         return self.compare_subjects(self._others, dims, seed=0)
 
@@ -343,7 +343,7 @@ class Comparison:
             return None
         copy_state(self.eager, self.reference)
         copy_state(self.eager, module)
-        return self.compare_subjects([Subject(compiled, module, "after update_weights: ")], dims, seed=0)
+        return self.compare_subjects([JudgedCode(compiled, module, "after update_weights: ")], dims, seed=0)
 
     def _load_another(self) -> tuple[CompiledCall, nn.Module]:
         module = self.copy_of(self.eager)

@@ -17,16 +17,16 @@ from aotc.tensors.contents import Contents
 from aotc.tensors.sharing import Sharing, module_tensors, sharing
 from aotc.verify.other_weights import is_plain
 
-Findings = set[str]
+ChangedNames = set[str]
 
 
-class Kept(NamedTuple):
+class KeptResult(NamedTuple):
     """The tensors of a result as the caller holds them, by their names, and what they held when they were given."""
 
     tensors: Mapping[str, Tensor]
     copies: Mapping[str, Tensor]
 
-    def changed(self) -> Findings:
+    def changed(self) -> ChangedNames:
         """What has changed in them since."""
         return {
             f"{name} of one call is changed by the next call"
@@ -35,13 +35,13 @@ class Kept(NamedTuple):
         }
 
 
-def keep(outputs: Contents) -> Kept:
+def keep(outputs: Contents) -> KeptResult:
     tensors = _plain({f"output{path}": value for path, value in outputs.items() if isinstance(value, Tensor)})
-    return Kept(tensors, {name: tensor.detach().clone() for name, tensor in tensors.items()})
+    return KeptResult(tensors, {name: tensor.detach().clone() for name, tensor in tensors.items()})
 
 
 def shared(
-    result: Kept, inputs: Mapping[str, Tensor], own: Mapping[str, Tensor], earlier: Mapping[str, Tensor]
+    result: KeptResult, inputs: Mapping[str, Tensor], own: Mapping[str, Tensor], earlier: Mapping[str, Tensor]
 ) -> Sharing:
     """Which tensors of a result have elements in the memory of one another or something else; `own` are the module's,
     `earlier` of the call before."""
@@ -51,7 +51,7 @@ def shared(
     )
 
 
-def of_call_before(kept: Kept | None) -> dict[str, Tensor]:
+def of_call_before(kept: KeptResult | None) -> dict[str, Tensor]:
     return {f"{name} of the call before": tensor for name, tensor in (kept.tensors if kept else {}).items()}
 
 

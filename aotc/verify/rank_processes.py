@@ -25,7 +25,7 @@ from aotc.models.fake_ranks import makes_unsharded
 from aotc.models.tolerance import Judgement, judge
 from aotc.records import Dims, Signature
 from aotc.tensors.contents import contents
-from aotc.verify.verdicts import Report
+from aotc.verify.verdicts import VerifyReport
 
 TIMEOUT = 300.0
 """Seconds that a rank waits for the others: in a load, in a call, and with a report."""
@@ -71,7 +71,7 @@ class RankProcesses:
         self._store: Any = dist.distributed_c10d.PrefixStore("aotc verify", self.group.get_group_store())
         self._reports = 0
 
-    def worst(self, report: Report) -> Report:
+    def worst(self, report: VerifyReport) -> VerifyReport:
         """The report of the first rank at which something is wrong, else this rank's. All ranks must call it."""
         number, self._reports = self._reports, self._reports + 1
         self._store.set(f"{number}/{self.rank}", msgspec.json.encode(report).decode())
@@ -83,7 +83,7 @@ class RankProcesses:
             detail = "another rank has ended, or reported nothing in time"
             return msgspec.structs.replace(report, status="crashed", detail=report.detail or detail)
         for rank in range(self._size):
-            other = msgspec.json.decode(self._store.get(f"{number}/{rank}"), type=Report)
+            other = msgspec.json.decode(self._store.get(f"{number}/{rank}"), type=VerifyReport)
             if other.status != "ok":
                 return msgspec.structs.replace(other, detail=f"rank {rank}: {other.detail}")
         return report

@@ -25,16 +25,16 @@ from aotc.provenance import BuiltArtifact
 from aotc.records import bucket_name
 from aotc.store.reference import Reference, parse_reference
 from aotc.verify.cases import model_dispatcher, steps_of
-from aotc.verify.compare_worker import Message
+from aotc.verify.compare_worker import StepMessage
 from aotc.verify.comparison import VerifyJob
 from aotc.verify.rank_processes import size_of, variables_of_ranks
 from aotc.verify.runnable import open_runnable, spec_of
-from aotc.verify.verdicts import Report
+from aotc.verify.verdicts import VerifyReport
 
 
 def verify_manifest(
     path: Path, only: Collection[str], store_path: Path | str, tag: str, seeds: int, compat: Compat = "minor"
-) -> Generator[Report]:
+) -> Generator[VerifyReport]:
     """Verify every model of a manifest, one after another; one that cannot be run here keeps no other from it. A bucket
     of the manifest that a bundle lacks could not run. `compat` is that of `aotc.load`.
 
@@ -48,15 +48,17 @@ def verify_manifest(
                 verified.setdefault(report.target, set()).add(report.bucket)
                 yield report
         except (NotFoundError, CorruptError, SchemaVersionError, SignatureError, VerifyError) as error:
-            yield Report(name, "-", "-", "-", "could not run", detail=str(error))
+            yield VerifyReport(name, "-", "-", "-", "could not run", detail=str(error))
         for target, buckets in verified.items():
             for bucket in map(bucket_name, spec.buckets):
                 if not buckets & {bucket, "-"}:
                     detail = "the bundle has no such bucket: its build failed, or the manifest is newer"
-                    yield Report(name, bucket, target, "-", "could not run", detail=detail)
+                    yield VerifyReport(name, bucket, target, "-", "could not run", detail=detail)
 
 
-def verify_reference(text: str, store_path: Path | str, seeds: int, compat: Compat = "minor") -> Generator[Report]:
+def verify_reference(
+    text: str, store_path: Path | str, seeds: int, compat: Compat = "minor"
+) -> Generator[VerifyReport]:
     """Verify one reference; the factory that its record names is imported from the working folder.
 
     Raises ReferenceFormatError, NotFoundError, StoreError, VerifyError where no artifact can be run here; where
@@ -66,7 +68,7 @@ def verify_reference(text: str, store_path: Path | str, seeds: int, compat: Comp
     yield from _verify(reference.store or str(store_path), reference, Path.cwd(), seeds, compat)
 
 
-def _verify(where: str, reference: Reference, folder: Path, seeds: int, compat: Compat) -> Iterator[Report]:
+def _verify(where: str, reference: Reference, folder: Path, seeds: int, compat: Compat) -> Iterator[VerifyReport]:
     opened = open_runnable(where, reference, folder, compat)
     for artifact in opened.artifacts:
         try:
@@ -76,14 +78,14 @@ def _verify(where: str, reference: Reference, folder: Path, seeds: int, compat: 
             raise
         except Exception as error:  # a record that says what no build writes
             detail = told(error)
-            yield Report(
+            yield VerifyReport(
                 reference.model, "-", artifact.target, "-", "could not run", detail=detail, bundle=opened.digest
             )
 
 
 def _verify_artifact(
     where: str, ref: str, artifact: BuiltArtifact, folder: Path, seeds: int, compat: Compat
-) -> Iterator[Report]:
+) -> Iterator[VerifyReport]:
     """Follow the worker through its steps; where it dies, say so of the bucket it was at, and go on behind it."""
     spec = spec_of(artifact)
     dispatcher = model_dispatcher(artifact, spec.buckets)
@@ -91,10 +93,10 @@ def _verify_artifact(
     first, end = 0, len(steps)
     while first < end:
         job = VerifyJob(ref, where, spec, str(folder), artifact.target, seeds, compat, first, end)
-        last: Message | None = None
-        held: list[Report] = []  # the last report on code that had not run before, which says how it is launched
+        last: StepMessage | None = None
+        held: list[VerifyReport] = []  # the last report on code that had not run before, which says how it is launched
         with _worker(job) as child:
-            for last in child.messages(Message):
+            for last in child.messages(StepMessage):
                 if last.report:
                     yield from held
                     held = [last.report]
@@ -108,9 +110,9 @@ def _verify_artifact(
         if not ended:
             break
         detail = f"the process {ended} " + ("while it ran this bucket" if last else "before it ran any bucket")
-        last = last or Message(first, "-")
+        last = last or StepMessage(first, "-")
         bucket = bucket_name(dispatcher.variants[steps[last.step].bucket].bucket)
-        yield Report(spec.name, bucket, artifact.target, last.sizes, "crashed", detail=detail)
+        yield VerifyReport(spec.name, bucket, artifact.target, last.sizes, "crashed", detail=detail)
         first = last.step + 1
         end = len(dispatcher.variants)  # with other weights, what crashes would crash again
 

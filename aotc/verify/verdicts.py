@@ -9,10 +9,10 @@ import msgspec
 from aotc.errors import CorruptError
 from aotc.records import LaunchPick
 
-Status = Literal["ok", "failed", "crashed", "could not run"]
+VerifyStatus = Literal["ok", "failed", "crashed", "could not run"]
 
 
-class Report(msgspec.Struct, frozen=True):
+class VerifyReport(msgspec.Struct, frozen=True):
     """The verdict on one bucket at one set of sizes, the worst over outputs and seeds.
 
     Errors are relative to the reference's size (rms); see `aotc.models.tolerance`. `bundle` is the digest of the bundle
@@ -27,7 +27,7 @@ class Report(msgspec.Struct, frozen=True):
     bucket: str
     target: str
     sizes: str
-    status: Status
+    status: VerifyStatus
     error: float | None = None
     eager_error: float | None = None
     allowed: float | None = None
@@ -42,13 +42,13 @@ class Report(msgspec.Struct, frozen=True):
 class _WithLimits(msgspec.Struct, frozen=True):
     """The document where a gate was given."""
 
-    reports: list[Report]
+    reports: list[VerifyReport]
 
 
-def decode_reports(data: bytes, where: str) -> list[Report]:
+def decode_reports(data: bytes, where: str) -> list[VerifyReport]:
     """What `aotc verify --json` has printed. Raises CorruptError."""
     try:
-        found = msgspec.json.decode(data, type=list[Report] | _WithLimits)
+        found = msgspec.json.decode(data, type=list[VerifyReport] | _WithLimits)
     except (msgspec.DecodeError, RecursionError) as error:
         raise CorruptError(
             f"{where} is not a report of `aotc verify`: {error}",

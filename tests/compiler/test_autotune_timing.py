@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from aotc.compiler.autotune.benchmarks import Measured, cpu_benchmarks_alone, least_milliseconds
+from aotc.compiler.autotune.benchmarks import MeasuredTime, cpu_benchmarks_alone, least_milliseconds
 from aotc.compiler.autotune.picker import with_time
 from aotc.picks import Candidate
 
@@ -21,7 +21,7 @@ def test_a_time_is_that_of_a_call_that_nothing_disturbs(undisturbed: int) -> Non
 
 
 def test_a_time_brings_its_median_and_count_and_can_be_pickled() -> None:
-    times = Measured([3.0, 1.0, 2.0, 5.0])
+    times = MeasuredTime([3.0, 1.0, 2.0, 5.0])
     for one in (times, pickle.loads(pickle.dumps(times))):
         assert (one, one.median, one.calls, one.is_wide) == (1.0, 2.5, 4, True)
     timed = with_time(Candidate("mm"), times)

@@ -26,7 +26,7 @@ from aotc.compiler.patches.machinery import apply
 from aotc.compiler.patches.machinery.apply import left_out, patched, untested, usable
 from aotc.compiler.patches.machinery.graph_operators import operators_of
 from aotc.compiler.patches.machinery.pages import feed_of, pages
-from aotc.compiler.patches.machinery.patch import Patch, Stage, chosen, entry_of, flaw_of, operator, parts_of
+from aotc.compiler.patches.machinery.patch import Patch, PatchStage, chosen, entry_of, flaw_of, operator, parts_of
 from aotc.compiler.patches.machinery.registry import HOOKS, PATCHES
 from aotc.versions import release, within
 
@@ -77,7 +77,7 @@ def replaced_at(target: str) -> set[Place]:
 @pytest.mark.filterwarnings("ignore")  # what torch says of its deprecated attributes, which are looked at too
 @pytest.mark.parametrize("stage", ["export", "export again", "compile"])
 def test_all_that_a_patch_replaces_is_on_the_list(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    stage: PatchStage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     patches = [patch for patch in usable(chosen(PATCHES, "cuda", {}), ()) if patch.stage == stage]

@@ -15,7 +15,7 @@ from in_process import build_here, plan_here, run_here
 from processes import ZOO
 
 from aotc.compiler.codegen.stored_code import stored_code
-from aotc.compiler.messages import Compiled, Job, OnProgress, Task, Unit
+from aotc.compiler.messages import FinishedUnit, Job, OnProgress, Task, Unit
 from aotc.compiler.pipeline import UnitBuild
 from aotc.compiler.planning.cache_lookup import look_up
 from aotc.compiler.request import BuildRequest
@@ -170,7 +170,7 @@ class Refusing:
 
     slots = parallel = 1
 
-    def compile(self, task: Task, on_progress: OnProgress) -> AbstractContextManager[Compiled]:
+    def compile(self, task: Task, on_progress: OnProgress) -> AbstractContextManager[FinishedUnit]:
         raise BuildError("asked to compile")
 
     def raise_if_ended(self) -> None: ...

@@ -25,7 +25,7 @@ from aotc.store.reference import parse_reference
 from aotc.tools.bisection.run import bisect_reports
 from aotc.tools.inspection.picks import picks_of
 from aotc.verify.rank_processes import compare_with_whole
-from aotc.verify.verdicts import Report
+from aotc.verify.verdicts import VerifyReport
 
 
 @pytest.fixture(scope="session")
@@ -103,7 +103,7 @@ def test_a_factory_that_makes_no_whole_model_is_told_how_it_is_called(tmp_path: 
 
 def test_a_bisection_of_a_model_in_ranks_says_what_to_bisect(store: Path) -> None:
     bundle = read_bundle(Store.open(store), parse_reference("llama"))
-    report = Report("llama", "seq=1", bundle.artifacts[0].target, "seq=1", "failed", bundle=bundle.digest)
+    report = VerifyReport("llama", "seq=1", bundle.artifacts[0].target, "seq=1", "failed", bundle=bundle.digest)
     ((_, found),) = bisect_reports(str(store), [report], EXAMPLE, 1)
     assert "the model is split over ranks" in found.conclusion
 

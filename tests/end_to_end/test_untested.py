@@ -23,7 +23,7 @@ from aotc.store.layout.store import Store
 from aotc.store.reference import parse_reference
 from aotc.store.signing.attestations import Attestation
 from aotc.verify.attesting import verifications
-from aotc.verify.verdicts import Report
+from aotc.verify.verdicts import VerifyReport
 from examples.models import transformer_block
 
 REF = "quickstart:untested"
@@ -80,7 +80,7 @@ def test_it_is_launched_as_verify_has_measured(store: Store) -> None:
     """On a GPU; the worker gives the launches with its last report."""
     bundle, artifact = read_bundle(store, parse_reference(REF)), artifact_of(store, "quickstart", "untested")
     launches = (LaunchPick(graph=True, direct_ms=2.0, graph_ms=1.0, reason="measured"), None)
-    report = Report("quickstart", "batch=1", artifact.target, "batch=1", "ok", launches=launches)
+    report = VerifyReport("quickstart", "batch=1", artifact.target, "batch=1", "ok", launches=launches)
     (verification,) = verifications([report], bundle)
     attestation = Attestation(bundle.digest, verification)
     given = attested(artifact, lambda: attestation)

@@ -400,7 +400,7 @@ class Model:
         """None if the next build does not take the unit for built; else the outcome after a load."""
         from aotc.compiler.pipeline import plan_build, stored_in
         from aotc.compiler.planning.plan import LookedAt, facts_of
-        from aotc.compiler.publish.url_store import Place
+        from aotc.compiler.publish.url_store import BuildStore
         from aotc.compiler.request import BuildRequest
 
         module, entered = self.changed(change, module)
@@ -409,7 +409,7 @@ class Model:
         enabled = torch.is_grad_enabled()
 
         def plan() -> bool:  # not within `entered`: a build has modes of its own
-            place, spec = Place(self.store), manifest.models[self.name]
+            place, spec = BuildStore(self.store), manifest.models[self.name]
             facts = facts_of(spec, module, manifest.folder, stored_in(place))
             looked = LookedAt({self.name: facts}, {self.name: module})
             planned, _ = plan_build(BuildRequest(manifest, self.store), place, looked)

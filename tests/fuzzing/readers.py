@@ -206,7 +206,7 @@ class Readers:
             files = []
         layers = tuple(oci.Descriptor(FILE, file.blob, file.blob_size) for file in files)
         return canonical_json(
-            oci.Manifest(
+            oci.ImageManifest(
                 schema_version=2,
                 config=oci.Descriptor(CONFIG, config, len(data)),
                 layers=layers,

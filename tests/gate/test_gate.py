@@ -21,7 +21,7 @@ from aotc.tools.gate.inputs import check_inputs
 from aotc.tools.gate.limits import baseline_of, in_words, is_kept, limits_of
 from aotc.tools.gate.markdown import markdown
 from aotc.verification import Limit
-from aotc.verify.verdicts import Report, decode_reports
+from aotc.verify.verdicts import VerifyReport, decode_reports
 
 FIRST, SECOND = ("sha256:" + digit * 64 for digit in "12")
 
@@ -32,11 +32,11 @@ def subject(digest: str = FIRST) -> BenchSubject:
     return BenchSubject(spec, Path(), f"store#small@{digest}", digest, "cpu:x86-64-v3", signature)
 
 
-def report(error: float | None, allowed: float | None = 1e-3, status: Any = "ok") -> Report:
-    return Report("small", "batch=4", "cpu:x86-64-v3", "batch=4", status, error, 0.0, allowed, bundle=FIRST)
+def report(error: float | None, allowed: float | None = 1e-3, status: Any = "ok") -> VerifyReport:
+    return VerifyReport("small", "batch=4", "cpu:x86-64-v3", "batch=4", status, error, 0.0, allowed, bundle=FIRST)
 
 
-def found(gate: Gate, *reports: Report, folder: Path = Path()) -> list[Limit]:
+def found(gate: Gate, *reports: VerifyReport, folder: Path = Path()) -> list[Limit]:
     return limits_of(gate, subject(), reports, "store", folder)
 
 
@@ -204,7 +204,7 @@ def test_the_report_for_a_pull_request_says_what_is_not_kept_and_what_differs() 
     text = markdown([report(1e-4)], {"small": [unmeasured, nothing]}, "a machine")
     assert text.startswith("## aotc verify: unmeasured\n")
     assert "±900% | ❔ unmeasured |" in text and "no earlier release | - |" in text
-    wrong = Report("small", "batch=4", "cpu", "batch=4", "failed", detail="off by 2\nmore", bundle=FIRST)
+    wrong = VerifyReport("small", "batch=4", "cpu", "batch=4", "failed", detail="off by 2\nmore", bundle=FIRST)
     text = markdown([report(1e-4), wrong], {"small": limits}, "a machine")
     assert text.startswith("## aotc verify: failed\n\n1 of 2 comparisons with eager passed, on a machine.\n")
     assert "| load | at most 1 s | 0.2 s | ✅ |" in text and "| latency \\| x | at most 5% | +9% | ❌ |" in text

@@ -25,7 +25,7 @@ from aotc.store.layout.units import put_unit
 from aotc.store.reference import Reference
 from aotc.tools.inspection.overview import Overview, overviews
 from aotc.tools.inspection.races import CLOSE, LONGEST_BAR, make_race
-from aotc.verify.verdicts import Report as Verdict
+from aotc.verify.verdicts import VerifyReport
 
 replace = msgspec.structs.replace
 
@@ -351,9 +351,11 @@ def test_units_that_were_not_timed_say_so(store: Store, tmp_path: Path) -> None:
 def test_the_verdicts_of_aotc_verify_are_shown_of_this_bundle_alone(store: Store, tmp_path: Path) -> None:
     bundle = read_bundle(store, Reference(None, "gpt", tag="latest"))
     verdicts = [
-        Verdict("gpt", "batch=1,seq=128", "cuda:sm_90", "batch=1", "ok", 2e-7, 1e-7, 3e-6, "", bundle.digest),
-        Verdict("gpt", "batch=2,seq=128", "cuda:sm_90", "batch=2", "failed", 0.5, 1e-7, 3e-6, "far off", bundle.digest),
-        Verdict(
+        VerifyReport("gpt", "batch=1,seq=128", "cuda:sm_90", "batch=1", "ok", 2e-7, 1e-7, 3e-6, "", bundle.digest),
+        VerifyReport(
+            "gpt", "batch=2,seq=128", "cuda:sm_90", "batch=2", "failed", 0.5, 1e-7, 3e-6, "far off", bundle.digest
+        ),
+        VerifyReport(
             "gpt", "batch=1,seq=128", "cuda:sm_90", "batch=1", "crashed", detail="of another build", bundle="sha256:0"
         ),
     ]

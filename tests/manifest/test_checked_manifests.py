@@ -15,7 +15,7 @@ from processes import run_python
 import aotc
 from aotc.compiler.fix_buckets import fix_buckets
 from aotc.manifest import read_manifest
-from aotc.manifest.edit import Change, ModelEdit
+from aotc.manifest.edit import BucketChange, ModelEdit
 from aotc.manifest.sizes import parse_size
 from aotc.records import SizeRange
 from aotc.tools.recording import check_written as module
@@ -141,7 +141,7 @@ def test_what_was_found_of_some_buckets_is_written_and_the_others_are_said(
     path = tmp_path / "some.yaml"
     path.write_text(f"version: 1\nmodels:\n  m: {model}\n")
     first = parse_size([2, 8])
-    change = Change({"n": first}, ({"n": 2}, {"n": parse_size([3, 8])}), ("2 is special",))
+    change = BucketChange({"n": first}, ({"n": 2}, {"n": parse_size([3, 8])}), ("2 is special",))
     monkeypatch.setattr(module, "_edits", lambda *asked: iter([ModelEdit("m", (change,), left=1)]))
     with caplog.at_level(logging.WARNING, "aotc"):
         check_written(path, {"m": [{"n": 2}]})
@@ -156,7 +156,9 @@ def test_sizes_that_were_recorded_stay_in_a_bucket(tmp_path: Path, monkeypatch: 
         "version: 1\nmodels:\n  m:\n    factory: m:f\n    inputs: {x: {shape: [batch, seq]}}\n"
         "    buckets:\n      - {batch: 1, seq: [8, 64]}\n      - {batch: 2, seq: 9}\n"
     )
-    change = Change({"batch": 1, "seq": SizeRange(8, 64, 1, 64)}, ({"batch": 1, "seq": SizeRange(8, 64, 8, 64)},), ())
+    change = BucketChange(
+        {"batch": 1, "seq": SizeRange(8, 64, 1, 64)}, ({"batch": 1, "seq": SizeRange(8, 64, 8, 64)},), ()
+    )
     monkeypatch.setattr(module, "_edits", lambda *arguments: iter([ModelEdit("m", (change,))]))
     called = [{"batch": batch, "seq": seq} for batch, seq in ((1, 8), (1, 30), (1, 64), (2, 9), (1, 30))]
     check_written(path, {"m": called})

@@ -8,7 +8,7 @@ import pytest
 
 from aotc.errors import ManifestError
 from aotc.manifest import read_manifest
-from aotc.manifest.edit import Change, ModelEdit, edited, rewrite, with_buckets, with_related
+from aotc.manifest.edit import BucketChange, ModelEdit, edited, rewrite, with_buckets, with_related
 from aotc.records import Bucket, SizeRange
 
 HEAD = "version: 1\n# of two models\nmodels:\n"
@@ -127,7 +127,7 @@ def test_a_dim_of_a_grid_is_left_with_the_expression_to_write() -> None:
 
 
 def test_what_cannot_be_edited_is_told_and_the_rest_is(tmp_path: Path) -> None:
-    change = Change(OLD, tuple(NEW), ())
+    change = BucketChange(OLD, tuple(NEW), ())
     text = (
         f"{HEAD}  grid: {{{FACTORY}, grid: {{batch: [2], seq: [[1, 64]]}}}}\n"
         f"  m: {{{FACTORY}, buckets: [{{batch: 2, seq: [1, 64]}}]}}\n"

@@ -22,10 +22,10 @@ from aotc.store.opening import open_readable
 from aotc.store.reference import Reference
 from aotc.store.signing.trust import read_trust, read_trusted
 from aotc.verify import comparison as comparison_module
-from aotc.verify.cases import Step
+from aotc.verify.cases import VerifyStep
 from aotc.verify.compare_worker import _verify_sizes, _verify_weights
 from aotc.verify.comparison import Comparison, VerifyJob
-from aotc.verify.verdicts import Report
+from aotc.verify.verdicts import VerifyReport
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def writing(comparison: Comparison, value: float) -> tuple[Any, str]:
     return call, name
 
 
-def verified(job: VerifyJob, comparison: Comparison) -> Report:
+def verified(job: VerifyJob, comparison: Comparison) -> VerifyReport:
     return _verify_sizes(comparison, job, "batch=4", {"batch": 4}, job.seeds)
 
 
@@ -165,8 +165,8 @@ def test_an_output_without_any_finite_element_proves_nothing(
 # -- weights ----------------------------------------------------------------------------------------------------------
 
 
-def with_others(job: VerifyJob, comparison: Comparison, weights: Any) -> Report | None:
-    return _verify_weights(comparison, job, "batch=4", {"batch": 4}, Step(1, weights))
+def with_others(job: VerifyJob, comparison: Comparison, weights: Any) -> VerifyReport | None:
+    return _verify_weights(comparison, job, "batch=4", {"batch": 4}, VerifyStep(1, weights))
 
 
 def test_other_weights_are_served_by_the_same_code(compared: tuple[VerifyJob, Comparison]) -> None:

@@ -16,7 +16,7 @@ from aotc.store.remote.copied import Copied
 from aotc.store.remote.fetch import fetch, of_targets
 from aotc.store.remote.interface import Limits
 from aotc.store.remote.remote_store import RemoteStore
-from aotc.store.remote.transfer import OnEvent
+from aotc.store.remote.transfer import OnTransfer
 
 QUICK = Limits(connect=5, read=5, total=60, attempts=2, backoff=0.01)
 
@@ -47,7 +47,7 @@ def fetch_all(
 
 
 def local_artifact(
-    reference: Reference, cache: Path, limits: Limits = QUICK, on_event: OnEvent | None = None, target: str = ""
+    reference: Reference, cache: Path, limits: Limits = QUICK, on_event: OnTransfer | None = None, target: str = ""
 ) -> tuple[Store, Artifact]:
     """The artifact of a bundle in a local store: of a remote one, it is fetched into `cache` first."""
     where = str(reference.store)
@@ -60,7 +60,7 @@ def local_artifact(
     return store, read_artifact(store, entry)
 
 
-def load_hot(where: str, cache: Path, limits: Limits = QUICK, on_event: OnEvent | None = None) -> dict[str, bytes]:
+def load_hot(where: str, cache: Path, limits: Limits = QUICK, on_event: OnTransfer | None = None) -> dict[str, bytes]:
     """The libraries of the artifact for cpu:x86-64-v3 in the bundle `where`, fetched into `cache`."""
     store, artifact = local_artifact(parse_reference(where), cache, limits, on_event, "cpu:x86-64-v3")
     read = libraries(store, artifact.variants)

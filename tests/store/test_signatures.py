@@ -34,7 +34,7 @@ from signing import (
 from aotc.digest import canonical_json, sha256_bytes
 from aotc.errors import CorruptError, SignatureError
 from aotc.store.layout.bundle import read_bundle
-from aotc.store.layout.oci import Descriptor, Manifest, read_document
+from aotc.store.layout.oci import Descriptor, ImageManifest, read_document
 from aotc.store.layout.store import Store
 from aotc.store.reference import Reference, parse_reference
 from aotc.store.signing.attachments import COUNT_LIMIT, IMAGE_CONFIG, reader_of
@@ -43,7 +43,7 @@ from aotc.store.signing.signatures import (
     PAYLOAD,
     PAYLOAD_LIMIT,
     Claims,
-    Signature,
+    SignedPayload,
     add_signatures,
     decode_payload,
     encode_payload,
@@ -177,7 +177,7 @@ def test_what_other_tools_wrote_beside_a_signature_stays(store: Store, work: Pat
     payload = store.blobs.put_bytes(encode_payload(Claims(digest, "ghcr.io/x/tiny")))
     config, other = store.blobs.put_bytes(b"{}"), store.blobs.put_bytes(b"another tool's")
     says = {"dev.cosignproject.cosign/signature": "c2ln", "dev.sigstore.cosign/certificate": "-----BEGIN CERTIFICATE"}
-    written = Manifest(
+    written = ImageManifest(
         schema_version=2,
         media_type="application/vnd.oci.image.manifest.v1+json",
         config=Descriptor(media_type=IMAGE_CONFIG, digest=config.digest, size=2),
@@ -190,10 +190,12 @@ def test_what_other_tools_wrote_beside_a_signature_stays(store: Store, work: Pat
     place = Descriptor(media_type=written.media_type, digest=blob.digest, size=blob.size)
     store.change_attachment(signature_tag(digest), lambda _: place)
     signed(store, digest, private_key(private))
-    add_signatures(store, digest, [Signature(encode_payload(Claims(digest, "ghcr.io/x/tiny")), b"sig")])  # without them
+    add_signatures(
+        store, digest, [SignedPayload(encode_payload(Claims(digest, "ghcr.io/x/tiny")), b"sig")]
+    )  # without them
     found = signatures_of(store, digest)
     assert found is not None
-    layers = read_document(store.blobs, found.digest, Manifest).layers
+    layers = read_document(store.blobs, found.digest, ImageManifest).layers
     assert [layer.annotations for layer in layers][0::2] == [says, None]
     assert [layer.media_type for layer in layers] == [PAYLOAD, PAYLOAD, "application/x-other"]
     assert checked(store, digest, trusting(public)).claims.name == "tiny:latest"
@@ -206,7 +208,7 @@ def test_what_openssl_signed_by_hand_is_accepted(store: Store, work: Path) -> No
     digest = bundle_in(store, work)
     payload = encode_payload(Claims(digest, "aotc/tiny", "tiny:latest", NOW))
     signature = openssl("dgst", "-sha256", "-sign", private, given=payload)
-    add_signatures(store, digest, [Signature(payload, signature)])
+    add_signatures(store, digest, [SignedPayload(payload, signature)])
     assert checked(store, digest, trusting(public)).claims.name == "tiny:latest"
 
 
@@ -472,7 +474,7 @@ def test_two_manifests_under_one_signature_tag_are_an_error(store: Store, work: 
         signatures_of(store, digest)
 
 
-def _signatures(store: Store, digest: str) -> list[Signature]:
+def _signatures(store: Store, digest: str) -> list[SignedPayload]:
     descriptor = signatures_of(store, digest)
     assert descriptor is not None
     return read_signatures(reader_of(store), descriptor).signatures
@@ -481,7 +483,7 @@ def _signatures(store: Store, digest: str) -> list[Signature]:
 def _first_payload(store: Store, digest: str):  # type: ignore[no-untyped-def]
     descriptor = signatures_of(store, digest)
     assert descriptor is not None
-    manifest = read_document(store.blobs, descriptor.digest, Manifest)
+    manifest = read_document(store.blobs, descriptor.digest, ImageManifest)
     return manifest, store.blobs.read(manifest.layers[0].digest, 1 << 20)
 
 

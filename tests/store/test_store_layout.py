@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from sample_artifacts import CREATED, finish, python, stored_artifact
 
-from aotc.compiler.publish.url_store import Place
+from aotc.compiler.publish.url_store import BuildStore
 from aotc.digest import sha256_bytes
 from aotc.errors import CorruptError, NotFoundError, ReferenceFormatError, SchemaVersionError, StoreError
 from aotc.store.layout.bundle import read_bundle
@@ -106,10 +106,10 @@ def test_a_store_or_a_manifest_in_the_place_of_a_model_is_said_to_be_one(
 
 
 def test_a_plan_refuses_the_folder_that_a_build_would_refuse(tmp_path: Path) -> None:
-    assert Place(tmp_path / "new").opened() is None and Place(tmp_path).opened() is None
+    assert BuildStore(tmp_path / "new").opened() is None and BuildStore(tmp_path).opened() is None
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(StoreError, match=r"is not empty: it holds notes\.txt"):
-        Place(tmp_path).opened()
+        BuildStore(tmp_path).opened()
 
 
 def test_a_foreign_index_json_is_not_taken_over(tmp_path: Path) -> None:

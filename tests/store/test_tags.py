@@ -156,7 +156,7 @@ def test_a_bundle_that_was_fetched_in_part_stays_so_under_its_new_name(
 
 def test_the_rest_of_what_gc_removed_gets_no_name(store: Store, versions: dict[str, str]) -> None:
     bundle = read_bundle(store, parse_reference("tiny:v1"))
-    manifest = oci.read_document(store.blobs, bundle.artifacts[0].digest, oci.Manifest)
+    manifest = oci.read_document(store.blobs, bundle.artifacts[0].digest, oci.ImageManifest)
     store.blobs.path(manifest.layers[0].digest).unlink()
     with pytest.raises(NotFoundError, match="1 of the blobs"):
         set_tags(str(store.path), parse_reference(f"tiny@{bundle.digest}"), ["again"])

@@ -23,7 +23,7 @@ from aotc.store.signing.keys import PrivateKey, read_private_key
 from aotc.store.signing.release import sign_release
 from aotc.store.signing.signatures import (
     Claims,
-    Signature,
+    SignedPayload,
     add_signatures,
     read_signatures,
     sign,
@@ -115,7 +115,7 @@ def test_a_changed_payload_under_an_honest_signature_is_refused(store: Store, wo
         signature_tag(sha := bundle_in(store, work, created="2027-01-01T00:00:00Z")), lambda _: descriptor
     )
     assert forged == descriptor
-    add_signatures(store, sha, [Signature(one.payload.replace(digest.encode(), sha.encode()), one.signature)])
+    add_signatures(store, sha, [SignedPayload(one.payload.replace(digest.encode(), sha.encode()), one.signature)])
     assert refused("other-bundle", store, sha, trusting(ours)).issues[1].message.startswith("untrusted")
 
 
@@ -175,7 +175,7 @@ def test_junk_beside_a_good_signature_harms_nobody(
     store: Store, work: Path, ours: PrivateKey, theirs: PrivateKey
 ) -> None:
     digest = bundle_in(store, work)
-    add_signatures(store, digest, [Signature(b"{}", b"x"), Signature(b"", b"y")])
+    add_signatures(store, digest, [SignedPayload(b"{}", b"x"), SignedPayload(b"", b"y")])
     signed(store, digest, theirs)
     signed(store, digest, ours)
     checked(store, digest, trusting(ours))

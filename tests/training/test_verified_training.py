@@ -19,7 +19,7 @@ from aotc.records import PadRule
 from aotc.runtime.training.step import TrainingStep
 from aotc.store.reference import parse_reference
 from aotc.tools.doctor.bundle import check_bundle
-from aotc.verify.cases import Step
+from aotc.verify.cases import VerifyStep
 from aotc.verify.compare_worker import _RANDOM, _verify_weights
 from aotc.verify.comparison import Comparison, VerifyJob
 from aotc.verify.launch import measured_launches
@@ -97,7 +97,7 @@ def test_a_model_that_draws_as_eager_does_is_compared(training_store: Path, mode
 def test_of_other_numbers_than_eagers_it_is_said_what_to_build(training_store: Path, models: Any) -> None:
     """With other weights, too: they are not what is wrong."""
     comparison = comparison_of("random", training_store)
-    report = _verify_weights(comparison, comparison.job, "batch=16", {"batch": 16}, Step(0, "other"))
+    report = _verify_weights(comparison, comparison.job, "batch=16", {"batch": 16}, VerifyStep(0, "other"))
     assert report is not None
     assert report.detail.endswith(_RANDOM)
     assert "fallback_random: true" in _RANDOM

@@ -19,7 +19,7 @@ from processes import ZOO, environment, finish, run_aotc, start
 from aotc.cli import main
 from aotc.cli.verify import _show
 from aotc.store.layout.store import Store
-from aotc.verify.verdicts import Report
+from aotc.verify.verdicts import VerifyReport
 
 
 def run(*arguments: str, encoding: str) -> str:
@@ -253,7 +253,7 @@ def test_a_mistyped_target_is_an_error_with_a_hint(tmp_path: Path, target: str, 
 
 
 def test_rows_of_verify_say_the_weights_where_those_of_one_size_differ(capsys: pytest.CaptureFixture[str]) -> None:
-    right = Report("small", "batch=4", "cpu", "batch=4", "ok", 1e-7, 1e-7, 4e-7)
+    right = VerifyReport("small", "batch=4", "cpu", "batch=4", "ok", 1e-7, 1e-7, 4e-7)
     wrong = msgspec.structs.replace(right, status="failed", weights="swapped", detail="rms error 5e-05")
     _show([right, msgspec.structs.replace(wrong, weights="other"), wrong])
     header, *rows = [line.split() for line in capsys.readouterr().out.splitlines()]

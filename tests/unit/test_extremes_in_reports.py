@@ -11,7 +11,7 @@ from aotc.manifest.types import ModelSpec
 from aotc.models.extreme_calls import AtExtremes
 from aotc.verify.compare_worker import _verify_extremes
 from aotc.verify.comparison import Comparison, VerifyJob
-from aotc.verify.verdicts import Report
+from aotc.verify.verdicts import VerifyReport
 
 SPEC = ModelSpec(name="net", factory="a:b", inputs={}, buckets=({"n": 3},), targets=("cpu:x86-64-v3",))
 JOB = VerifyJob("net", "store", SPEC, ".", "cpu:x86-64-v3", 1)
@@ -27,7 +27,7 @@ class Judged:
         return self.found[draw]
 
 
-def report(**found: AtExtremes) -> Report | None:
+def report(**found: AtExtremes) -> VerifyReport | None:
     return _verify_extremes(cast(Comparison, Judged(**found)), JOB, "n=3", {"n": 3})
 
 

@@ -12,7 +12,7 @@ from small_artifact import small_artifact
 
 from aotc.records import Bucket, Output, PadRule, Signature, SizeRange, TensorLeaf, Variant
 from aotc.runtime.dispatch import Dispatcher
-from aotc.verify.cases import Step, describe_sizes, sizes_at_extremes, sizes_to_verify, steps_of
+from aotc.verify.cases import VerifyStep, describe_sizes, sizes_at_extremes, sizes_to_verify, steps_of
 
 
 def dispatcher(buckets: list[Bucket], *shape: str, pad: tuple[str, ...] = ()) -> Dispatcher:
@@ -61,11 +61,17 @@ def test_a_bucket_that_nothing_is_dispatched_to_has_no_sizes() -> None:
 
 def test_live_weights_are_verified_with_others_after_all_buckets_and_frozen_ones_are_not() -> None:
     made = dispatcher([{"seq": 8}, {"seq": 64}], "seq")
-    own, extremes = [Step(0), Step(1)], [Step(0, extremes=True), Step(1, extremes=True)]
+    own, extremes = [VerifyStep(0), VerifyStep(1)], [VerifyStep(0, extremes=True), VerifyStep(1, extremes=True)]
     artifact = small_artifact(weights="frozen")
     assert steps_of(artifact, made) == [*own, *extremes]
     artifact = msgspec.structs.replace(artifact, weights="live")
-    assert steps_of(artifact, made) == [*own, Step(0, "other"), Step(1, "other"), Step(0, "swapped"), *extremes]
+    assert steps_of(artifact, made) == [
+        *own,
+        VerifyStep(0, "other"),
+        VerifyStep(1, "other"),
+        VerifyStep(0, "swapped"),
+        *extremes,
+    ]
 
 
 @pytest.mark.parametrize(

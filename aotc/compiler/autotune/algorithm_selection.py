@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from aotc.compiler.autotune.attention import WORTH_COMPILING
-from aotc.compiler.autotune.picker import UNMEASURED, Patch, Picker, with_time
+from aotc.compiler.autotune.picker import UNMEASURED, Hook, Picker, with_time
 from aotc.compiler.patches.shared.convolutions import is_depthwise, is_of_any_size
 from aotc.compiler.patches.shared.inductor import inductor
 from aotc.compiler.toolchain.triton_compilers import wait_for_triton_compilers
@@ -20,7 +20,7 @@ from aotc.picks import Candidate, Identity, Pick
 from aotc.records import Scalar
 
 
-def operator_hooks(picker: Picker) -> list[Patch]:
+def operator_hooks(picker: Picker) -> list[Hook]:
     """Hooks for the choice of an operator's candidate: the race in `do_autotuning`, and the compilation before it."""
     selector = inductor("select_algorithm").AlgorithmSelectorCache
     call, precompile, tune, benchmark = (

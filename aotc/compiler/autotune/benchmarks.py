@@ -28,7 +28,7 @@ REPLAYS = 10
 LONGEST_MS = 25.0
 """The time after which no further replay begins: as long as Inductor times a candidate."""
 
-Call = Callable[[], Any]
+BenchmarkedCall = Callable[[], Any]
 
 
 @contextmanager
@@ -38,7 +38,7 @@ def cpu_benchmarks_alone() -> Iterator[None]:
     when other threads held one of two cores."""
     from torch._inductor.runtime.benchmarking import Benchmarker
 
-    def alone(self: Any, call: Call, warmup: int = 20, rep: int = 100) -> float:
+    def alone(self: Any, call: BenchmarkedCall, warmup: int = 20, rep: int = 100) -> float:
         with device_alone("cpu"):
             return least_milliseconds(call, warmup, rep)
 
@@ -46,7 +46,7 @@ def cpu_benchmarks_alone() -> Iterator[None]:
         yield
 
 
-class Measured(float):
+class MeasuredTime(float):
     """The minimum of some calls' times in milliseconds: a float, which Inductor passes to the picker unchanged."""
 
     def __new__(cls, times: Sequence[float]) -> Self:
@@ -58,24 +58,24 @@ class Measured(float):
         self.calls = len(times)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Measured, (self._times,)
+        return MeasuredTime, (self._times,)
 
     @property
     def is_wide(self) -> bool:
         return self.median > WIDE * self
 
 
-def least_milliseconds(call: Call, warmup: float, rep: float) -> Measured:
+def least_milliseconds(call: BenchmarkedCall, warmup: float, rep: float) -> MeasuredTime:
     """The minimum time of the calls that begin within `rep` ms, after `warmup` ms; within five times `rep` if the
     median is much higher than the minimum."""
     _times(call, warmup)
     times = _times(call, rep)
-    if Measured(times).is_wide:
+    if MeasuredTime(times).is_wide:
         times += _times(call, 4 * rep)
-    return Measured(times)
+    return MeasuredTime(times)
 
 
-def _times(call: Call, duration: float) -> list[float]:
+def _times(call: BenchmarkedCall, duration: float) -> list[float]:
     times: list[float] = []
     end = time.perf_counter() + duration / 1e3
     while not times or time.perf_counter() < end:
@@ -102,7 +102,7 @@ def gpu_benchmarks_alone() -> Iterator[None]:
 
 
 def _alone(benchmark: Callable[..., Any]) -> Callable[..., Any]:
-    def alone(self: Any, call: Call, *args: Any, **kwargs: Any) -> Any:
+    def alone(self: Any, call: BenchmarkedCall, *args: Any, **kwargs: Any) -> Any:
         with device_alone(f"cuda:{torch.cuda.current_device()}"):
             if "return_mode" in kwargs or "grad_to_none" in kwargs or (ms := _replayed(call)) is None:
                 return benchmark(self, call, *args, **kwargs)
@@ -111,14 +111,14 @@ def _alone(benchmark: Callable[..., Any]) -> Callable[..., Any]:
     return alone
 
 
-def _replayed(call: Call) -> Measured | None:
+def _replayed(call: BenchmarkedCall) -> MeasuredTime | None:
     try:
         return milliseconds(call)
     except Exception:  # Inductor's own benchmark then raises the error, or times the candidate
         return None
 
 
-def milliseconds(call: Call) -> Measured | None:
+def milliseconds(call: BenchmarkedCall) -> MeasuredTime | None:
     """The minimum time of the work that `call` launches on the current stream, with a cold L2 cache; None where it
     cannot be captured as a CUDA graph. Exceptions of `call` pass through.
     """
@@ -145,7 +145,7 @@ def milliseconds(call: Call) -> Measured | None:
         if sum(times) > LONGEST_MS:
             break
     graph.reset()
-    return Measured(times)
+    return MeasuredTime(times)
 
 
 class _Memory:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from aotc.compiler.autotune.algorithm_selection import candidates_of
-from aotc.compiler.autotune.picker import UNMEASURED, Patch, Picker, with_time
+from aotc.compiler.autotune.picker import UNMEASURED, Hook, Picker, with_time
 from aotc.compiler.patches.shared.inductor import inductor
 from aotc.picks import Candidate, Pick
 
@@ -43,7 +43,7 @@ class FusionRace:
         return msgspec.structs.replace(self.question, measured_in=others)
 
 
-def fusion_hooks(picker: Picker) -> list[Patch]:
+def fusion_hooks(picker: Picker) -> list[Hook]:
     """Hooks for the fusion of a template whose implementation is still open: whether to fuse, and with which one."""
     scheduler, ir = inductor("scheduler"), inductor("ir")
     decide = scheduler.Scheduler.speedup_by_fusion
@@ -96,7 +96,7 @@ def fusion_hooks(picker: Picker) -> list[Patch]:
     ]
 
 
-def fusion_timers(picker: Picker, running: Sequence[FusionRace]) -> list[Patch]:
+def fusion_timers(picker: Picker, running: Sequence[FusionRace]) -> list[Hook]:
     """Hooks that add the scheduler's measurements to the running race."""
     scheduler, ir = inductor("scheduler").Scheduler, inductor("ir").MultiTemplateBuffer
     kernels = inductor("codegen.triton").TritonScheduling

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from aotc.compiler.autotune.picker import Patch, Picker, with_time
+from aotc.compiler.autotune.picker import Hook, Picker, with_time
 from aotc.compiler.patches.shared.inductor import inductor
 from aotc.picks import Candidate, Pick
 
 PADDED, UNPADDED = "padded", "as it is"
 
 
-def padding_hooks(picker: Picker) -> list[Patch]:
+def padding_hooks(picker: Picker) -> list[Hook]:
     """Hooks for the padding of a matrix product to better aligned sizes."""
     pad_mm = inductor("fx_passes.pad_mm")
     cached, compare, timer = pad_mm.get_cached_should_pad, pad_mm.is_padded_faster, pad_mm.get_do_bench

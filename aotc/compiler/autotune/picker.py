@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from aotc.compiler.autotune.benchmarks import Measured
+from aotc.compiler.autotune.benchmarks import MeasuredTime
 from aotc.compiler.autotune.shared_picks import SharedPicks
 from aotc.errors import BuildError, Issue
 from aotc.picks import Candidate, Identity, Pick
@@ -19,7 +19,7 @@ UNMEASURED = 1.0
 """The answer of a locked build in place of a time, while it collects all missing pins: any number that is the same for
 all candidates."""
 
-Patch = tuple[Any, str, Callable[..., Any]]
+Hook = tuple[Any, str, Callable[..., Any]]
 """A hook in Inductor: the owner, the attribute, its replacement."""
 
 
@@ -224,10 +224,10 @@ class Picker:
 
 
 def with_time(candidate: Candidate, ms: float) -> Candidate:
-    """The candidate with its time, and with its spread if `ms` is a `Measured`."""
+    """The candidate with its time, and with its spread if `ms` is a `MeasuredTime`."""
     if not math.isfinite(ms):
         return Candidate(candidate.name, candidate.config)
-    median, calls = (round(ms.median, 6), ms.calls) if isinstance(ms, Measured) else (None, 0)
+    median, calls = (round(ms.median, 6), ms.calls) if isinstance(ms, MeasuredTime) else (None, 0)
     return Candidate(candidate.name, candidate.config, round(float(ms), 6), median, calls)
 
 

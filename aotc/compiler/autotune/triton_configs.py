@@ -9,13 +9,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-from aotc.compiler.autotune.picker import UNMEASURED, Patch, Picker, with_time
+from aotc.compiler.autotune.picker import UNMEASURED, Hook, Picker, with_time
 from aotc.compiler.patches.shared.inductor import inductor
 from aotc.picks import Candidate, Pick
 from aotc.records import Scalar
 
 
-def kernel_hooks(picker: Picker) -> list[Patch]:
+def kernel_hooks(picker: Picker) -> list[Hook]:
     """Hooks for the configuration of each Triton kernel: block sizes, warps, stages.
 
     Inductor compiles kernels in its own processes, so these read a pinned configuration from a file, which

@@ -21,7 +21,7 @@ _TORCHS_OWN = frozenset(vars(nn.Module()))
 _HOOKS = [name for name in vars(nn.Module()) if name.startswith("_forward_")]
 
 
-class Change(NamedTuple):
+class ObjectChange(NamedTuple):
     """The object at `path` was replaced by another one, or by an unequal number or text."""
 
     path: str
@@ -64,7 +64,7 @@ class KeptObjects:
         """Names of the attributes that have ever changed to another value. (torch.export replaces lists and dicts by
         equal ones.)"""
 
-    def changes(self) -> list[Change]:
+    def changes(self) -> list[ObjectChange]:
         found = self._changes()
         self.has_changed = self.has_changed or bool(found)
         return found
@@ -73,13 +73,13 @@ class KeptObjects:
         for holder in {id(change.holder): change.holder for change in self._changes()}.values():
             holder.write(holder.before)
 
-    def _changes(self) -> list[Change]:
+    def _changes(self) -> list[ObjectChange]:
         found = []
         for holder in self._holders:
             now = holder.read()
             for key in {**holder.before, **now}:
                 if not _same(holder.before.get(key, _ABSENT), value := now.get(key, _ABSENT)):
-                    found.append(Change(holder.path_of(key), holder, key, value))
+                    found.append(ObjectChange(holder.path_of(key), holder, key, value))
         self.changed.update(change.attribute for change in found if change.is_to_another_value())
         return found
 

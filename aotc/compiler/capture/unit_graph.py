@@ -13,7 +13,7 @@ from torch._ops import HigherOrderOperator
 
 from aotc.compiler.capture.analysis.argument_forms import Forms, other_forms
 from aotc.compiler.capture.analysis.assigned_attributes import Assigned, assigned_attributes
-from aotc.compiler.capture.analysis.attribute_reads import Reads, absences, attributes_read
+from aotc.compiler.capture.analysis.attribute_reads import AttributeReads, absences, attributes_read
 from aotc.compiler.capture.analysis.output_dims import output_dims, padded_dims
 from aotc.compiler.capture.analysis.outside_reads import outside_reads
 from aotc.compiler.capture.checks.hidden_state import check_second_call
@@ -41,7 +41,7 @@ from aotc.records import Output, Region, Scalar, Signature, tuned_dims
 _log = logging.getLogger("aotc")
 
 
-class Subject(NamedTuple):
+class UnitModule(NamedTuple):
     """The module that a unit compiles: the model, or one of its regions."""
 
     module: nn.Module
@@ -53,7 +53,7 @@ class Subject(NamedTuple):
     """For a region: the model's tensors."""
 
 
-def subject_of(job: Job, model: nn.Module, target: Target) -> Subject:
+def subject_of(job: Job, model: nn.Module, target: Target) -> UnitModule:
     unit, spec, folder = job.unit, job.unit.spec, Path(job.folder)
     signature = make_signature(spec, model)
     if not unit.region:
@@ -61,9 +61,9 @@ def subject_of(job: Job, model: nn.Module, target: Target) -> Subject:
         def leaves_at(dims: Mapping[str, int], seed: int = 0) -> list[Any]:
             return signature_leaves(spec, signature, dims, target.device, seed, folder)
 
-        return Subject(model, signature, signature, leaves_at)
+        return UnitModule(model, signature, signature, leaves_at)
     region = next(region for region in unit.regions if region.name == unit.region)
-    return Subject(
+    return UnitModule(
         model.get_submodule(region.instances[0]),
         region.signature,
         signature,
@@ -94,7 +94,7 @@ class Exported(NamedTuple):
 
 
 def export(
-    job: Job, subject: Subject, leaves: list[Any], other_leaves: list[Any], kept: KeptObjects, target: Target
+    job: Job, subject: UnitModule, leaves: list[Any], other_leaves: list[Any], kept: KeptObjects, target: Target
 ) -> Exported:
     spec, bucket = job.unit.spec, job.unit.bucket
     module, signature = subject.module, subject.signature
@@ -155,7 +155,7 @@ _TRACED_HERE = ("auto_functionalized", "triton_kernel_wrapper", "with_effects", 
 """Higher-order operators whose bodies torch.export itself runs, without Dynamo."""
 
 
-def _read(reads: Reads, captured: Capture, kept: KeptObjects) -> set[str]:
+def _read(reads: AttributeReads, captured: Capture, kept: KeptObjects) -> set[str]:
     kept.changes()
     targets = [node.target for node in captured.graph.graph.nodes]
     holders = [str(target) for target in targets if isinstance(target, HigherOrderOperator)]

@@ -18,7 +18,7 @@ from aotc.compiler.capture.collectives import name_groups
 from aotc.compiler.capture.export import capture
 from aotc.compiler.capture.lifting.lift import Capture
 from aotc.compiler.capture.ranges.dynamic_shapes import conditions, dynamic_shapes
-from aotc.compiler.capture.unit_graph import Exported, Subject
+from aotc.compiler.capture.unit_graph import Exported, UnitModule
 from aotc.compiler.messages import Job
 from aotc.errors import BuildError
 from aotc.models.fake_ranks import parallel_of
@@ -28,7 +28,7 @@ GPU = "cuda:0"
 
 
 def export_for_absent_gpu(
-    job: Job, subject: Subject, model: nn.Module, leaves: Sequence[Any], on_cpu: Exported
+    job: Job, subject: UnitModule, model: nn.Module, leaves: Sequence[Any], on_cpu: Exported
 ) -> Exported:
     """What `export` gave on the CPU, with the graph for the GPU. Moves the model to the GPU.
 

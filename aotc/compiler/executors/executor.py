@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
-from aotc.compiler.messages import Compiled, OnProgress, Task, Unit
+from aotc.compiler.messages import FinishedUnit, OnProgress, Task, Unit
 from aotc.compiler.planning.cache_lookup import PlannedUnit
 from aotc.records import tuned_dims
 
@@ -30,7 +30,7 @@ class Executor(Protocol):
     @property
     def parallel(self) -> int: ...
 
-    def compile(self, task: Task, on_progress: OnProgress) -> AbstractContextManager[Compiled]:
+    def compile(self, task: Task, on_progress: OnProgress) -> AbstractContextManager[FinishedUnit]:
         """The compiled unit, whose files exist while the context is active. Raises AotcError."""
 
     def raise_if_ended(self) -> None: ...

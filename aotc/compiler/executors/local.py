@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from aotc.compiler.messages import Compiled, OnProgress, Task, Unit
+from aotc.compiler.messages import FinishedUnit, OnProgress, Task, Unit
 from aotc.compiler.toolchain.precompiled_headers import ENOUGH_UNITS
 from aotc.compiler.workers.forks import ForkServers
 from aotc.compiler.workers.process_group import Processes
@@ -56,7 +56,7 @@ class LocalExecutor:
         return self._jobs
 
     @contextmanager
-    def compile(self, task: Task, on_progress: OnProgress) -> Iterator[Compiled]:
+    def compile(self, task: Task, on_progress: OnProgress) -> Iterator[FinishedUnit]:
         with work_folder() as work:
             precompile = task.unit.target.name in self._precompiled
             yield compile_and_run(task, work, self._processes, on_progress, shared=self.shared, precompile=precompile)

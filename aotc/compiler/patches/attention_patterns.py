@@ -16,7 +16,7 @@ from torch import Tensor, fx
 
 from aotc.compiler.patches.machinery.patch import Patch
 from aotc.compiler.patches.machinery.reproducing import Torch
-from aotc.compiler.patches.shared.inductor import Check, both, patterns_narrowed
+from aotc.compiler.patches.shared.inductor import ConfigCheck, both, patterns_narrowed
 
 PATCH = Patch(
     __name__,
@@ -91,14 +91,14 @@ def apply() -> AbstractContextManager[None]:
     included.
     """
 
-    def narrowed(found: Any, check: Check) -> Check | None:
+    def narrowed(found: Any, check: ConfigCheck) -> ConfigCheck | None:
         meant = _attention_meant(check)
         return meant and _no_error(both(check, meant))
 
     return patterns_narrowed(narrowed)
 
 
-def _no_error(check: Check) -> Check:
+def _no_error(check: ConfigCheck) -> ConfigCheck:
     """A check that is false where `check` raises, as for a mask with too many axes."""
 
     def checked(match: Any) -> bool:
@@ -111,7 +111,7 @@ def _no_error(check: Check) -> Check:
     return checked
 
 
-def _attention_meant(check: Any) -> Check | None:
+def _attention_meant(check: Any) -> ConfigCheck | None:
     """A check whether a match of an attention pattern equals the pattern's function; None for other patterns.
 
     `check` is the closure that `torch._inductor.pattern_matcher.register_replacement` makes for a pattern.

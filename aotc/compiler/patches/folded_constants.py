@@ -15,7 +15,7 @@ from torch import fx, nn
 
 from aotc.compiler.patches.machinery.patch import Patch
 from aotc.compiler.patches.machinery.reproducing import Torch
-from aotc.compiler.patches.shared.inductor import Check, both, patterns_narrowed
+from aotc.compiler.patches.shared.inductor import ConfigCheck, both, patterns_narrowed
 from aotc.compiler.patches.shared.operators import PRODUCTS
 
 PATCH = Patch(
@@ -33,7 +33,7 @@ _aten = torch.ops.aten
 def apply() -> AbstractContextManager[None]:
     """While active, Inductor folds a constant into a weight only if it has one value for each channel of the result."""
 
-    def narrowed(found: Any, check: Check) -> Check | None:
+    def narrowed(found: Any, check: ConfigCheck) -> ConfigCheck | None:
         from torch._inductor.fx_passes.freezing_patterns import binary_folding_pass
 
         return both(_folds_channels, check) if found is binary_folding_pass else None

@@ -18,7 +18,7 @@ from aotc.store.layout.publishing import publish
 from aotc.store.layout.store import Store
 from aotc.store.layout.units import UnitRecord
 
-Result = tuple[Outcome, UnitRecord | None]
+UnitResult = tuple[Outcome, UnitRecord | None]
 
 
 def source_date() -> str:
@@ -43,7 +43,7 @@ class Publication(NamedTuple):
     """The results, in which units that cannot be merged into one bundle have failed; the digest of each published
     bundle by model; and why the other models of which a unit was built were not published."""
 
-    results: list[Result]
+    results: list[UnitResult]
     bundles: dict[str, str]
     unpublished: dict[str, str]
 
@@ -51,7 +51,7 @@ class Publication(NamedTuple):
 def publish_bundles(
     store: Store,
     tag: str,
-    results: Sequence[Result],
+    results: Sequence[UnitResult],
     partial: bool = False,
 ) -> Publication:
     """Publish one bundle for each model all of whose units were built.

@@ -16,7 +16,7 @@ from torch import fx, nn
 
 from aotc.compiler.capture.analysis.custom_operators import Registrations
 from aotc.compiler.capture.lifting.lift import Capture
-from aotc.compiler.capture.unit_graph import Exported, Subject
+from aotc.compiler.capture.unit_graph import Exported, UnitModule
 from aotc.compiler.codegen.aot_inductor import LIBRARY, CompiledFiles
 from aotc.compiler.messages import Job, Unit
 from aotc.constants import encode_constants
@@ -103,7 +103,7 @@ class CapturedUnit(NamedTuple):
     runs_on: Target
     model: nn.Module
     snapshot: Snapshot
-    subject: Subject
+    subject: UnitModule
     leaves: list[Any]
     exported: Exported
     parallel: Parallel | None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from aotc.compiler.messages import STAGE, Compiled, Doing, OnProgress, StageCosts, Unit, span_here
+from aotc.compiler.messages import STAGE, Doing, FinishedUnit, OnProgress, StageCosts, Unit, span_here
 from aotc.compiler.publish.record import folder_of_kind
 from aotc.provenance import BuiltArtifact
 from aotc.records import File
@@ -17,7 +17,7 @@ from aotc.store.layout.store import Store
 from aotc.store.layout.units import UnitRecord, put_unit
 
 
-def store_unit(store: Store, unit: Unit, compiled: Compiled, costs: StageCosts, tell: OnProgress) -> UnitRecord:
+def store_unit(store: Store, unit: Unit, compiled: FinishedUnit, costs: StageCosts, tell: OnProgress) -> UnitRecord:
     """Put the unit's files into the store, and its record under its key. Raises StoreError."""
     artifact, folder, smoked = compiled.artifact, compiled.folder, compiled.smoked
     assert artifact is not None and folder is not None and smoked is not None

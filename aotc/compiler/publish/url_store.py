@@ -22,7 +22,7 @@ from aotc.store.remote.staging import Staging
 _log = logging.getLogger("aotc")
 
 
-class Place(NamedTuple):
+class BuildStore(NamedTuple):
     """The folder of the store; for a store at a URL, a staging folder on this host."""
 
     folder: Path
@@ -45,12 +45,12 @@ class Place(NamedTuple):
             return ""
 
 
-def place_of(store: Path | str) -> Place:
+def place_of(store: Path | str) -> BuildStore:
     """The place of a store's folder or URL. Raises StoreError for a URL that cannot be built into."""
     if isinstance(store, Path):
-        return Place(store)
+        return BuildStore(store)
     staging = Staging(store)
-    return Place(staging.store.path, staging)
+    return BuildStore(staging.store.path, staging)
 
 
 def with_remote_units(planned: Sequence[PlannedUnit], staging: Staging, folder: Path) -> list[PlannedUnit]:

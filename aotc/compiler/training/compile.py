@@ -13,7 +13,7 @@ from aotc.compiler.autotune.benchmarks import gpu_benchmarks_alone
 from aotc.compiler.autotune.hooks import picking
 from aotc.compiler.autotune.picker import Picker
 from aotc.compiler.capture.lifting.lift import Capture
-from aotc.compiler.capture.unit_graph import Subject
+from aotc.compiler.capture.unit_graph import UnitModule
 from aotc.compiler.codegen.aot_inductor import CompiledFiles, compile_capture
 from aotc.compiler.cross_compile.lowering import lowering_without_gpu
 from aotc.compiler.explain_failure import line_named
@@ -77,7 +77,7 @@ def split(
         return halves_of(captured, differentiable, spec.activation_memory)
 
 
-def differentiable_arguments(spec: ModelSpec, subject: Subject, leaves: Sequence[Any]) -> list[Argument]:
+def differentiable_arguments(spec: ModelSpec, subject: UnitModule, leaves: Sequence[Any]) -> list[Argument]:
     """The parameters that require gradients, and the inputs of which the manifest says so; of a region, those that do
     in a call of the model."""
     state = plain_state(subject.module)

@@ -74,7 +74,7 @@ class Forked:
 class ForkServer:
     """Starts one module, as `python -m` would, in forks of a process that has imported its needs."""
 
-    def __init__(self, module: str, source: Source, connection: socket.socket) -> None:
+    def __init__(self, module: str, source: ForkSource, connection: socket.socket) -> None:
         self._module, self._source, self._connection = module, source, connection
         self._lock = threading.Lock()
 
@@ -107,7 +107,7 @@ class ForkServer:
         self._connection.close()
 
 
-class Source(ABC):
+class ForkSource(ABC):
     """A process that becomes a server for each of `modules`. It is `spent` once one of them was found dead."""
 
     def __init__(self, modules: Iterable[str]) -> None:
@@ -145,7 +145,7 @@ class Source(ABC):
         return ""
 
 
-class _Importer(Source):
+class _Importer(ForkSource):
     """Imports `common`, and what `modules` lists for each. It does so in the background, from its creation on, with the
     libraries `stand_ins` in the place of CUDA's."""
 
@@ -183,7 +183,7 @@ STACK = 64 << 20
 """Bytes for the first thread of a fork, which compiles: no less than a main thread has, whatever the limit is."""
 
 
-class Holder(Source):
+class Holder(ForkSource):
     """A fork of this process that keeps its objects, and becomes the servers for the units of `models`.
 
     A new thread forks: a fork of a thread that has OpenMP threads would wait for them for ever. Create the holder

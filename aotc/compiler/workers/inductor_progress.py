@@ -19,12 +19,12 @@ SHORTEST = 0.005
 _TUNED = ("mm", "addmm", "bmm", "baddbmm", "convolution", "_int_mm", "_scaled_mm", "_grouped_mm")
 """The operators for which autotuning has candidates: each is autotuned once."""
 
-Say = Callable[[str], None]
+SayStage = Callable[[str], None]
 Tell = Callable[[Span], None]
 
 
 @contextmanager
-def observed(say: Say, tell: Tell) -> Iterator[None]:
+def observed(say: SayStage, tell: Tell) -> Iterator[None]:
     """While active, call `say` when a step of Inductor begins, with its name, and `tell` when one has ended."""
     observer = _Observer(say, tell)
     with ExitStack() as patches:
@@ -42,7 +42,7 @@ def observed(say: Say, tell: Tell) -> Iterator[None]:
 
 
 class _Observer:
-    def __init__(self, say: Say, tell: Tell) -> None:
+    def __init__(self, say: SayStage, tell: Tell) -> None:
         self._say, self._tell = say, tell
         self._asked = self._expected = 0
 

@@ -21,8 +21,8 @@ import msgspec
 from aotc.compiler.messages import (
     STAGE,
     Autotuned,
-    Compiled,
     Doing,
+    FinishedUnit,
     Job,
     Message,
     OnProgress,
@@ -63,7 +63,7 @@ def compile_and_run(
     *,
     shared: SharedFolder | None = None,
     precompile: bool = False,
-) -> Compiled:
+) -> FinishedUnit:
     """Compile the unit into `work/out`, and run the result once in a fresh process, unless its GPU or CPU is not here.
     Of a parallel model, do so for each kind of ranks.
 
@@ -93,7 +93,7 @@ def compile_and_run(
             kinds.append(compiled(left))
     smoked = _launched_alike([kind.smoked for kind in kinds])
     one, *others = (_with_launch(kind.artifact, smoked) for kind in kinds)
-    return Compiled(
+    return FinishedUnit(
         _of_all_kinds(kinds),
         msgspec.structs.replace(one, kinds=tuple(others)),
         work / OUTPUT,
@@ -241,7 +241,7 @@ def _follow(process: Forked, on_progress: OnProgress) -> tuple[int, Reply | None
     """Follow a process's messages to its end. Returns its exit status and its reply, if there was one."""
     reply: Reply | None = None
     for line in whole_lines(process.stdout):
-        said = decode(line.encode(), Message).said
+        said = decode(line.encode(), Message).payload
         if isinstance(said, Progress):
             on_progress(said)
         else:

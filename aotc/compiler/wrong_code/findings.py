@@ -6,18 +6,18 @@ from typing import Literal
 
 from aotc.records import Record
 
-Outcome = Literal["right", "wrong", "failed", "not run"]
+StageOutcome = Literal["right", "wrong", "failed", "not run"]
 
 
-class Stage(Record, frozen=True):
+class CompileStage(Record, frozen=True):
     """One step from eager to the artifact: whether its results are right, and if not, why."""
 
     name: str
-    outcome: Outcome
+    outcome: StageOutcome
     detail: str = ""
 
 
-class Numbers(Record, frozen=True):
+class WorstElement(Record, frozen=True):
     """Of the element that differs most: its index, what compiled code and eager give, and the float64 reference."""
 
     index: tuple[int, ...]
@@ -43,7 +43,7 @@ class Culprit(Record, frozen=True):
     line: str = ""
     module: str = ""
     inputs: tuple[str, ...] = ()
-    numbers: Numbers | None = None
+    numbers: WorstElement | None = None
     detail: str = ""
     note: str = ""
 

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import msgspec
 from torch import fx
 
-from aotc.compiler.wrong_code.findings import Culprit, Remedy, Stage
-from aotc.compiler.wrong_code.lowering import Lowering, Step
+from aotc.compiler.wrong_code.findings import CompileStage, Culprit, Remedy
+from aotc.compiler.wrong_code.lowering import Lowering, LoweringStep
 from aotc.compiler.wrong_code.remedies import remedies, where_decomposed
-from aotc.compiler.wrong_code.search import Difference, culprit_of, difference, smallest
+from aotc.compiler.wrong_code.search import FaultyPart, culprit_of, difference, smallest
 from aotc.compiler.wrong_code.subgraphs import Part, trained_in
 
 DECOMPOSED = "decomposed graph in eager"
@@ -21,7 +21,7 @@ LOWERED = "lowered by Inductor"
 class Walk(NamedTuple):
     """The steps that were tried, the last one being the first wrong one, if any is."""
 
-    stages: tuple[Stage, ...]
+    stages: tuple[CompileStage, ...]
     culprit: Culprit | None = None
     remedies: tuple[Remedy, ...] = ()
 
@@ -29,20 +29,20 @@ class Walk(NamedTuple):
 def walk(lowering: Lowering, graph: fx.GraphModule, inputs: Sequence[Any], wanted: Sequence[int] = ()) -> Walk:
     """Decompose the graph and run it in eager, then let Inductor compile it, and compare with the graph in eager: its
     outputs, and the gradients of the inputs at the places `wanted`."""
-    stages: list[Stage] = []
-    steps: tuple[tuple[Step, str], ...] = (("decomposed", DECOMPOSED), ("lowered", LOWERED))
+    stages: list[CompileStage] = []
+    steps: tuple[tuple[LoweringStep, str], ...] = (("decomposed", DECOMPOSED), ("lowered", LOWERED))
     for step, name in steps:
         whole = whole_of(graph, inputs, wanted)
         try:
             found = difference(lowering, step, whole)
         except Exception as error:
             first, *_ = str(error).strip().splitlines() or [type(error).__name__]
-            stages.append(Stage(name, "failed", f"{type(error).__name__}: {first[:300]}"))
+            stages.append(CompileStage(name, "failed", f"{type(error).__name__}: {first[:300]}"))
             return Walk(tuple(stages))
         if found is None:
-            stages.append(Stage(name, "right"))
+            stages.append(CompileStage(name, "right"))
             continue
-        stages.append(Stage(name, "wrong", found.judgement.detail))
+        stages.append(CompileStage(name, "wrong", found.judgement.detail))
         if step == "lowered" and not wanted:
             graph, inputs = lowering.decomposed(graph, inputs)
             whole = whole_of(graph, inputs)
@@ -52,15 +52,15 @@ def walk(lowering: Lowering, graph: fx.GraphModule, inputs: Sequence[Any], wante
 
 def _explained(
     lowering: Lowering,
-    step: Step,
+    step: LoweringStep,
     graph: fx.GraphModule,
     inputs: Sequence[Any],
     whole: Part,
-    stages: Sequence[Stage],
+    stages: Sequence[CompileStage],
 ) -> Walk:
     placeholders = graph.graph.find_nodes(op="placeholder")
     trained = trained_in(graph, [placeholders[place] for place in whole.trained])
-    found: Difference | None = smallest(lowering, step, graph, inputs, trained)
+    found: FaultyPart | None = smallest(lowering, step, graph, inputs, trained)
     if found is None:  # it does not differ by itself; whole, it does
         return Walk(tuple(stages), None, tuple(remedies(lowering, step, whole, whole)))
     culprit = culprit_of(found, graph)

@@ -18,7 +18,7 @@ from aotc.compiler.wrong_code.subgraphs import Part, results_of
 from aotc.compiler.wrong_code.trials import CpuBudget
 from aotc.machine.targets import Target
 
-Step = Literal["decomposed", "lowered"]
+LoweringStep = Literal["decomposed", "lowered"]
 
 _OF_LIBRARIES = ("aot_inductor", "freezing", "cpp_wrapper")
 """Options of AOTInductor alone: a step of its own."""
@@ -26,7 +26,7 @@ _NO_CACHES = {"fx_graph_cache": False, "fx_graph_remote_cache": False, "autotune
 
 
 @dataclass(frozen=True)
-class Change:
+class CompileOverrides:
     """What is changed in a compilation: options of Inductor, patches of aotc left out, decompositions left out."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -43,12 +43,12 @@ class Lowering:
     target: Target
     options: Mapping[str, Any]
     off: frozenset[str]
-    change: Change = Change()
+    change: CompileOverrides = CompileOverrides()
     extremes: bool = False
     crashes: bool = False
     budget: CpuBudget = field(default_factory=CpuBudget)
 
-    def changed(self, change: Change) -> Lowering:
+    def changed(self, change: CompileOverrides) -> Lowering:
         return replace(self, change=change)
 
     def patches(self) -> list[str]:
@@ -56,7 +56,7 @@ class Lowering:
         wanted = chosen(PATCHES, self.target.device, self.options, self.off | self.change.off)
         return [patch.name for patch in wanted if patch.stage == "compile" and not patch.flaws()]
 
-    def run(self, step: Step, part: Part) -> list[Any]:
+    def run(self, step: LoweringStep, part: Part) -> list[Any]:
         """The results of the part, whose inputs are left as they are. Raises what torch's compiler does."""
         from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from aotc.compiler.patches.machinery.registry import PATCHES
 from aotc.compiler.wrong_code.findings import Remedy
-from aotc.compiler.wrong_code.lowering import Change, Lowering, Step
+from aotc.compiler.wrong_code.lowering import CompileOverrides, Lowering, LoweringStep
 from aotc.compiler.wrong_code.search import difference
 from aotc.compiler.wrong_code.subgraphs import Part
 
@@ -25,7 +25,7 @@ NO_FUSION = {
 class _Option(NamedTuple):
     name: str
     options: dict[str, Any]
-    steps: tuple[Step, ...]
+    steps: tuple[LoweringStep, ...]
     write: str
 
 
@@ -51,17 +51,17 @@ _OPTIONS = (
 )
 
 
-def remedies(lowering: Lowering, step: Step, part: Part, whole: Part) -> Iterator[Remedy]:
+def remedies(lowering: Lowering, step: LoweringStep, part: Part, whole: Part) -> Iterator[Remedy]:
     """Changes with which the part is right, until one mends the whole, too."""
 
-    def mends(change: Change, of: Part) -> bool:
+    def mends(change: CompileOverrides, of: Part) -> bool:
         try:
             return difference(lowering.changed(change), step, of) is None
         except Exception:  # what cannot be compiled so is not mended
             return False
 
     for option in _OPTIONS:
-        change = Change(options=option.options)
+        change = CompileOverrides(options=option.options)
         is_set = all(lowering.options.get(name) == value for name, value in option.options.items())
         if step in option.steps and not is_set and mends(change, part):
             remedy = Remedy(f"`{option.name}`", option.write, mends(change, whole))
@@ -69,7 +69,7 @@ def remedies(lowering: Lowering, step: Step, part: Part, whole: Part) -> Iterato
             if remedy.whole:
                 return
     if operators := _with_decompositions(part):
-        change = Change(kept=frozenset(operators))
+        change = CompileOverrides(kept=frozenset(operators))
         if mends(change, part):
             names = ", ".join(map(str, operators))
             yield Remedy(f"torch's own kernel of {names}, in the place of its decomposition", "", mends(change, whole))
@@ -77,7 +77,9 @@ def remedies(lowering: Lowering, step: Step, part: Part, whole: Part) -> Iterato
     for name in _patches(lowering, part, mends):
         can_be_off = next(patch.can_be_off for patch in PATCHES if patch.name == name)
         write = f"patches: {{{name}: false}}" if can_be_off else ""
-        remedy = Remedy(f"leaving out aotc's patch `{name}`", write, mends(Change(off=frozenset({name})), whole))
+        remedy = Remedy(
+            f"leaving out aotc's patch `{name}`", write, mends(CompileOverrides(off=frozenset({name})), whole)
+        )
         yield remedy
         if remedy.whole:
             return
@@ -86,12 +88,12 @@ def remedies(lowering: Lowering, step: Step, part: Part, whole: Part) -> Iterato
 def _patches(lowering: Lowering, part: Part, mends: Any) -> Iterator[str]:
     """The patches without each of which the part is right: by halves, since each try is a compilation."""
     suspects = lowering.patches()
-    if not suspects or not mends(Change(off=frozenset(suspects)), part):
+    if not suspects or not mends(CompileOverrides(off=frozenset(suspects)), part):
         return
     while len(suspects) > 1:
         first = suspects[: len(suspects) // 2]
-        suspects = first if mends(Change(off=frozenset(first)), part) else suspects[len(first) :]
-    if mends(Change(off=frozenset(suspects)), part):
+        suspects = first if mends(CompileOverrides(off=frozenset(first)), part) else suspects[len(first) :]
+    if mends(CompileOverrides(off=frozenset(suspects)), part):
         yield suspects[0]
 
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, fx
 
 from aotc.compiler.explain_failure import lines_shown
-from aotc.compiler.wrong_code.findings import Culprit, Numbers
-from aotc.compiler.wrong_code.lowering import Lowering, Step
+from aotc.compiler.wrong_code.findings import Culprit, WorstElement
+from aotc.compiler.wrong_code.lowering import Lowering, LoweringStep
 from aotc.compiler.wrong_code.subgraphs import OF, Part, exact, groups_of, in_eager, needed_for, part_of, values_of
 from aotc.compiler.wrong_code.trials import BudgetSpent, Ended, in_fork
 from aotc.models.decided_values import first_wrong_value
@@ -27,18 +27,18 @@ LONGEST = 400
 SEARCH_ENDED = "or of a part of these: the CPU time of the search is spent"
 
 
-class Difference(NamedTuple):
+class FaultyPart(NamedTuple):
     """A part whose results are wrong: the one that is, its verdict, and the numbers of its worst element. `is_least`:
     no smaller part is wrong, as far as is known; False where the budget ended the search."""
 
     part: Part
     output: str
     judgement: Judgement
-    numbers: Numbers | None
+    numbers: WorstElement | None
     is_least: bool = True
 
 
-def difference(lowering: Lowering, step: Step, part: Part) -> Difference | None:
+def difference(lowering: Lowering, step: LoweringStep, part: Part) -> FaultyPart | None:
     """How the part's results differ from eager's after a step of the compiler; None where they are right.
 
     Raises BudgetSpent, and what torch's compiler does; of a part that is tried in a fork, RuntimeError.
@@ -53,44 +53,44 @@ def difference(lowering: Lowering, step: Step, part: Part) -> Difference | None:
 
     found = in_fork(judged)
     if isinstance(found, Ended):
-        return Difference(part, part.outputs[-1], failed(f"the process {found.how}"), None)
-    return found and Difference(part, *found)
+        return FaultyPart(part, part.outputs[-1], failed(f"the process {found.how}"), None)
+    return found and FaultyPart(part, *found)
 
 
-def _difference(lowering: Lowering, step: Step, part: Part) -> Difference | None:
+def _difference(lowering: Lowering, step: LoweringStep, part: Part) -> FaultyPart | None:
     if lowering.extremes:
         return _difference_at_extremes(lowering, step, part)
     eager, reference = in_eager(part), exact(part)
     found = lowering.run(step, part)
     judged = [
-        Difference(part, name, _judge(mine, theirs, wide), numbers_of(mine, theirs, wide))
+        FaultyPart(part, name, _judge(mine, theirs, wide), numbers_of(mine, theirs, wide))
         for name, mine, theirs, wide in zip(part.results, found, eager, reference, strict=True)
     ]
     wrong = [one for one in judged if not one.judgement.ok]
     return max(wrong, key=lambda one: one.judgement.error / (one.judgement.allowed or 1.0), default=None)
 
 
-def _difference_at_extremes(lowering: Lowering, step: Step, part: Part) -> Difference | None:
+def _difference_at_extremes(lowering: Lowering, step: LoweringStep, part: Part) -> FaultyPart | None:
     eager, found = in_eager(part), lowering.run(step, part)
 
     def call(inputs: Sequence[Any]) -> list[Any]:
         return in_eager(replace(part, inputs=tuple(inputs)))
 
     wrong = first_wrong_value(eager, found, call, part.inputs)
-    return wrong and Difference(part, part.results[wrong.position], failed(wrong.said), None)
+    return wrong and FaultyPart(part, part.results[wrong.position], failed(wrong.said), None)
 
 
 def smallest(
-    lowering: Lowering, step: Step, graph: fx.GraphModule, inputs: Sequence[Any], trained: Collection[str] = ()
-) -> Difference | None:
+    lowering: Lowering, step: LoweringStep, graph: fx.GraphModule, inputs: Sequence[Any], trained: Collection[str] = ()
+) -> FaultyPart | None:
     """The smallest part of the graph that differs after a step of the compiler, or of those that were tried until the
     budget was spent; None where none does by itself. `trained` names the nodes whose gradients count, too."""
     _, values = values_of(graph, inputs)
     groups = groups_of(graph)
 
-    tried: dict[tuple[fx.Node, ...], Difference | None] = {}
+    tried: dict[tuple[fx.Node, ...], FaultyPart | None] = {}
 
-    def differs(nodes: Sequence[fx.Node]) -> Difference | None:
+    def differs(nodes: Sequence[fx.Node]) -> FaultyPart | None:
         if (key := tuple(nodes)) not in tried:
             try:
                 tried[key] = difference(lowering, step, part_of(graph, nodes, values, trained))
@@ -112,8 +112,8 @@ def smallest(
 
 
 def _smallest(
-    differs: Callable[[Sequence[fx.Node]], Difference | None], of: Callable[[int, int], list[fx.Node]], groups: int
-) -> Difference | None:
+    differs: Callable[[Sequence[fx.Node]], FaultyPart | None], of: Callable[[int, int], list[fx.Node]], groups: int
+) -> FaultyPart | None:
     found = differs(of(0, groups))
     if found is None:
         return None
@@ -137,7 +137,7 @@ def _least(low: int, high: int, holds: Callable[[int], bool]) -> int:
 # -- what is said of it -----------------------------------------------------------------------------------------------
 
 
-def culprit_of(found: Difference, graph: fx.GraphModule) -> Culprit:
+def culprit_of(found: FaultyPart, graph: fx.GraphModule) -> Culprit:
     """The part in the words of the model: its operators, line and submodule."""
     by_name = {node.name: node for node in graph.graph.nodes}
     nodes = [by_name[name] for name in found.part.nodes]
@@ -195,7 +195,7 @@ def _judge(mine: Any, theirs: Any, wide: Any) -> Judgement:
     return judge(mine, theirs, wide if isinstance(wide, Tensor) else theirs)
 
 
-def numbers_of(mine: Any, theirs: Any, wide: Any) -> Numbers | None:
+def numbers_of(mine: Any, theirs: Any, wide: Any) -> WorstElement | None:
     """Of the element that differs most from `wide`; None of values that have no such element."""
     tensors = (mine, theirs, wide)
     if not all(isinstance(one, Tensor) for one in tensors) or mine.shape != theirs.shape or not mine.numel():
@@ -207,4 +207,4 @@ def numbers_of(mine: Any, theirs: Any, wide: Any) -> Numbers | None:
     error = torch.nan_to_num((mine - wide).abs(), nan=float("inf"), posinf=float("inf"))
     place = torch.unravel_index(error.flatten().argmax(), error.shape) if error.dim() else ()
     index = tuple(int(one) for one in place)
-    return Numbers(index, float(mine[index]), float(theirs[index]), float(wide[index]))
+    return WorstElement(index, float(mine[index]), float(theirs[index]), float(wide[index]))

@@ -9,15 +9,15 @@ from aotc.picks import PICKS_LIMIT, UnitPicks, decode_picks, launch_pick
 from aotc.provenance import PROVENANCE_LIMIT, REPORT_LIMIT, BuiltArtifact, BuiltVariant, Provenance, Report
 from aotc.records import Artifact, decode
 from aotc.store.layout.bundle import BundleEntry, read_artifact
-from aotc.store.readable import Readable
+from aotc.store.readable import ReadableStore
 
 
-def read_built(store: Readable, artifact: BundleEntry | str) -> BuiltArtifact:
+def read_built(store: ReadableStore, artifact: BundleEntry | str) -> BuiltArtifact:
     """An artifact of a bundle with its provenance. Raises the errors of `read_artifact`."""
     return with_provenance(store, read_artifact(store, artifact))
 
 
-def with_provenance(store: Readable, record: Artifact) -> BuiltArtifact:
+def with_provenance(store: ReadableStore, record: Artifact) -> BuiltArtifact:
     """Raises NotFoundError, CorruptError, StoreError."""
     if record.provenance is None:
         raise CorruptError(
@@ -30,13 +30,13 @@ def with_provenance(store: Readable, record: Artifact) -> BuiltArtifact:
     return msgspec.structs.replace(built, kinds=tuple(with_provenance(store, kind) for kind in record.kinds))
 
 
-def read_report(store: Readable, variant: BuiltVariant) -> Report | None:
+def read_report(store: ReadableStore, variant: BuiltVariant) -> Report | None:
     """A variant's kernels, operators and patches; None where its build recorded none. Raises NotFoundError,
     CorruptError, StoreError."""
     return None if variant.report is None else decode(store.blobs.load(variant.report, REPORT_LIMIT), Report)
 
 
-def read_picks(store: Readable, variant: BuiltVariant) -> UnitPicks | None:
+def read_picks(store: ReadableStore, variant: BuiltVariant) -> UnitPicks | None:
     """A variant's picks and its launch mode; None where none were recorded. Raises NotFoundError, CorruptError,
     SchemaVersionError, StoreError."""
     if variant.picks is None:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from aotc.records import Artifact, File, Record, decode_artifact
 from aotc.store.layout import oci
 from aotc.store.layout.names import check_file_name, name_flaw
-from aotc.store.layout.oci import Descriptor, Index, Manifest
+from aotc.store.layout.oci import Descriptor, ImageIndex, ImageManifest
 from aotc.store.reference import Reference
 
 if TYPE_CHECKING:
-    from aotc.store.readable import Readable
+    from aotc.store.readable import ReadableStore
 
 ARTIFACT_TYPE = "application/vnd.aotc.artifact.v2"
 CACHE_TYPE = "application/vnd.aotc.cache.v1"
@@ -53,14 +53,14 @@ class Bundle(Record, frozen=True):
     artifacts: tuple[BundleEntry, ...]
 
 
-def read_bundle(store: Readable, reference: Reference, found: Descriptor | None = None) -> Bundle:
+def read_bundle(store: ReadableStore, reference: Reference, found: Descriptor | None = None) -> Bundle:
     """The bundle that a reference names, its bytes checked against the digest. `found`: its descriptor, if known.
 
     Raises NotFoundError, CorruptError (also where it is not a bundle, or one of another model), SchemaVersionError,
     StoreError.
     """
     found = found or store.resolve(reference)
-    index = oci.decode(read_described(store, found, oci.MANIFEST_LIMIT), Index, found.digest)
+    index = oci.decode(read_described(store, found, oci.MANIFEST_LIMIT), ImageIndex, found.digest)
     model = index.annotation(oci.MODEL)
     artifacts = tuple(BundleEntry(one.digest, one.size, one.annotation(oci.TARGET), model) for one in index.manifests)
     ours = (model == reference.model or reference.in_registry) and not name_flaw(model)
@@ -73,7 +73,7 @@ def read_bundle(store: Readable, reference: Reference, found: Descriptor | None 
     return Bundle(model, found.digest, index.annotation(oci.CREATED), annotations, artifacts)
 
 
-def read_described(store: Readable, descriptor: Descriptor, limit: int) -> bytes:
+def read_described(store: ReadableStore, descriptor: Descriptor, limit: int) -> bytes:
     """The bytes that a descriptor names, of its digest and size. Raises NotFoundError, CorruptError, StoreError."""
     data = store.blobs.read(descriptor.digest, limit)
     if len(data) != descriptor.size:
@@ -83,12 +83,12 @@ def read_described(store: Readable, descriptor: Descriptor, limit: int) -> bytes
     return data
 
 
-def read_config(store: Readable, digest: str, artifact_type: str, config_type: str) -> tuple[bytes, Manifest]:
+def read_config(store: ReadableStore, digest: str, artifact_type: str, config_type: str) -> tuple[bytes, ImageManifest]:
     """The config of the manifest with that digest, and the manifest, of these types.
 
     Raises NotFoundError, CorruptError, SchemaVersionError, StoreError.
     """
-    manifest = oci.read_document(store.blobs, digest, Manifest)
+    manifest = oci.read_document(store.blobs, digest, ImageManifest)
     if (manifest.artifact_type, manifest.config.media_type) != (artifact_type, config_type):
         from aotc.store.layout.bundle_errors import other_types
 
@@ -96,7 +96,7 @@ def read_config(store: Readable, digest: str, artifact_type: str, config_type: s
     return read_described(store, manifest.config, CONFIG_LIMIT), manifest
 
 
-def read_artifact(store: Readable, artifact: BundleEntry | str) -> Artifact:
+def read_artifact(store: ReadableStore, artifact: BundleEntry | str) -> Artifact:
     """The record of an artifact of a bundle, or of the artifact whose manifest has that digest.
 
     Checked: both digests and sizes, both types, that it is for the model and target that the bundle says, and that

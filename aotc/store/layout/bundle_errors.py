@@ -9,11 +9,11 @@ from aotc.records import OTHER_VERSION
 from aotc.store.layout import oci
 from aotc.store.layout.name_flaws import not_a_digest
 from aotc.store.layout.names import is_digest, name_flaw
-from aotc.store.layout.oci import Descriptor, Index, Manifest
+from aotc.store.layout.oci import Descriptor, ImageIndex, ImageManifest
 from aotc.store.reference import Reference
 
 
-def unsound_bundle(reference: Reference, digest: str, index: Index) -> CorruptError:
+def unsound_bundle(reference: Reference, digest: str, index: ImageIndex) -> CorruptError:
     """Of what is not a bundle, or not that of the reference, or one with an entry that is not its model's artifact."""
     model = index.annotation(oci.MODEL)
     if (model != reference.model and not reference.in_registry) or name_flaw(model):
@@ -92,7 +92,7 @@ def other_size(descriptor: Descriptor, size: int) -> CorruptError:
     )
 
 
-def other_types(manifest: Manifest, artifact_type: str, config_type: str, digest: str) -> StoreError:
+def other_types(manifest: ImageManifest, artifact_type: str, config_type: str, digest: str) -> StoreError:
     """Of a manifest that is of another type, or its config."""
     what, found, supported = "artifact type", manifest.artifact_type, artifact_type
     if found == supported:

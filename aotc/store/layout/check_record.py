@@ -42,8 +42,8 @@ from aotc.store.layout import oci
 from aotc.store.layout.bundle import CONFIG_LIMIT, FILE, MAPPED_FILE, BundleEntry, each_file, read_artifact
 from aotc.store.layout.name_flaws import folded
 from aotc.store.layout.names import check_file_name, hex_of
-from aotc.store.layout.oci import Manifest
-from aotc.store.readable import Readable
+from aotc.store.layout.oci import ImageManifest
+from aotc.store.readable import ReadableStore
 
 DTYPES = frozenset(
     (
@@ -75,7 +75,7 @@ _MOST_FROM_ONE_BYTE = 1 << 15  # bytes
 _FRAME = 1 << 16  # bytes that a frame may take beside its content
 
 
-def check_artifact(store: Readable, artifact: BundleEntry | str) -> Artifact:
+def check_artifact(store: ReadableStore, artifact: BundleEntry | str) -> Artifact:
     """The record of an artifact that enters a store, or is in one, after every check of it that needs no other blob.
 
     Raises as `read_artifact` does; CorruptError also for what `check_record` finds, and for a file of the record that
@@ -84,11 +84,11 @@ def check_artifact(store: Readable, artifact: BundleEntry | str) -> Artifact:
     record = read_artifact(store, artifact)
     check_record(record)
     digest = artifact if isinstance(artifact, str) else artifact.digest
-    _check_layers(record, oci.read_document(store.blobs, digest, Manifest))
+    _check_layers(record, oci.read_document(store.blobs, digest, ImageManifest))
     return record
 
 
-def check_entry(store: Readable, entry: BundleEntry) -> None:
+def check_entry(store: ReadableStore, entry: BundleEntry) -> None:
     """Check what a bundle holds, an artifact or a compiler cache. Raises as `check_artifact` does."""
     if entry.is_cache:
         from aotc.store.layout.compiler_cache import read_cache
@@ -144,7 +144,7 @@ def explain_unsound(artifact: Artifact) -> CorruptError | None:
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
-def _check_layers(artifact: Artifact, manifest: Manifest) -> None:
+def _check_layers(artifact: Artifact, manifest: ImageManifest) -> None:
     layers = {(layer.digest, layer.size) for layer in manifest.layers if layer.media_type in (FILE, MAPPED_FILE)}
     for file in each_file(artifact):
         if (file.blob, file.blob_size) not in layers:

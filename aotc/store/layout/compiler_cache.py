@@ -11,9 +11,9 @@ from aotc.store.layout import oci
 from aotc.store.layout.blobs import Blob
 from aotc.store.layout.bundle import CACHE_TYPE, CONFIG_LIMIT, FILE, BundleEntry, read_config
 from aotc.store.layout.names import check_file_name, hex_of
-from aotc.store.layout.oci import Descriptor, Index, Manifest
+from aotc.store.layout.oci import Descriptor, ImageIndex, ImageManifest
 from aotc.store.layout.store import Store
-from aotc.store.readable import Readable
+from aotc.store.readable import ReadableStore
 from aotc.store.reference import Reference
 
 CACHE_CONFIG = "application/vnd.aotc.cache.config.v1+json"
@@ -87,7 +87,7 @@ def publish_cache(store: Store, cache: CompilerCache, tag: str) -> str:
         layer = {oci.TITLE: f"{hex_of(cache.pack.blob)[:16]}-{PACK}.zst"}
         manifest = store.blobs.put_bytes(
             canonical_json(
-                Manifest(
+                ImageManifest(
                     schema_version=oci.OCI_SCHEMA_VERSION,
                     media_type=oci.MANIFEST,
                     artifact_type=CACHE_TYPE,
@@ -99,7 +99,7 @@ def publish_cache(store: Store, cache: CompilerCache, tag: str) -> str:
         named = {oci.MODEL: cache.model, oci.TARGET: cache.target}
         bundle = store.blobs.put_bytes(
             canonical_json(
-                Index(
+                ImageIndex(
                     schema_version=oci.OCI_SCHEMA_VERSION,
                     media_type=oci.INDEX,
                     manifests=(_descriptor(oci.MANIFEST, manifest, named),),
@@ -111,7 +111,7 @@ def publish_cache(store: Store, cache: CompilerCache, tag: str) -> str:
     return bundle.digest
 
 
-def read_cache(store: Readable, entry: BundleEntry) -> CompilerCache:
+def read_cache(store: ReadableStore, entry: BundleEntry) -> CompilerCache:
     """The record of a cache, after every check of it that needs no other blob. Raises NotFoundError, CorruptError,
     SchemaVersionError, StoreError."""
     data, manifest = read_config(store, entry.digest, CACHE_TYPE, CACHE_CONFIG)

@@ -10,10 +10,10 @@ from typing import Any
 from aotc.digest import canonical_json
 from aotc.errors import CorruptError
 from aotc.store.layout import oci
-from aotc.store.layout.oci import Descriptor, Index
+from aotc.store.layout.oci import Descriptor, ImageIndex
 from aotc.store.reference import Reference
 
-EMPTY_INDEX = canonical_json(Index(schema_version=oci.OCI_SCHEMA_VERSION, media_type=oci.INDEX, manifests=()))
+EMPTY_INDEX = canonical_json(ImageIndex(schema_version=oci.OCI_SCHEMA_VERSION, media_type=oci.INDEX, manifests=()))
 
 
 def created_annotation(at: str) -> dict[str, str]:
@@ -66,9 +66,9 @@ def without_entries(data: bytes, gone: Collection[tuple[str, str]]) -> bytes:
 
 
 def _rewritten(data: bytes, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> bytes:
-    """Through plain JSON, not through `Index`: fields and entries that aotc does not know must stay."""
+    """Through plain JSON, not through `ImageIndex`: fields and entries that aotc does not know must stay."""
     where = "index.json"
-    oci.decode(data, Index, where)
+    oci.decode(data, ImageIndex, where)
     try:
         index = json.loads(data)
         index["manifests"] = change(index["manifests"])
@@ -81,7 +81,7 @@ def _ref_name(entry: dict[str, Any]) -> str:
     return str((entry.get("annotations") or {}).get(oci.REF_NAME, ""))
 
 
-def find_attachment(index: Index, name: str, where: str) -> Descriptor | None:
+def find_attachment(index: ImageIndex, name: str, where: str) -> Descriptor | None:
     """The manifest that the `index.json` at `where` calls `name`. Raises CorruptError for two of them."""
     found = {
         entry.digest: Descriptor(media_type=entry.media_type, digest=entry.digest, size=entry.size)

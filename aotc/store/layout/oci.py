@@ -51,7 +51,7 @@ class Descriptor(_Document, frozen=True):
         return named and self.media_type == MANIFEST and is_digest(self.digest)
 
 
-class Manifest(_Document, frozen=True):
+class ImageManifest(_Document, frozen=True):
     """An image manifest: in aotc, an artifact, or the documents that are attached to the bundle `subject`."""
 
     TYPE: ClassVar[str] = MANIFEST
@@ -63,7 +63,7 @@ class Manifest(_Document, frozen=True):
     subject: Descriptor | None = None
 
 
-class Index(_Document, frozen=True):
+class ImageIndex(_Document, frozen=True):
     """An image index: in aotc, a bundle; and the file `index.json`."""
 
     TYPE: ClassVar[str] = INDEX
@@ -72,7 +72,7 @@ class Index(_Document, frozen=True):
     media_type: str = ""
 
 
-T = TypeVar("T", Index, Manifest)
+T = TypeVar("T", ImageIndex, ImageManifest)
 
 
 class Documents(Protocol):

@@ -16,7 +16,7 @@ from aotc.store.layout.bundle import ARTIFACT_TYPE, CONFIG, CONFIG_LIMIT, FILE, 
 from aotc.store.layout.check_record import check_record
 from aotc.store.layout.index import created_annotation
 from aotc.store.layout.names import hex_of
-from aotc.store.layout.oci import Descriptor, Index, Manifest
+from aotc.store.layout.oci import Descriptor, ImageIndex, ImageManifest
 from aotc.store.layout.store import Store
 from aotc.store.reference import Reference
 
@@ -44,7 +44,7 @@ def publish(
     _check_publishable(model, artifacts, annotations)
     with store.sharing():  # what was seen to be there stays there until the tag names it
         _check_blobs(store.blobs, artifacts)
-        index = Index(
+        index = ImageIndex(
             schema_version=oci.OCI_SCHEMA_VERSION,
             media_type=oci.INDEX,
             manifests=tuple(_put_artifact(store.blobs, artifact) for artifact in artifacts),
@@ -110,7 +110,7 @@ def _put_artifact(blobs: Blobs, artifact: BuiltArtifact) -> Descriptor:
     data = record.encode()
     _refuse_large("record", artifact, data, CONFIG_LIMIT)
     config = blobs.put_bytes(data)
-    manifest = Manifest(
+    manifest = ImageManifest(
         schema_version=oci.OCI_SCHEMA_VERSION,
         media_type=oci.MANIFEST,
         artifact_type=ARTIFACT_TYPE,
@@ -137,7 +137,7 @@ def _refuse_large(what: str, artifact: BuiltArtifact, data: bytes, limit: int) -
         )
 
 
-def _put_manifest(blobs: Blobs, document: Manifest | Index) -> Blob:
+def _put_manifest(blobs: Blobs, document: ImageManifest | ImageIndex) -> Blob:
     data = canonical_json(document)
     if len(data) > oci.MANIFEST_LIMIT:
         raise StoreError(

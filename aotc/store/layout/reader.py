@@ -10,7 +10,7 @@ from aotc.store.files.disk import read_limited, typed_errors
 from aotc.store.layout import oci
 from aotc.store.layout.blob_reader import BlobReader
 from aotc.store.layout.names import is_digest
-from aotc.store.layout.oci import Descriptor, Index
+from aotc.store.layout.oci import Descriptor, ImageIndex
 from aotc.store.reference import Reference
 
 INDEX_LIMIT = 64 << 20
@@ -63,7 +63,7 @@ class StoreReader:
 
         return find_attachment(self.read_index(), name, f"{self.path}/index.json")
 
-    def read_index(self) -> Index:
+    def read_index(self) -> ImageIndex:
         return self.decode(self.read_index_bytes())
 
     def read_index_bytes(self) -> bytes:
@@ -76,10 +76,10 @@ class StoreReader:
 
                 raise no_index(path) from None
 
-    def decode(self, data: bytes) -> Index:
+    def decode(self, data: bytes) -> ImageIndex:
         """The `index.json` of these bytes. Raises CorruptError, SchemaVersionError."""
         try:
-            return oci.decode(data, Index, str(self.path / "index.json"))
+            return oci.decode(data, ImageIndex, str(self.path / "index.json"))
         except CorruptError as error:
             from aotc.store.layout.near_stores import MAKE_ANEW
 
@@ -95,7 +95,7 @@ def checked_path(path: Path | str) -> Path:
     return Path(path)
 
 
-def find_tag(index: Index, reference: Reference, where: str) -> Descriptor:
+def find_tag(index: ImageIndex, reference: Reference, where: str) -> Descriptor:
     """The bundle that a reference with a tag names in the `index.json` of the store `where`.
 
     Raises NotFoundError, whose `known` lists the names there are, nearest first; CorruptError for two bundles.

@@ -13,7 +13,7 @@ from aotc.store.files.disk import typed_errors
 HASHED_ASIDE = 1 << 20  # bytes; hashing fewer takes less time than a thread, which several files at once do not need
 
 
-class Readable(Protocol):
+class SupportsRead(Protocol):
     def read(self, size: int = -1, /) -> bytes: ...
 
 
@@ -72,7 +72,7 @@ class _Hashing:
 class HashingReader(_Hashing):
     """Reads and hashes a stream. An error of the stream names `path`, not the file that is being written."""
 
-    def __init__(self, stream: Readable, path: Path, hashed: Hash) -> None:
+    def __init__(self, stream: SupportsRead, path: Path, hashed: Hash) -> None:
         super().__init__(hashed)
         self._stream = stream
         self._path = path

@@ -10,7 +10,7 @@ from aotc.store.layout import oci
 from aotc.store.layout.blob_reader import BlobReader
 from aotc.store.layout.names import is_digest, name_flaw
 from aotc.store.layout.near_stores import not_found
-from aotc.store.layout.oci import Descriptor, Index
+from aotc.store.layout.oci import Descriptor, ImageIndex
 from aotc.store.reference import Reference
 
 
@@ -37,7 +37,7 @@ class TagEntry(Record, frozen=True):
         return Descriptor(oci.INDEX, self.digest, self.size)
 
 
-def tag_entries(index: Index) -> list[TagEntry]:
+def tag_entries(index: ImageIndex) -> list[TagEntry]:
     return [tag for entry in index.manifests if (tag := as_tag(entry)) is not None]
 
 
@@ -50,7 +50,7 @@ def as_tag(entry: Descriptor) -> TagEntry | None:
     return None
 
 
-def not_one_bundle(index: Index, reference: Reference, where: str, digests: Sequence[str]) -> StoreError:
+def not_one_bundle(index: ImageIndex, reference: Reference, where: str, digests: Sequence[str]) -> StoreError:
     """Of a tag that names the bundles of these digests, none or several, in the `index.json` of the store `where`."""
     if not digests:
         return not_found(reference, [str(entry) for entry in tag_entries(index)], where)
@@ -64,7 +64,7 @@ def not_one_bundle(index: Index, reference: Reference, where: str, digests: Sequ
 
 
 def resolve_digest(
-    reference: Reference, digest: str, blobs: BlobReader, read_index: Callable[[], Index], where: str
+    reference: Reference, digest: str, blobs: BlobReader, read_index: Callable[[], ImageIndex], where: str
 ) -> Descriptor:
     """A bundle needs no tag to be found by its digest: a moved tag leaves it where it is.
 
@@ -79,7 +79,7 @@ def resolve_digest(
 
 def _is_bundle_of(model: str, digest: str, blobs: BlobReader) -> bool:
     try:
-        index = oci.read_document(blobs, digest, Index)
+        index = oci.read_document(blobs, digest, ImageIndex)
     except CorruptError as error:
         if error.fields.get("actual", "").startswith("sha256:"):
             raise  # its bytes are not what its name says; otherwise it is a blob of another kind

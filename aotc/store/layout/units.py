@@ -21,7 +21,7 @@ from aotc.store.layout.blobs import missing_files
 from aotc.store.layout.check_record import check_record
 from aotc.store.layout.names import hex_of, is_digest
 from aotc.store.layout.store import Store
-from aotc.store.readable import Readable
+from aotc.store.readable import ReadableStore
 
 UNIT_LIMIT = 16 << 20
 
@@ -123,7 +123,7 @@ def find_unit(store: Store, key: str) -> UnitRecord | None:
     return None if unit is None or missing_files(store.blobs, unit.artifact) else unit
 
 
-def find_built(store: Readable, key: str) -> UnitRecord | None:
+def find_built(store: ReadableStore, key: str) -> UnitRecord | None:
     """The finished unit of that key; None where it is not there, or only artifacts are, as in a registry."""
     return find_unit(store, key) if isinstance(store, Store) else None
 

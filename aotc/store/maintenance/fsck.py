@@ -23,15 +23,15 @@ from aotc.store.layout.bundle import BundleEntry, each_file, read_bundle
 from aotc.store.layout.check_record import check_artifact, check_record
 from aotc.store.layout.compiler_cache import read_cache
 from aotc.store.layout.foreign import check_layout
-from aotc.store.layout.oci import Descriptor, Index
+from aotc.store.layout.oci import Descriptor, ImageIndex
 from aotc.store.layout.reader import find_tag
 from aotc.store.layout.store import FOLDERS, Store, foreign_to_creation
 from aotc.store.layout.tags import as_tag
 from aotc.store.layout.units import load_unit
 from aotc.store.maintenance.reach import Reach
 from aotc.store.maintenance.repair import repair_all
-from aotc.store.maintenance.reports import Finding, FsckReport, Severity
-from aotc.store.maintenance.survey import Found, survey
+from aotc.store.maintenance.reports import Finding, FlawSeverity, FsckReport
+from aotc.store.maintenance.survey import StoreFile, survey
 from aotc.store.reference import Reference
 
 LOCK_TIMEOUT = 60.0
@@ -113,7 +113,7 @@ class _Check:
         size = sum(blob.size for blob in blobs.values())
         return FsckReport(str(self.store.path), tuple(findings), blobs=len(blobs), size=size)
 
-    def _add(self, kind: str, path: str, message: str, severity: Severity = "error", **fields: Any) -> None:
+    def _add(self, kind: str, path: str, message: str, severity: FlawSeverity = "error", **fields: Any) -> None:
         self.findings.add(Finding(kind, severity, path, message, **fields))
 
     def _add_error(self, kind: str, path: str, error: StoreError, **fields: Any) -> None:
@@ -153,7 +153,9 @@ class _Check:
         flaws: list[StoreError] = []
         if (tag := as_tag(entry)) is not None:
             try:
-                find_tag(Index(oci.OCI_SCHEMA_VERSION, entries), Reference(None, tag.model, tag=tag.tag), "index.json")
+                find_tag(
+                    ImageIndex(oci.OCI_SCHEMA_VERSION, entries), Reference(None, tag.model, tag=tag.tag), "index.json"
+                )
             except StoreError as error:  # it names two bundles
                 flaws.append(error)
             try:
@@ -194,7 +196,7 @@ class _Check:
 
     # -- bytes --------------------------------------------------------------------------------------------------------
 
-    def _check_bytes(self, blobs: Mapping[str, Found]) -> set[str]:
+    def _check_bytes(self, blobs: Mapping[str, StoreFile]) -> set[str]:
         """Read every blob; the digests of those that are damaged or missing."""
         with ThreadPoolExecutor(os.cpu_count()) as pool:  # hashing and decompressing leave the GIL free
             found = [finding for finding in pool.map(self._blob, blobs.values()) if finding is not None]
@@ -204,7 +206,7 @@ class _Check:
         self.findings.update(found)
         return {finding.digest for finding in found if finding.severity == "error"}
 
-    def _blob(self, blob: Found) -> Finding | None:
+    def _blob(self, blob: StoreFile) -> Finding | None:
         path, wanted = self.store.blobs.path(blob.digest), self.wanted.get(blob.digest)
         try:
             with typed_errors("read", path), open_regular(path) as stream:
@@ -245,7 +247,7 @@ class _Check:
         elif name.flaw is not None and not isinstance(name.flaw.__cause__, FileNotFoundError):
             self._add_error(name.kind, name.path, name.flaw)
 
-    def _check_others(self, found: Iterable[Found]) -> None:
+    def _check_others(self, found: Iterable[StoreFile]) -> None:
         for one in found:
             if one.kind == "foreign":
                 message, hint = "aotc writes no files of this name", "move it away if it is not needed there"

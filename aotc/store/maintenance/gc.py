@@ -32,8 +32,8 @@ from aotc.store.layout.store import FOLDERS, Store
 from aotc.store.layout.units import read_unit, units_folder
 from aotc.store.maintenance.reach import Reach, subject_of
 from aotc.store.maintenance.reports import Freed, Removal
-from aotc.store.maintenance.retention import Holder, Policy, check_policy, shrink, tag_holders, why_expired
-from aotc.store.maintenance.survey import Found, survey
+from aotc.store.maintenance.retention import Policy, RetentionRoot, check_policy, shrink, tag_holders, why_expired
+from aotc.store.maintenance.survey import StoreFile, survey
 
 LOCK_TIMEOUT = 60.0
 """Seconds to wait for writers that are just naming blobs, and for fsck."""
@@ -75,14 +75,14 @@ class _Marks(NamedTuple):
     """To remove: tags and units with the reason, attachments of removed bundles, blobs. To keep: `kept` bytes, and
     `spared` blobs that nothing names."""
 
-    going: dict[Holder, str]
+    going: dict[RetentionRoot, str]
     orphans: list[Descriptor]
-    garbage: list[Found]
+    garbage: list[StoreFile]
     spared: frozenset[str]
     kept: int
 
 
-def _mark(store: Store, policy: Policy, found: Iterable[Found], now: float, cutoff: float) -> _Marks:
+def _mark(store: Store, policy: Policy, found: Iterable[StoreFile], now: float, cutoff: float) -> _Marks:
     entries = store.entries()
     blobs = {one.digest: one for one in found if one.kind == "blob"}
     sizes = {digest: blob.size for digest, blob in blobs.items()}
@@ -136,13 +136,13 @@ def _plan(store: Store, policy: Policy, now: float, work: Path, dry_run: bool) -
     return freed, [*(one.entry for one, _ in untagged if one.entry), *marks.orphans]
 
 
-def _units(store: Store, found: Iterable[Found], cutoff: float) -> Iterator[tuple[Holder, frozenset[str]]]:
+def _units(store: Store, found: Iterable[StoreFile], cutoff: float) -> Iterator[tuple[RetentionRoot, frozenset[str]]]:
     """Every unit with the blobs that it names; none for a record that this aotc cannot use."""
     for one in found:
         if one.kind == "unit":
             unit = read_unit(store.path / one.name)
             needed = frozenset(file.blob for file in each_file(unit.artifact)) if unit else frozenset()
-            yield Holder(one.name, one.written, one.written <= cutoff, one.size), needed
+            yield RetentionRoot(one.name, one.written, one.written <= cutoff, one.size), needed
 
 
 def _reached(reach: Reach, entry: Descriptor) -> frozenset[str]:
@@ -170,7 +170,7 @@ def _documents(store: Store, reach: Reach, digests: Collection[str]) -> list[Des
     return found
 
 
-def _leftovers(store: Store, found: Iterable[Found], going: Collection[str], is_written: bool) -> Iterator[Removal]:
+def _leftovers(store: Store, found: Iterable[StoreFile], going: Collection[str], is_written: bool) -> Iterator[Removal]:
     """Files of killed processes, and locks of units that are `going` or gone. A locked file is in use, and stays."""
     for one in found:
         if one.kind == "unit lock":  # a build locks its units, and none begins while gc runs
@@ -183,7 +183,7 @@ def _leftovers(store: Store, found: Iterable[Found], going: Collection[str], is_
             yield Removal(kind, one.name, "what used it was killed or is gone", one.size)
 
 
-def _logs(found: Iterable[Found], policy: Policy, now: float, cutoff: float) -> Iterator[Removal]:
+def _logs(found: Iterable[StoreFile], policy: Policy, now: float, cutoff: float) -> Iterator[Removal]:
     for one in found if policy.older_than is not None else ():
         if one.kind == "log" and one.written < min(now - (policy.older_than or 0.0), cutoff):
             yield Removal("log", one.name, "not written for that long", one.size)

@@ -12,7 +12,7 @@ from aotc.store.layout import oci
 from aotc.store.layout.bundle import read_bundle
 from aotc.store.layout.check_record import check_entry
 from aotc.store.layout.index import created_annotation
-from aotc.store.layout.oci import Descriptor, Index
+from aotc.store.layout.oci import Descriptor, ImageIndex
 from aotc.store.layout.reader import INDEX_LIMIT
 from aotc.store.layout.store import Store
 from aotc.store.maintenance.reports import Finding, Repair
@@ -51,7 +51,7 @@ def _restore_index(store: Store) -> str:
             write_atomically(store.path / aside, data)
             kept = f"; the damaged one is kept as {aside}"
         bundles = tuple(sorted(_sound_bundles(store), key=lambda bundle: bundle.annotation(oci.REF_NAME)))
-        index = Index(schema_version=oci.OCI_SCHEMA_VERSION, media_type=oci.INDEX, manifests=bundles)
+        index = ImageIndex(schema_version=oci.OCI_SCHEMA_VERSION, media_type=oci.INDEX, manifests=bundles)
         write_atomically(path, canonical_json(index))
     names = ", ".join(bundle.annotation(oci.REF_NAME) for bundle in bundles) or "no bundle"
     again = f"; to tag them again: `aotc tag {bundles[0].annotation(oci.REF_NAME)} latest`" if bundles else ""
@@ -63,7 +63,7 @@ def _sound_bundles(store: Store) -> Iterator[Descriptor]:
     for blob in survey(store.path):
         if blob.kind == "blob" and blob.size <= oci.MANIFEST_LIMIT:
             try:
-                index = oci.read_document(store.blobs, blob.digest, Index)
+                index = oci.read_document(store.blobs, blob.digest, ImageIndex)
                 model = index.annotation(oci.MODEL)
                 name = Reference(None, model, tag=f"recovered-{blob.digest[7:19]}").name
                 artifacts = read_bundle(store, Reference(None, model, digest=blob.digest)).artifacts

@@ -6,7 +6,7 @@ from typing import Literal
 
 from aotc.records import Record
 
-Severity = Literal["error", "warning", "garbage"]
+FlawSeverity = Literal["error", "warning", "garbage"]
 
 
 class Removal(Record, frozen=True):
@@ -50,7 +50,7 @@ class Finding(Record, frozen=True):
     """
 
     kind: str
-    severity: Severity
+    severity: FlawSeverity
     path: str
     message: str
     digest: str = ""

@@ -50,7 +50,7 @@ def check_policy(policy: Policy) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Holder:
+class RetentionRoot:
     """A tag (`entry`) or a unit: what keeps blobs. `used`: when it was last used or published, since the epoch."""
 
     name: str
@@ -60,7 +60,7 @@ class Holder:
     entry: Descriptor | None = None
 
 
-def tag_holders(entries: Iterable[Descriptor], written: Mapping[str, float], policy: Policy) -> list[Holder]:
+def tag_holders(entries: Iterable[Descriptor], written: Mapping[str, float], policy: Policy) -> list[RetentionRoot]:
     """A holder for each entry of `index.json`; `written` says when blobs were written, by digest."""
 
     def published(entry: Descriptor) -> float:
@@ -82,10 +82,12 @@ def tag_holders(entries: Iterable[Descriptor], written: Mapping[str, float], pol
         kept = any(fnmatch.fnmatchcase(entry.annotation(oci.REF_NAME), pattern) for pattern in policy.keep)
         return policy.untag and as_tag(entry) is not None and entry.digest not in newest and not kept
 
-    return [Holder(entry.annotation(oci.REF_NAME), published(entry), may_go(entry), entry=entry) for entry in ordered]
+    return [
+        RetentionRoot(entry.annotation(oci.REF_NAME), published(entry), may_go(entry), entry=entry) for entry in ordered
+    ]
 
 
-def why_expired(holder: Holder, policy: Policy, now: float) -> str:
+def why_expired(holder: RetentionRoot, policy: Policy, now: float) -> str:
     """The rule of age, or of what to keep, by which the holder goes; "" if it stays."""
     if holder.may_go and policy.older_than is not None:
         return "not used for that long" if holder.used < now - policy.older_than else ""
@@ -93,8 +95,8 @@ def why_expired(holder: Holder, policy: Policy, now: float) -> str:
 
 
 def shrink(
-    held: Mapping[Holder, frozenset[str]], sizes: Mapping[str, int], limit: int | None
-) -> tuple[set[Holder], int]:
+    held: Mapping[RetentionRoot, frozenset[str]], sizes: Mapping[str, int], limit: int | None
+) -> tuple[set[RetentionRoot], int]:
     """Which holders go so that the rest takes at most `limit` bytes, and how many it takes.
 
     The least recently used first; units that free something, and only when there are none left, tags.
@@ -104,9 +106,9 @@ def shrink(
     candidates = sorted(
         (one for one in held if one.may_go), key=lambda one: (one.entry is not None, one.used, one.name)
     )
-    dropped: set[Holder] = set()
+    dropped: set[RetentionRoot] = set()
 
-    def frees(holder: Holder) -> int:
+    def frees(holder: RetentionRoot) -> int:
         return sum(sizes.get(digest, 0) for digest in held[holder] if holders[digest] == 1)
 
     while limit is not None and total > limit:

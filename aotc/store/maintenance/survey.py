@@ -13,10 +13,10 @@ from aotc.store.files.disk import typed_errors
 from aotc.store.files.status import files_in
 from aotc.store.files.writing import is_temporary_name
 
-Kind = Literal["blob", "unit", "unit lock", "lease", "log", "temporary", "own", "folder", "foreign"]
+StoreFileKind = Literal["blob", "unit", "unit lock", "lease", "log", "temporary", "own", "folder", "foreign"]
 
 _HEX = "[0-9a-f]{64}"
-_NAMES: dict[str, dict[str, Kind]] = {
+_NAMES: dict[str, dict[str, StoreFileKind]] = {
     "": {"oci-layout|index.json": "own", r"blobs|\.aotc|lost\+found": "folder"},
     "blobs": {"sha256": "folder"},
     "blobs/sha256": {_HEX: "blob"},
@@ -33,13 +33,13 @@ _NAMES: dict[str, dict[str, Kind]] = {
 """For each folder of a store, the names that aotc gives there. Other files belong to other programs."""
 
 
-class Found(NamedTuple):
+class StoreFile(NamedTuple):
     """A file in a store, its path relative to the store; of a link to a file, size and time are the file's.
 
     `written`: seconds since the epoch. A blob or unit that is wanted again gets a new time.
     """
 
-    kind: Kind
+    kind: StoreFileKind
     name: str
     size: int
     written: float
@@ -50,12 +50,12 @@ class Found(NamedTuple):
         return f"sha256:{Path(self.name).stem}"
 
 
-def survey(root: Path) -> list[Found]:
+def survey(root: Path) -> list[StoreFile]:
     """Every file in the folders of the store at `root`, and whatever else is there as "foreign". Raises StoreError."""
     return [found for folder in _NAMES for path in files_in(root / folder) for found in _look_at(root, folder, path)]
 
 
-def _look_at(root: Path, folder: str, path: Path) -> Iterator[Found]:
+def _look_at(root: Path, folder: str, path: Path) -> Iterator[StoreFile]:
     kind = _kind_of(folder, path.name)
     with typed_errors("look at", path):
         try:
@@ -68,10 +68,10 @@ def _look_at(root: Path, folder: str, path: Path) -> Iterator[Found]:
     if not expected(status.st_mode):
         kind = "foreign"
     if kind != "folder":
-        yield Found(kind, os.path.relpath(path, root), status.st_size, status.st_mtime)
+        yield StoreFile(kind, os.path.relpath(path, root), status.st_size, status.st_mtime)
 
 
-def _kind_of(folder: str, name: str) -> Kind:
+def _kind_of(folder: str, name: str) -> StoreFileKind:
     if is_temporary_name(name):
         return "temporary"
     return next((kind for pattern, kind in _NAMES[folder].items() if re.fullmatch(pattern, name)), "foreign")

@@ -9,7 +9,7 @@ from aotc.errors import NotFoundError
 from aotc.records import Record
 from aotc.store.layout.blobs import Blob
 from aotc.store.layout.bundle import BundleEntry
-from aotc.store.layout.oci import Manifest
+from aotc.store.layout.oci import ImageManifest
 from aotc.store.layout.store import Store
 from aotc.store.reference import Reference
 from aotc.store.remote.transfer import Transfer
@@ -34,7 +34,7 @@ class Copied(Record, frozen=True):
     seconds: float
 
 
-def blobs_of(manifests: Sequence[Manifest], *, configs: bool = True) -> list[Blob]:
+def blobs_of(manifests: Sequence[ImageManifest], *, configs: bool = True) -> list[Blob]:
     """Every blob that the manifests name, once."""
     named = [one for manifest in manifests for one in (*((manifest.config,) if configs else ()), *manifest.layers)]
     return list({one.digest: Blob(digest=one.digest, size=one.size) for one in named}.values())

@@ -16,7 +16,7 @@ from aotc.store.layout import oci
 from aotc.store.layout.bundle import Bundle, BundleEntry, read_artifact
 from aotc.store.layout.names import hex_of
 from aotc.store.layout.near_stores import nearest_first
-from aotc.store.layout.oci import Descriptor, Manifest
+from aotc.store.layout.oci import Descriptor, ImageManifest
 from aotc.store.layout.publishing import tag_bundle
 from aotc.store.layout.store import Store
 from aotc.store.opening import open_transfer
@@ -24,7 +24,7 @@ from aotc.store.reference import Reference, is_remote
 from aotc.store.remote.copied import Copied, blobs_of, check_whole, copied
 from aotc.store.remote.interface import Limits
 from aotc.store.remote.remote_store import RemoteStore
-from aotc.store.remote.transfer import OnEvent
+from aotc.store.remote.transfer import OnTransfer
 from aotc.store.signing.attestations import fetch_attestations
 from aotc.store.signing.signatures import fetch_signatures
 from aotc.store.signing.trust import TrustedKeys, read_trusted
@@ -43,7 +43,7 @@ def fetch(
     tag: str | None = None,
     trust: TrustedKeys | None = None,
     limits: Limits | None = None,
-    on_event: OnEvent | None = None,
+    on_event: OnTransfer | None = None,
 ) -> Copied:
     """Download what the store at `path` lacks of a bundle, blobs first, and last let `model:tag` name it.
 
@@ -68,7 +68,7 @@ def fetch(
         bundle = read_trusted(remote, source, trust)
         chosen = choose(bundle.artifacts, lambda entry: read_artifact(remote, entry))
         documents = [remote.blobs.read(entry.digest, oci.MANIFEST_LIMIT) for entry in chosen]
-        manifests = [oci.decode(data, Manifest, one.digest) for data, one in zip(documents, chosen, strict=True)]
+        manifests = [oci.decode(data, ImageManifest, one.digest) for data, one in zip(documents, chosen, strict=True)]
         layers, moved = blobs_of(manifests, configs=False), 0
         name = tag or source.tag or f"sha256-{hex_of(bundle.digest)[:16]}"
         if not _is_there(store, bundle, tag or source.tag, chosen, manifests):
@@ -132,7 +132,7 @@ def of_targets(*targets: str) -> Choose:
 
 
 def _is_there(
-    store: Store, bundle: Bundle, tag: str | None, chosen: Sequence[BundleEntry], manifests: Sequence[Manifest]
+    store: Store, bundle: Bundle, tag: str | None, chosen: Sequence[BundleEntry], manifests: Sequence[ImageManifest]
 ) -> bool:
     """Whether the tag, or any, names the bundle already, and everything that was chosen of it is there."""
     blobs = [(entry.digest, entry.size) for entry in chosen]
@@ -148,7 +148,7 @@ def _publish_copy(
     bundle: Bundle,
     tag: str,
     chosen: Sequence[BundleEntry],
-    manifests: Sequence[Manifest],
+    manifests: Sequence[ImageManifest],
     remote: RemoteStore,
 ) -> None:
     """Write records, manifests and the bundle, and set the tag. Raises NotFoundError where something has removed a blob

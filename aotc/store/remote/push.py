@@ -10,19 +10,19 @@ from aotc.errors import NotFoundError, ReferenceFormatError, RemoteError
 from aotc.store.layout import oci
 from aotc.store.layout.bundle import Bundle, read_bundle
 from aotc.store.layout.check_record import check_entry
-from aotc.store.layout.oci import Descriptor, Manifest
+from aotc.store.layout.oci import Descriptor, ImageManifest
 from aotc.store.layout.store import Store
 from aotc.store.opening import open_transfer
 from aotc.store.reference import REGISTRY_SCHEMES, Reference, is_remote, parse_reference
 from aotc.store.remote.copied import Copied, blobs_of, check_whole, copied
 from aotc.store.remote.interface import Limits
-from aotc.store.remote.transfer import OnEvent, Transfer
+from aotc.store.remote.transfer import OnTransfer, Transfer
 from aotc.store.signing.attachments import Encoded, attached_name, reader_of
 from aotc.store.signing.attestations import ATTESTATIONS, read_envelopes, with_envelopes
 from aotc.store.signing.keys import PublicKey
 from aotc.store.signing.signatures import (
     ReadSignatures,
-    Signature,
+    SignedPayload,
     encode_signatures,
     merged,
     read_signatures,
@@ -48,7 +48,7 @@ def push(
     *,
     limits: Limits | None = None,
     keys: Sequence[PublicKey] = (),
-    on_event: OnEvent | None = None,
+    on_event: OnTransfer | None = None,
 ) -> Copied:
     """Upload what the destination lacks of a bundle, blobs first, and last let its tag name the bundle.
 
@@ -68,7 +68,7 @@ def push(
             digest=bundle.digest,
         )
     manifests = [store.blobs.read(entry.digest, oci.MANIFEST_LIMIT) for entry in bundle.artifacts]
-    blobs = blobs_of([oci.decode(data, Manifest, bundle.digest) for data in manifests])
+    blobs = blobs_of([oci.decode(data, ImageManifest, bundle.digest) for data in manifests])
     for entry in bundle.artifacts:
         check_entry(store, entry)
     check_whole(store, bundle.digest, blobs)
@@ -88,7 +88,7 @@ def _push_signatures(transfer: Transfer, store: Store, digest: str) -> None:
         push_signatures(transfer, digest, read_signatures(reader_of(store), ours).signatures)
 
 
-def push_signatures(transfer: Transfer, digest: str, new: Sequence[Signature]) -> None:
+def push_signatures(transfer: Transfer, digest: str, new: Sequence[SignedPayload]) -> None:
     """Put signatures of the bundle or document with that digest beside those that are there, of any key."""
 
     def change(theirs: Descriptor | None) -> Encoded | None:

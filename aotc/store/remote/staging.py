@@ -19,7 +19,7 @@ from aotc.store.remote.copied import Copied
 from aotc.store.remote.interface import Limits
 from aotc.store.remote.objects.object_store import ObjectStore
 from aotc.store.remote.push import push
-from aotc.store.remote.transfer import OnEvent, Transfer
+from aotc.store.remote.transfer import OnTransfer, Transfer
 
 VERSION = "staging-v1"
 
@@ -80,7 +80,7 @@ class Staging:
             transfer.retrying(lambda: self._remote.put_unit(key, data))
             self._kept.add(key)
 
-    def push(self, model: str, tag: str, on_event: OnEvent | None = None) -> Copied:
+    def push(self, model: str, tag: str, on_event: OnTransfer | None = None) -> Copied:
         """Upload a bundle of the store, and last let the same tag name it at the URL. Raises as `push` does."""
         reference = Reference(None, model, tag=tag)
         there = Reference(self.url, model, tag=tag)

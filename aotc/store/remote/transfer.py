@@ -39,7 +39,7 @@ class TransferEvent(msgspec.Struct, frozen=True):
     size: int
 
 
-OnEvent = Callable[[TransferEvent], None]
+OnTransfer = Callable[[TransferEvent], None]
 
 
 class Transfer:
@@ -53,7 +53,7 @@ class Transfer:
         url: str,
         open_remote: Callable[[str, Limits], Remote],
         limits: Limits | None = None,
-        on_event: OnEvent | None = None,
+        on_event: OnTransfer | None = None,
     ) -> None:
         self.url = url
         self.limits = limits or Limits.from_environment()

@@ -18,7 +18,7 @@ from aotc.store.layout import oci
 from aotc.store.layout.names import hex_of
 from aotc.store.layout.oci import Descriptor
 from aotc.store.layout.store import Store
-from aotc.store.readable import Readable
+from aotc.store.readable import ReadableStore
 
 IMAGE_CONFIG = "application/vnd.oci.image.config.v1+json"
 SIGNATURE = "dev.cosignproject.cosign/signature"
@@ -28,14 +28,14 @@ COUNT_LIMIT = 100
 
 _DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"  # as older versions of cosign wrote it
 
-Read = Callable[[str, str, int], bytes]
+ReadBlob = Callable[[str, str, int], bytes]
 """The bytes of a blob or manifest by its media type and digest, of at most so many bytes. They are checked here."""
 
 Resolve = Callable[[str], Descriptor | None]
 """The manifest that a tag names, None without one. `Store.attachment` is one."""
 
 
-class Kind(NamedTuple):
+class DocumentKind(NamedTuple):
     """A kind of documents: how the name of their manifest ends, the media type of their layers, the bytes that one may
     have, and how messages call them."""
 
@@ -71,12 +71,12 @@ class Encoded(NamedTuple):
         return described(oci.MANIFEST, self.manifest)
 
 
-def reader_of(store: Readable) -> Read:
+def reader_of(store: ReadableStore) -> ReadBlob:
     """How attached documents are read from a folder or a remote."""
     return lambda media_type, digest, limit: store.blobs.read(digest, limit)
 
 
-def attached_name(digest: str, kind: Kind) -> str:
+def attached_name(digest: str, kind: DocumentKind) -> str:
     """The name of the documents of a kind of the bundle with that digest. Raises CorruptError for no digest."""
     return f"sha256-{hex_of(digest)}.{kind.suffix}"
 
@@ -87,7 +87,7 @@ class _Manifest(msgspec.Struct, frozen=True, rename="camel"):
     media_type: str = oci.MANIFEST
 
 
-def read_layers(read: Read, descriptor: Descriptor, kind: Kind) -> ReadLayers:
+def read_layers(read: ReadBlob, descriptor: Descriptor, kind: DocumentKind) -> ReadLayers:
     """The documents of a kind in a manifest. Layers of other types are passed over: cosign allows them.
 
     Raises CorruptError where it is not a manifest, SignatureError for too many layers, NotFoundError where it is
@@ -125,7 +125,7 @@ def read_layers(read: Read, descriptor: Descriptor, kind: Kind) -> ReadLayers:
     return ReadLayers(layers, issues, others)
 
 
-def _checked(read: Read, descriptor: Descriptor, limit: int) -> bytes:
+def _checked(read: ReadBlob, descriptor: Descriptor, limit: int) -> bytes:
     data = read(descriptor.media_type, descriptor.digest, limit)
     actual = sha256_bytes(data)
     if actual != descriptor.digest or len(data) > limit:
@@ -139,7 +139,7 @@ def _checked(read: Read, descriptor: Descriptor, limit: int) -> bytes:
 
 
 def encode_layers(
-    kind: Kind,
+    kind: DocumentKind,
     layers: Sequence[Layer],
     others: Sequence[Descriptor] = (),
     *,
@@ -157,7 +157,7 @@ def encode_layers(
         )
     named = (*(_layer(kind.media_type, layer) for layer in layers), *others)
     config = _config([layer.digest for layer in named])
-    manifest = oci.Manifest(
+    manifest = oci.ImageManifest(
         schema_version=oci.OCI_SCHEMA_VERSION,
         media_type=oci.MANIFEST,
         config=described(IMAGE_CONFIG, config),

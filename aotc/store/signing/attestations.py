@@ -25,10 +25,10 @@ from aotc.store.layout.oci import Descriptor
 from aotc.store.layout.store import Store
 from aotc.store.signing.attachments import (
     SIGNATURE,
+    DocumentKind,
     Encoded,
-    Kind,
     Layer,
-    Read,
+    ReadBlob,
     ReadLayers,
     Resolve,
     attached_name,
@@ -46,7 +46,7 @@ STATEMENT = "https://in-toto.io/Statement/v1"
 VERIFICATION = "https://aotc.dev/attestation/verification/v1"
 PREDICATE_TYPE = "predicateType"  # cosign's annotation of the layer
 
-ATTESTATIONS = Kind("att", ENVELOPE, 1 << 20, "attestations")
+ATTESTATIONS = DocumentKind("att", ENVELOPE, 1 << 20, "attestations")
 
 
 class Attestation(NamedTuple):
@@ -158,7 +158,9 @@ def _bytes(text: str) -> bytes:
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
-def read_attestations(read: Read, resolve: Resolve, digest: str, keys: Sequence[PublicKey] = ()) -> ReadAttestations:
+def read_attestations(
+    read: ReadBlob, resolve: Resolve, digest: str, keys: Sequence[PublicKey] = ()
+) -> ReadAttestations:
     """The verifications that are attached to the bundle `digest`; with `keys`, which of them signed each.
 
     `read` gives bytes by their digest (`reader_of(store)`), `resolve` the manifest that a name names
@@ -184,7 +186,7 @@ def read_attestations(read: Read, resolve: Resolve, digest: str, keys: Sequence[
     return ReadAttestations(sorted(found, key=lambda one: one.verification.created, reverse=True), issues)
 
 
-def read_envelopes(read: Read, descriptor: Descriptor) -> ReadLayers:
+def read_envelopes(read: ReadBlob, descriptor: Descriptor) -> ReadLayers:
     """The envelopes of a manifest, of any predicate. Raises as `read_layers` does."""
     return read_layers(read, descriptor, ATTESTATIONS)
 
@@ -229,7 +231,7 @@ def add_envelopes(store: Store, digest: str, new: Sequence[Layer], keys: Sequenc
 
 
 def with_envelopes(
-    read: Read, old: Descriptor | None, new: Sequence[Layer], subject: Descriptor, keys: Sequence[PublicKey] = ()
+    read: ReadBlob, old: Descriptor | None, new: Sequence[Layer], subject: Descriptor, keys: Sequence[PublicKey] = ()
 ) -> Encoded | None:
     """The manifest `old` with these envelopes, too; None where it has them. `keys` are as in `add_envelopes`. Raises as
     `read_layers` does, and SignatureError where they are too many."""
@@ -241,7 +243,7 @@ def with_envelopes(
 
 
 def fetch_attestations(
-    read: Read, resolve: Resolve, store: Store, digest: str, keys: Sequence[PublicKey] = ()
+    read: ReadBlob, resolve: Resolve, store: Store, digest: str, keys: Sequence[PublicKey] = ()
 ) -> Descriptor | None:
     """Take a bundle's attestations over from elsewhere, beside those that it has here; None where it has none there.
 

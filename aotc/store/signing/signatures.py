@@ -23,10 +23,10 @@ from aotc.store.layout.oci import Descriptor
 from aotc.store.layout.store import Store
 from aotc.store.signing.attachments import (
     SIGNATURE,
+    DocumentKind,
     Encoded,
-    Kind,
     Layer,
-    Read,
+    ReadBlob,
     Resolve,
     attached_name,
     encode_layers,
@@ -45,7 +45,7 @@ EXPIRES = "dev.aotc.expires"
 
 PAYLOAD_LIMIT = 64 << 10
 
-SIGNATURES = Kind("sig", PAYLOAD, PAYLOAD_LIMIT, "signatures")
+SIGNATURES = DocumentKind("sig", PAYLOAD, PAYLOAD_LIMIT, "signatures")
 
 
 class Claims(msgspec.Struct, frozen=True):
@@ -58,7 +58,7 @@ class Claims(msgspec.Struct, frozen=True):
     expires: datetime | None = None
 
 
-class Signature(NamedTuple):
+class SignedPayload(NamedTuple):
     """A signed payload, and what signs it; neither has been checked.
 
     `annotations` are what its layer says besides: cosign's certificate, and its entry in a transparency log.
@@ -72,7 +72,7 @@ class Signature(NamedTuple):
 class ReadSignatures(NamedTuple):
     """The signatures of one manifest, what was wrong with the layers that hold none, and those of other types."""
 
-    signatures: list[Signature]
+    signatures: list[SignedPayload]
     issues: list[Issue]
     others: list[Descriptor]
 
@@ -153,10 +153,10 @@ def _time_text(time: datetime | None) -> str:
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
-def read_signatures(read: Read, descriptor: Descriptor) -> ReadSignatures:
+def read_signatures(read: ReadBlob, descriptor: Descriptor) -> ReadSignatures:
     """The signatures of a signature manifest; nothing of them is verified yet. Raises as `read_layers` does."""
     layers, issues, others = read_layers(read, descriptor, SIGNATURES)
-    found: list[Signature] = []
+    found: list[SignedPayload] = []
     for layer in layers:
         try:
             found.append(_signature(layer))
@@ -165,7 +165,7 @@ def read_signatures(read: Read, descriptor: Descriptor) -> ReadSignatures:
     return ReadSignatures(found, issues, others)
 
 
-def _signature(layer: Layer) -> Signature:
+def _signature(layer: Layer) -> SignedPayload:
     annotations = dict(layer.annotations)
     try:
         signature = base64.b64decode(annotations.pop(SIGNATURE, ""), validate=True)
@@ -173,7 +173,7 @@ def _signature(layer: Layer) -> Signature:
         raise CorruptError(f"its annotation {SIGNATURE} is not base64: {error}") from error
     if not signature:
         raise CorruptError(f"it has no annotation {SIGNATURE}")
-    return Signature(layer.data, signature, tuple(annotations.items()))
+    return SignedPayload(layer.data, signature, tuple(annotations.items()))
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ def sign(store: Store, claims: Claims, key: PrivateKey) -> Descriptor:
     Raises SignatureError, CorruptError where what stands in the signatures' place is not a signature, StoreError.
     """
     payload = encode_payload(claims)
-    new = Signature(payload, key.sign(payload))
+    new = SignedPayload(payload, key.sign(payload))
 
     def change(old: Descriptor | None) -> Descriptor:
         there = _there(store, old)
@@ -202,7 +202,7 @@ def signatures_of(store: Store, digest: str) -> Descriptor | None:
     return store.attachment(signature_tag(digest))
 
 
-def add_signatures(store: Store, digest: str, signatures: Sequence[Signature]) -> Descriptor:
+def add_signatures(store: Store, digest: str, signatures: Sequence[SignedPayload]) -> Descriptor:
     """Put signatures from elsewhere beside those that the bundle has; equal ones once. Nothing is verified.
 
     Those that the bundle has and that say of themselves that they have expired go.
@@ -219,7 +219,7 @@ def add_signatures(store: Store, digest: str, signatures: Sequence[Signature]) -
     return store.change_attachment(signature_tag(digest), change)
 
 
-def fetch_signatures(read: Read, resolve: Resolve, store: Store, digest: str) -> Descriptor | None:
+def fetch_signatures(read: ReadBlob, resolve: Resolve, store: Store, digest: str) -> Descriptor | None:
     """Take a bundle's signatures over from elsewhere, beside those that it has here; None where it has none there.
 
     Raises CorruptError, SignatureError, NotFoundError, StoreError.
@@ -234,9 +234,9 @@ def _there(store: Store, descriptor: Descriptor | None) -> ReadSignatures:
     return ReadSignatures([], [], []) if descriptor is None else read_signatures(reader_of(store), descriptor)
 
 
-def _once(signatures: Iterable[Signature]) -> list[Signature]:
+def _once(signatures: Iterable[SignedPayload]) -> list[SignedPayload]:
     """Equal ones once, the one whose layer says most."""
-    found: dict[tuple[bytes, bytes], Signature] = {}
+    found: dict[tuple[bytes, bytes], SignedPayload] = {}
     for one in signatures:
         same = found.setdefault((one.payload, one.signature), one)
         if len(one.annotations) > len(same.annotations):
@@ -244,7 +244,7 @@ def _once(signatures: Iterable[Signature]) -> list[Signature]:
     return list(found.values())
 
 
-def _replaces(claims: Claims, key: PublicKey, other: Signature) -> bool:
+def _replaces(claims: Claims, key: PublicKey, other: SignedPayload) -> bool:
     if not key.verifies(other.signature, other.payload):
         return False
     try:
@@ -254,12 +254,12 @@ def _replaces(claims: Claims, key: PublicKey, other: Signature) -> bool:
     return (old.digest, old.name) == (claims.digest, claims.name)
 
 
-def merged(there: Sequence[Signature], new: Sequence[Signature], now: datetime) -> list[Signature]:
+def merged(there: Sequence[SignedPayload], new: Sequence[SignedPayload], now: datetime) -> list[SignedPayload]:
     """Both, equal ones once, without those `there` that say of themselves that they have expired."""
     return _once([*(one for one in there if not _has_expired(one, now)), *new])
 
 
-def _has_expired(one: Signature, now: datetime) -> bool:
+def _has_expired(one: SignedPayload, now: datetime) -> bool:
     try:
         expires = decode_payload(one.payload).expires
     except CorruptError:
@@ -267,11 +267,11 @@ def _has_expired(one: Signature, now: datetime) -> bool:
     return expires is not None and expires <= now
 
 
-def encode_signatures(signatures: Sequence[Signature], others: Sequence[Descriptor] = ()) -> Encoded:
+def encode_signatures(signatures: Sequence[SignedPayload], others: Sequence[Descriptor] = ()) -> Encoded:
     """With layers of other types that are there already. Raises SignatureError where they are too many."""
     return encode_layers(SIGNATURES, [_layer(one) for one in signatures], others)
 
 
-def _layer(one: Signature) -> Layer:
+def _layer(one: SignedPayload) -> Layer:
     annotations = {**dict(one.annotations), SIGNATURE: base64.b64encode(one.signature).decode()}
     return Layer(one.payload, tuple(sorted(annotations.items())))

@@ -24,11 +24,11 @@ from aotc.store.files.locks import locked
 from aotc.store.files.writing import write_atomically
 from aotc.store.layout.bundle import Bundle, read_bundle
 from aotc.store.layout.names import hex_of
-from aotc.store.readable import Readable
+from aotc.store.readable import ReadableStore
 from aotc.store.reference import Reference
-from aotc.store.signing.attachments import Read, Resolve, reader_of
+from aotc.store.signing.attachments import ReadBlob, Resolve, reader_of
 from aotc.store.signing.keys import PathOrText, PublicKey, read_public_keys
-from aotc.store.signing.signatures import Claims, Signature, decode_payload, read_signatures, signature_tag
+from aotc.store.signing.signatures import Claims, SignedPayload, decode_payload, read_signatures, signature_tag
 
 KEYS_VARIABLE = "AOTC_TRUSTED_KEYS"
 SINCE_VARIABLE = "AOTC_SIGNED_AFTER"
@@ -99,7 +99,7 @@ def _memory_folder(cache: PathOrText | None) -> Path | None:
 # -- checking ---------------------------------------------------------------------------------------------------------
 
 
-def read_trusted(store: Readable, reference: Reference, trust: TrustedKeys | None) -> Bundle:
+def read_trusted(store: ReadableStore, reference: Reference, trust: TrustedKeys | None) -> Bundle:
     """The bundle that `reference` names, if a trusted key signed it for that name; any, where `trust` is None.
 
     All that is read later is named by a digest in the bundle, or below it. Raises as `read_bundle` and
@@ -111,7 +111,7 @@ def read_trusted(store: Readable, reference: Reference, trust: TrustedKeys | Non
 
 
 def check_bundle(
-    store: Readable,
+    store: ReadableStore,
     bundle: Bundle,
     reference: Reference,
     trusted_keys: Sequence[PathOrText] | PathOrText | None = None,
@@ -123,7 +123,7 @@ def check_bundle(
     _check(store, bundle, reference, read_trust(trusted_keys, signed_after, cache))
 
 
-def _check(store: Readable, bundle: Bundle, reference: Reference, trust: TrustedKeys | None) -> None:
+def _check(store: ReadableStore, bundle: Bundle, reference: Reference, trust: TrustedKeys | None) -> None:
     if trust is not None:
         check_signatures(reader_of(store), store.attachment, bundle.digest, reference, trust)
 
@@ -136,7 +136,7 @@ class Signer(NamedTuple):
 
 
 def check_signatures(
-    read: Read,
+    read: ReadBlob,
     resolve: Resolve,
     digest: str,
     reference: Reference,
@@ -191,7 +191,7 @@ class _Flaw(NamedTuple):
 REASONS = ("untrusted", "malformed", "other-bundle", "other-name", "too-old", "not-yet-valid", "expired")
 
 
-def _signer(one: Signature, keys: Sequence[PublicKey]) -> Signer | _Flaw:
+def _signer(one: SignedPayload, keys: Sequence[PublicKey]) -> Signer | _Flaw:
     key = next((key for key in keys if key.verifies(one.signature, one.payload)), None)
     if key is None:
         return _Flaw(
@@ -398,7 +398,7 @@ class SeenSignature(msgspec.Struct, frozen=True):
 
 
 def look_at_signatures(
-    read: Read, resolve: Resolve, digest: str, reference: Reference, trust: TrustedKeys | None
+    read: ReadBlob, resolve: Resolve, digest: str, reference: Reference, trust: TrustedKeys | None
 ) -> list[SeenSignature]:
     """Every signature of a bundle, trusted or not; nothing is refused or remembered. Raises StoreError."""
     descriptor = resolve(signature_tag(digest))
@@ -407,7 +407,7 @@ def look_at_signatures(
     return [_look(one, digest, reference, trust) for one in read_signatures(read, descriptor).signatures]
 
 
-def _look(one: Signature, digest: str, reference: Reference, trust: TrustedKeys | None) -> SeenSignature:
+def _look(one: SignedPayload, digest: str, reference: Reference, trust: TrustedKeys | None) -> SeenSignature:
     signer = _signer(one, trust.keys if trust else ())
     if isinstance(signer, Signer):
         assert trust is not None

@@ -8,7 +8,7 @@ from typing import Any
 
 from aotc.errors import Issue, UnverifiedError
 from aotc.store.layout.bundle import BundleEntry
-from aotc.store.readable import Readable
+from aotc.store.readable import ReadableStore
 from aotc.store.reference import is_remote
 from aotc.store.signing.attachments import reader_of
 from aotc.store.signing.attestations import Attestation, read_attestations
@@ -18,7 +18,7 @@ from aotc.verification import Verification
 
 
 def check_verified(
-    store: Readable, bundle: str, entry: BundleEntry, name: str, trust: TrustedKeys | None = None
+    store: ReadableStore, bundle: str, entry: BundleEntry, name: str, trust: TrustedKeys | None = None
 ) -> Attestation:
     """The attestation that counts of one artifact of the bundle with the digest `bundle`, if the artifact has passed.
 
@@ -57,7 +57,7 @@ def check_verified(
     return next(one for one in counting if one.verification is decisive)
 
 
-def verified_in(store: Readable, bundle: str, trust: TrustedKeys | None = None) -> dict[str, Verification]:
+def verified_in(store: ReadableStore, bundle: str, trust: TrustedKeys | None = None) -> dict[str, Verification]:
     """The verification that counts of each artifact of a bundle that has one, by the artifact's digest.
 
     Raises SignatureError, CorruptError, NotFoundError and StoreError where they cannot be read.
@@ -80,7 +80,7 @@ def that_counts(verifications: Sequence[Verification]) -> Verification:
 
 def check_verified_there(
     where: str,
-    local: Readable,
+    local: ReadableStore,
     bundle: str,
     entry: BundleEntry,
     name: str,

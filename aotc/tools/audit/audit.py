@@ -12,7 +12,7 @@ from aotc.records import Record
 from aotc.store.advisory_feed import artifact_hits
 from aotc.store.layout.bundle import BundleEntry, read_artifact, read_bundle
 from aotc.store.opening import open_readable
-from aotc.store.readable import Readable
+from aotc.store.readable import ReadableStore
 from aotc.store.reference import Reference, is_registry, is_remote, parse_reference
 
 
@@ -91,7 +91,7 @@ def audit(what: Sequence[str], feed: Feed, default_store: str) -> Audit:
     return Audit(tuple(artifacts), tuple(found))
 
 
-def references(text: str, default_store: str) -> Iterator[tuple[Readable, Reference]]:
+def references(text: str, default_store: str) -> Iterator[tuple[ReadableStore, Reference]]:
     """The tags of a store, or the one reference, each with its opened store."""
     if is_store(text):
         store = open_readable(text)
@@ -110,13 +110,13 @@ def is_store(text: str) -> bool:
     return is_remote(text) or "/" in text or (Path(text) / "oci-layout").is_file()
 
 
-def _is_there(store: Readable, entry: BundleEntry) -> bool:
+def _is_there(store: ReadableStore, entry: BundleEntry) -> bool:
     """Whether the store has the artifact: a host fetches what it runs."""
     has = getattr(store.blobs, "has", None)
     return has is None or bool(has(entry.digest, entry.size))
 
 
-def _found(store: Readable, ref: str, digest: str, entry: BundleEntry, feed: Feed) -> Iterator[Affection]:
+def _found(store: ReadableStore, ref: str, digest: str, entry: BundleEntry, feed: Feed) -> Iterator[Affection]:
     for unit, key, hit in artifact_hits(store, read_artifact(store, entry), feed):
         advisory = hit.advisory
         yield Affection(

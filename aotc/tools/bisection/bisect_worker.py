@@ -17,7 +17,7 @@ from aotc.compiler.codegen.inductor_options import inductor_options
 from aotc.compiler.messages import Job, Unit
 from aotc.compiler.publish.record import RECORD
 from aotc.compiler.unit import compile_unit
-from aotc.compiler.wrong_code.findings import Culprit, Remedy, Stage
+from aotc.compiler.wrong_code.findings import CompileStage, Culprit, Remedy
 from aotc.compiler.wrong_code.ladder import walk
 from aotc.compiler.wrong_code.lowering import Lowering
 from aotc.digest import sha256_bytes
@@ -37,7 +37,7 @@ from aotc.tools.bisection.divergence import first_divergence
 from aotc.tools.bisection.messages import Bisection, BisectJob
 from aotc.tools.bisection.weights import not_followed, wrongly_bound
 from aotc.verify.compare_worker import worst_of
-from aotc.verify.comparison import Comparison, CouldNotRun, Subject
+from aotc.verify.comparison import Comparison, CouldNotRun, JudgedCode
 
 ARTIFACT = "artifact in the store"
 EXPORTED = "exported program in eager"
@@ -64,7 +64,7 @@ class _Bisecting:
         self.job, self.spec = job, job.verify.spec
         self.target = parse_target(job.verify.target)
         self.comparison = Comparison(job.verify)
-        self.stages: list[Stage] = []
+        self.stages: list[CompileStage] = []
         self.seed = 0
 
     def run(self) -> Bisection:
@@ -73,14 +73,14 @@ class _Bisecting:
         try:
             captured = self._captured()
         except Exception as error:
-            self.stages.append(Stage(EXPORTED, "failed", _first_line(error)))
+            self.stages.append(CompileStage(EXPORTED, "failed", _first_line(error)))
             return self._end(conclusion="the model cannot be captured as a whole, so no further step can be tried")
         if culprit := self._wrong_weight(captured):
             return self._end(culprit, conclusion=AGAIN + UNSEEN)
         if flaw := self._exported(captured):
-            self.stages.append(Stage(EXPORTED, "wrong", flaw))
+            self.stages.append(CompileStage(EXPORTED, "wrong", flaw))
             return self._end(self._diverging(captured), conclusion=TRACED)
-        self.stages.append(Stage(EXPORTED, "right"))
+        self.stages.append(CompileStage(EXPORTED, "right"))
         options, off = inductor_options(self.spec, self.target), self.spec.patches_off
         lowering = Lowering(self.target, options, off, extremes=bool(self.job.extremes))
         with modes_of(self.spec, self.target.device):
@@ -95,32 +95,32 @@ class _Bisecting:
     def _artifact_is_wrong(self) -> bool:
         """With the weights of the build; the first seed with which it is wrong is the one that is looked at."""
         if self.job.extremes:
-            flaw = self._flaw(Subject(self.comparison.compiled, self.comparison.module), 0)
-            self.stages.append(Stage(ARTIFACT, "wrong" if flaw else "right", flaw))
+            flaw = self._flaw(JudgedCode(self.comparison.compiled, self.comparison.module), 0)
+            self.stages.append(CompileStage(ARTIFACT, "wrong" if flaw else "right", flaw))
             return bool(flaw)
         for seed in range(max(self.job.verify.seeds, len(self.comparison.forms), 2)):
-            if flaw := self._flaw(Subject(self.comparison.compiled, self.comparison.module), seed):
+            if flaw := self._flaw(JudgedCode(self.comparison.compiled, self.comparison.module), seed):
                 self.seed = seed
-                self.stages.append(Stage(ARTIFACT, "wrong", flaw))
+                self.stages.append(CompileStage(ARTIFACT, "wrong", flaw))
                 return True
-        self.stages.append(Stage(ARTIFACT, "right"))
+        self.stages.append(CompileStage(ARTIFACT, "right"))
         return self._with_other_weights()
 
     def _with_other_weights(self) -> bool:
         state = named_state(self.comparison.module)
         culprit = None
         if self.comparison.compiled.artifact.weights == "live":
-            subject = Subject(self.comparison.compiled, self.comparison.module)
+            subject = JudgedCode(self.comparison.compiled, self.comparison.module)
             culprit = not_followed(self.comparison, list(state), lambda: not self._flaw(subject, 0))
         if culprit is None:
             return False
-        self.stages[-1] = Stage(ARTIFACT, "wrong", "with other weights than those of its build")
+        self.stages[-1] = CompileStage(ARTIFACT, "wrong", "with other weights than those of its build")
         self.held = culprit
         return True
 
     held: Culprit | None = None
 
-    def _flaw(self, subject: Subject, seed: int) -> str:
+    def _flaw(self, subject: JudgedCode, seed: int) -> str:
         """Why a call differs from eager, "" where it does not. Raises CouldNotRun."""
         if self.job.extremes:
             found = self.comparison.compare_at_extremes(self.job.dims, self.job.extremes, subject)
@@ -203,18 +203,18 @@ class _Bisecting:
         ranges = [name for name, size in self.job.bucket.items() if isinstance(size, SizeRange)]
         try:
             flaw = self._built_anew(self.job.bucket)
-            self.stages.append(Stage(LIBRARY, "wrong" if flaw else "right", flaw))
+            self.stages.append(CompileStage(LIBRARY, "wrong" if flaw else "right", flaw))
             if not flaw:
                 frozen = self.spec.weights == "frozen"
                 return self._end(conclusion=f"{AGAIN}{_FROZEN if frozen else ''}{UNSEEN}")
             fixed: Bucket = dict(self.job.dims)
             if ranges and not self._built_anew(fixed):
                 name = f"{LIBRARY}, of fixed sizes"
-                self.stages.append(Stage(name, "right"))
+                self.stages.append(CompileStage(name, "right"))
                 remedy = Remedy("a bucket of these sizes", f"buckets: [{{{_as_yaml(fixed)}}}]", whole=True)
                 return self._end(None, (remedy,), f"only code for a range of {', '.join(ranges)} is wrong")
         except Exception as error:
-            self.stages.append(Stage(LIBRARY, "failed", _first_line(error)))
+            self.stages.append(CompileStage(LIBRARY, "failed", _first_line(error)))
             return self._end(conclusion="the model cannot be compiled again here")
         return self._end(
             conclusion="Inductor's code is right, and AOTInductor's library is not: report it with the model"
@@ -235,7 +235,7 @@ class _Bisecting:
                 allow_imports=True,
                 read_file=lambda file: (output / file.name).read_bytes(),
             )
-            return self._flaw(Subject(compiled, module), self.seed)
+            return self._flaw(JudgedCode(compiled, module), self.seed)
 
     def _end(self, culprit: Culprit | None = None, remedies: Sequence[Remedy] = (), conclusion: str = "") -> Bisection:
         return Bisection(

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from aotc.compiler.wrong_code.findings import Culprit, Remedy, Stage
+from aotc.compiler.wrong_code.findings import CompileStage, Culprit, Remedy
 from aotc.records import Bucket, Dims, Record
 from aotc.verify.comparison import VerifyJob
 
@@ -29,7 +29,7 @@ class Bisection(Record, frozen=True):
     bucket: str
     target: str
     sizes: str
-    stages: tuple[Stage, ...]
+    stages: tuple[CompileStage, ...]
     culprit: Culprit | None = None
     remedies: tuple[Remedy, ...] = ()
     conclusion: str = ""

@@ -18,7 +18,7 @@ from aotc.tools.bisection.messages import Bisection, BisectJob
 from aotc.verify.cases import model_dispatcher
 from aotc.verify.comparison import VerifyJob
 from aotc.verify.runnable import spec_of
-from aotc.verify.verdicts import Report
+from aotc.verify.verdicts import VerifyReport
 
 _IN_RANKS = (
     "a bisection runs one process, and the model is split over ranks\n"
@@ -26,15 +26,15 @@ _IN_RANKS = (
 )
 
 
-def to_bisect(reports: Sequence[Report]) -> list[Report]:
+def to_bisect(reports: Sequence[VerifyReport]) -> list[VerifyReport]:
     """Of each artifact the first report of a difference: others mostly have the same cause."""
     wrong = [one for one in reports if one.status == "failed" and one.bundle]
     return list({(one.bundle, one.target): one for one in reversed(wrong)}.values())
 
 
 def bisect_reports(
-    where: str, reports: Sequence[Report], folder: Path, seeds: int
-) -> Iterator[tuple[Report, Bisection]]:
+    where: str, reports: Sequence[VerifyReport], folder: Path, seeds: int
+) -> Iterator[tuple[VerifyReport, Bisection]]:
     """Say of each artifact that differs why it does. `where` is the store, `folder` the one of the factory's files.
 
     Raises VerifyError where the process that bisects ends without an answer; NotFoundError, CorruptError, StoreError.
@@ -44,7 +44,7 @@ def bisect_reports(
         yield report, _bisect(store, report, folder, seeds)
 
 
-def _bisect(store: Store, report: Report, folder: Path, seeds: int) -> Bisection:
+def _bisect(store: Store, report: VerifyReport, folder: Path, seeds: int) -> Bisection:
     bundle = read_bundle(store, Reference(None, report.model, digest=report.bundle))
     entry = next(one for one in bundle.artifacts if one.target == report.target)
     artifact = read_built(store, entry)

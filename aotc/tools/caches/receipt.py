@@ -31,7 +31,7 @@ _RESTORED, _LOG = "restored.json", "log"
 REQUIREMENTS = ("used", "no-compiler")
 
 
-class CachedFile(msgspec.Struct, frozen=True):
+class ReceiptFile(msgspec.Struct, frozen=True):
     path: str
     digest: str
 
@@ -40,7 +40,7 @@ class _Restored(msgspec.Struct, frozen=True):
     """After a restore: the files of the cache, and other ones that lay in its folders."""
 
     folders: dict[str, str]
-    files: tuple[CachedFile, ...]
+    files: tuple[ReceiptFile, ...]
     others: tuple[str, ...]
 
 
@@ -115,7 +115,7 @@ def begin(folder: Path, cache: CompilerCache | None, folders: Mapping[str, Path]
     others = sorted(_now(roots) - mine.keys())
     noted = _Restored(
         {kind: str(root) for kind, root in roots.items()},
-        tuple(CachedFile(path, digest) for path, digest in mine.items()),
+        tuple(ReceiptFile(path, digest) for path, digest in mine.items()),
         tuple(others),
     )
     with typed_errors("write", folder):

@@ -16,7 +16,7 @@ from aotc.store.files.writing import make_folder, temporary_name
 from aotc.store.layout.bundle import Bundle
 from aotc.store.layout.compiler_cache import CachedFile, CompilerCache, read_cache
 from aotc.store.layout.store import Store
-from aotc.store.readable import Readable
+from aotc.store.readable import ReadableStore
 from aotc.tools.caches.folders import with_paths
 from aotc.tools.caches.origin import Origin, rules
 
@@ -31,7 +31,7 @@ class Restored(NamedTuple):
     other: int = 0
 
 
-def cache_of(store: Readable, bundle: Bundle) -> CompilerCache:
+def cache_of(store: ReadableStore, bundle: Bundle) -> CompilerCache:
     """The record of a bundle that is a compiler cache. Raises StoreError for another bundle, and as `read_cache`."""
     for entry in bundle.artifacts:
         if entry.is_cache:

@@ -12,7 +12,7 @@ from aotc.store.layout.store import Store
 from aotc.store.reference import DEFAULT_TAG, Reference, is_remote, parse_reference
 from aotc.store.remote.fetch import fetch, of_targets
 from aotc.store.remote.push import push
-from aotc.store.remote.transfer import OnEvent
+from aotc.store.remote.transfer import OnTransfer
 from aotc.store.signing.trust import read_trust, read_trusted
 from aotc.tools.caches.origin import Origin
 from aotc.tools.caches.receipt import Receipt
@@ -27,7 +27,7 @@ def reference_of(text: str, origin: Origin) -> Reference:
     return reference
 
 
-def opened(reference: Reference, where: str, on_event: OnEvent | None = None) -> tuple[Store, Bundle]:
+def opened(reference: Reference, where: str, on_event: OnTransfer | None = None) -> tuple[Store, Bundle]:
     """The store in a folder and the bundle, if it is signed as the trusted keys ask; of a remote, fetched first.
 
     Raises NotFoundError, SignatureError, RemoteError, StoreError, CorruptError.
@@ -48,7 +48,7 @@ def save_as(
     folders: Mapping[str, Path],
     origin: Origin,
     receipt: Receipt | None = None,
-    on_event: OnEvent | None = None,
+    on_event: OnTransfer | None = None,
 ) -> SavedCache:
     """As `save`, to the store `where`: a remote one gets what it lacks.
 

@@ -15,7 +15,7 @@ from aotc.records import Artifact, Parallel
 from aotc.runtime.fetch import runnable
 from aotc.store.layout.bundle import Bundle, BundleEntry, each_file, read_artifact, read_bundle
 from aotc.store.layout.store import Store
-from aotc.store.readable import Readable
+from aotc.store.readable import ReadableStore
 from aotc.store.reference import Reference, is_remote
 from aotc.store.remote.remote_store import RemoteStore
 from aotc.store.signing.attachments import reader_of
@@ -42,7 +42,7 @@ def check_bundle(reference: Reference, where: str, compat: Compat = "minor") -> 
     """
     checks: list[Check] = []
     with failing(checks, "bundle", "reference"):
-        store: Readable = RemoteStore(open_once(where)) if is_remote(where) else Store.open(where)
+        store: ReadableStore = RemoteStore(open_once(where)) if is_remote(where) else Store.open(where)
         bundle = read_bundle(store, reference)
         targets = ", ".join(entry.target for entry in bundle.artifacts)
         checks.append(Check("bundle", "reference", "ok", f"{reference.name} is {bundle.digest}, for {targets}"))
@@ -57,7 +57,7 @@ def check_bundle(reference: Reference, where: str, compat: Compat = "minor") -> 
     return checks
 
 
-def _signed(store: Readable, bundle: Bundle, reference: Reference) -> list[Check]:
+def _signed(store: ReadableStore, bundle: Bundle, reference: Reference) -> list[Check]:
     checks: list[Check] = []
     with failing(checks, "bundle", "signature"):
         trust = read_trust()
@@ -69,7 +69,7 @@ def _signed(store: Readable, bundle: Bundle, reference: Reference) -> list[Check
     return checks
 
 
-def _artifacts(store: Readable, bundle: Bundle, compat: Compat, trusted: bool) -> list[Check]:
+def _artifacts(store: ReadableStore, bundle: Bundle, compat: Compat, trusted: bool) -> list[Check]:
     records: dict[str, Artifact] = {}
     unread: dict[str, AotcError] = {}
     for entry in bundle.artifacts:
@@ -140,7 +140,7 @@ def _check_of(part: str, rule: Rule, lost: CheckStatus) -> Check:
     return Check(part, rule.name, lost, rule.here, rule.needed, rule.issue.hint)
 
 
-def _contents(part: str, store: Readable, artifact: Artifact) -> list[Check]:
+def _contents(part: str, store: ReadableStore, artifact: Artifact) -> list[Check]:
     """Of an artifact that would be taken: are its files whole, and the packages of the operators that it calls here."""
     checks = []
     if isinstance(store, Store):
@@ -196,7 +196,7 @@ def _training(part: str, store: Store, artifact: Artifact) -> list[Check]:
     return checks or [Check(part, "training", "ok", "the libraries of forward and backward open")]
 
 
-def _symbols(part: str, store: Readable, artifact: Artifact) -> list[Check]:
+def _symbols(part: str, store: ReadableStore, artifact: Artifact) -> list[Check]:
     """Of code of another torch minor: does this torch have everything that it calls? Every lack is a check."""
     built, here = artifact.environment.torch, str(torch.__version__)
     if numbers(built, 2) == numbers(here, 2):

@@ -18,10 +18,12 @@ from aotc.tools.gate.document import LAST, CoverageLimit, ErrorLimit, Gate, Late
 from aotc.tools.gate.inputs import baseline_named, check_last
 from aotc.tools.gate.releases import Measuring, measuring
 from aotc.verification import Limit
-from aotc.verify.verdicts import Report
+from aotc.verify.verdicts import VerifyReport
 
 
-def limits_of(gate: Gate, subject: BenchSubject, reports: Sequence[Report], where: str, folder: Path) -> list[Limit]:
+def limits_of(
+    gate: Gate, subject: BenchSubject, reports: Sequence[VerifyReport], where: str, folder: Path
+) -> list[Limit]:
     """Measure what the gate asks for. `reports` are those of the bundle, `where` its store, `folder` the gate's.
 
     Raises VerifyError where the release cannot be run, ManifestError, TraceError, NotFoundError, StoreError.
@@ -40,7 +42,7 @@ def limits_of(gate: Gate, subject: BenchSubject, reports: Sequence[Report], wher
     return found
 
 
-def _numbers(limits: ErrorLimit, reports: Sequence[Report]) -> Iterator[Limit]:
+def _numbers(limits: ErrorLimit, reports: Sequence[VerifyReport]) -> Iterator[Limit]:
     judged = [report for report in reports if report.error is not None]
     worst = max((report.error or 0.0 for report in judged), default=None)
     shares = [(report.error or 0.0) / report.allowed for report in judged if report.allowed]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from aotc.verification import Limit
-from aotc.verify.verdicts import Report
+from aotc.verify.verdicts import VerifyReport
 
 
-def markdown(reports: Sequence[Report], limits: Mapping[str, Sequence[Limit]], machine: str) -> str:
+def markdown(reports: Sequence[VerifyReport], limits: Mapping[str, Sequence[Limit]], machine: str) -> str:
     """`limits` by model; `machine` says where it was verified."""
     wrong = [report for report in reports if report.status != "ok"]
     verdicts = {one.verdict for each in limits.values() for one in each}
@@ -22,10 +22,10 @@ _MARKS = {"kept": "✅", "not kept": "❌", "unmeasured": "❔ unmeasured"}
 
 
 def _lines(
-    reports: Sequence[Report],
+    reports: Sequence[VerifyReport],
     limits: Mapping[str, Sequence[Limit]],
     machine: str,
-    wrong: Sequence[Report],
+    wrong: Sequence[VerifyReport],
     result: str,
 ) -> Iterator[str]:
     yield f"## aotc verify: {result}"

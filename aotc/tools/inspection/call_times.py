@@ -11,7 +11,7 @@ from aotc.records import Dims
 from aotc.store.layout.built import read_built
 from aotc.store.layout.bundle import Bundle
 from aotc.store.layout.units import find_built
-from aotc.store.readable import Readable
+from aotc.store.readable import ReadableStore
 
 
 class BucketTimes(NamedTuple):
@@ -23,7 +23,7 @@ class BucketTimes(NamedTuple):
     seconds: float
 
 
-def measured(store: Readable, bundle: Bundle) -> BucketTimes:
+def measured(store: ReadableStore, bundle: Bundle) -> BucketTimes:
     """The times of the artifact that has most of them.
 
     Raises NotFoundError where there are none: the store is a remote, which holds no units, or of a region, whose calls

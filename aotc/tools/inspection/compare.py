@@ -13,7 +13,7 @@ from aotc.records import File, SizeRange, bucket_name, part_name
 from aotc.store.layout.built import read_built, read_picks, read_report
 from aotc.store.layout.bundle import Bundle, BundleEntry, read_bundle
 from aotc.store.layout.units import find_built
-from aotc.store.readable import Readable
+from aotc.store.readable import ReadableStore
 from aotc.store.reference import Reference
 from aotc.tools.inspection.binaries import BinaryDifference, compare_binaries
 from aotc.tools.inspection.kernels import KernelDifference, KernelStatus, compare_kernels
@@ -87,11 +87,11 @@ class BundleDifference(msgspec.Struct, frozen=True, omit_defaults=True):
 class Side(msgspec.Struct, frozen=True):
     """A bundle, and the store that it is in."""
 
-    store: Readable
+    store: ReadableStore
     bundle: Bundle
 
 
-def open_side(store: Readable, reference: Reference) -> Side:
+def open_side(store: ReadableStore, reference: Reference) -> Side:
     """Raises what `read_bundle` raises."""
     return Side(store, read_bundle(store, reference))
 
@@ -130,7 +130,7 @@ def _by_target(bundle: Bundle, target: str | None) -> dict[str, BundleEntry]:
 
 
 def _compare_artifacts(
-    target: str, a: tuple[Readable, BundleEntry], b: tuple[Readable, BundleEntry]
+    target: str, a: tuple[ReadableStore, BundleEntry], b: tuple[ReadableStore, BundleEntry]
 ) -> ArtifactDifference:
     one, other = read_built(*a), read_built(*b)
     of_a, of_b = ({_part(v): v for v in artifact.variants} for artifact in (one, other))
@@ -179,7 +179,7 @@ def _without(record: Any, *fields: str) -> dict[str, Any]:
 class _Comparer:
     """Compares variants of two stores. Each pair of files is compared once, however many buckets share it."""
 
-    def __init__(self, a: Readable, b: Readable) -> None:
+    def __init__(self, a: ReadableStore, b: ReadableStore) -> None:
         self.a = a
         self.b = b
         self._compared: dict[tuple[str, str], BinaryDifference] = {}

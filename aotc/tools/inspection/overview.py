@@ -15,9 +15,9 @@ from aotc.records import part_name
 from aotc.store.layout.built import read_built, read_picks, read_report
 from aotc.store.layout.bundle import Bundle, each_file
 from aotc.store.layout.units import UnitRecord, find_built
-from aotc.store.readable import Readable
+from aotc.store.readable import ReadableStore
 from aotc.tools.inspection.races import RaceGroup, make_race
-from aotc.verify.verdicts import Report as Verdict
+from aotc.verify.verdicts import VerifyReport
 
 NEW_SESSION = timedelta(minutes=2)
 """A pause of the build after which the timeline starts anew, so that days between two units are not drawn."""
@@ -123,10 +123,10 @@ class Overview(msgspec.Struct, frozen=True):
     sessions: tuple[BuildSession, ...]
     size: int
     compressed: int
-    verdicts: tuple[Verdict, ...] = ()
+    verdicts: tuple[VerifyReport, ...] = ()
 
 
-def overviews(store: Readable, bundle: Bundle, verdicts: Sequence[Verdict] = ()) -> list[Overview]:
+def overviews(store: ReadableStore, bundle: Bundle, verdicts: Sequence[VerifyReport] = ()) -> list[Overview]:
     """One for each artifact. Raises NotFoundError, CorruptError, SchemaVersionError, StoreError."""
     return [
         _overview(
@@ -139,7 +139,9 @@ def overviews(store: Readable, bundle: Bundle, verdicts: Sequence[Verdict] = ())
     ]
 
 
-def _overview(store: Readable, artifact: BuiltArtifact, digest: str, verdicts: tuple[Verdict, ...]) -> Overview:
+def _overview(
+    store: ReadableStore, artifact: BuiltArtifact, digest: str, verdicts: tuple[VerifyReport, ...]
+) -> Overview:
     names = [part_name(variant.region, variant.bucket) for variant in artifact.variants]
     found = zip(names, (read_report(store, variant) for variant in artifact.variants), strict=True)
     reports = {name: report for name, report in found if report is not None}
@@ -161,7 +163,7 @@ def _overview(store: Readable, artifact: BuiltArtifact, digest: str, verdicts: t
     )
 
 
-def _bucket(store: Readable, variant: BuiltVariant, reports: dict[str, Report]) -> BucketOverview:
+def _bucket(store: ReadableStore, variant: BuiltVariant, reports: dict[str, Report]) -> BucketOverview:
     name = part_name(variant.region, variant.bucket)
     report = reports.get(name)
     return BucketOverview(
@@ -244,7 +246,7 @@ def _fates(kernels: Sequence[KernelOverview]) -> tuple[Fate, ...]:
     return tuple(Fate(operator, tuple(doing)) for operator, doing in sorted(by_operator.items()))
 
 
-def _races(store: Readable, artifact: BuiltArtifact, buckets: Sequence[BucketOverview]) -> tuple[RaceGroup, ...]:
+def _races(store: ReadableStore, artifact: BuiltArtifact, buckets: Sequence[BucketOverview]) -> tuple[RaceGroup, ...]:
     """Of each bucket, those first whose winners take most of a call."""
     groups = []
     for variant, bucket in zip(artifact.variants, buckets, strict=True):

@@ -14,11 +14,11 @@ from pygments.token import Comment, Keyword, Name, Number, String, _TokenType, i
 
 from aotc.provenance import CallTimes
 from aotc.store.layout.bundle import Bundle
-from aotc.store.readable import Readable
+from aotc.store.readable import ReadableStore
 from aotc.tools.html_page import render, visible
 from aotc.tools.inspection.overview import Overview, overviews
 from aotc.tools.inspection.races import describe_config
-from aotc.verify.verdicts import Report as Verdict
+from aotc.verify.verdicts import VerifyReport
 
 BUCKETS_NAMED = 4
 """Lists of buckets that are longer are cut to this many names, and the number of the others."""
@@ -26,7 +26,7 @@ BUCKETS_NAMED = 4
 _COLOURED = ((Comment, "c"), (Keyword, "k"), (String, "s"), (Number, "m"), (Name.Function, "f"), (Name.Decorator, "f"))
 
 
-def render_page(store: Readable, bundle: Bundle, reference: str, verdicts: Sequence[Verdict] = ()) -> str:
+def render_page(store: ReadableStore, bundle: Bundle, reference: str, verdicts: Sequence[VerifyReport] = ()) -> str:
     """The whole page, as HTML; `verdicts` are those of `aotc verify` on this bundle. Raises what `overviews` raises."""
     views = overviews(store, bundle, verdicts)
     rules = _filter_rules(views)

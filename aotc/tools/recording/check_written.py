@@ -16,7 +16,7 @@ from torch import nn
 from aotc.amounts import counted, listed
 from aotc.errors import ManifestError
 from aotc.machine.processes import Child, child_environment, last_lines
-from aotc.manifest.edit import Change, CheckJob, ModelEdit, Problem, edited, rewrite, with_lines
+from aotc.manifest.edit import BucketChange, CheckJob, ModelEdit, Problem, edited, rewrite, with_lines
 from aotc.reads.tensors import plain_state
 from aotc.records import Bucket, Dims, takes
 from aotc.tools.recording.values_file import keep_used_values
@@ -127,7 +127,7 @@ def _with_all_sizes(edit: ModelEdit, sizes: Sequence[Dims]) -> ModelEdit:
     return msgspec.structs.replace(edit, changes=tuple(changes))
 
 
-def _with_sizes(change: Change, sizes: Sequence[Dims]) -> Change:
+def _with_sizes(change: BucketChange, sizes: Sequence[Dims]) -> BucketChange:
     lost = [dict(dims) for dims in sizes if not any(_takes(bucket, dims) for bucket in change.instead)]
     distinct: list[Bucket] = [dict(dims) for index, dims in enumerate(lost) if dims not in lost[:index]]
     return msgspec.structs.replace(change, instead=(*change.instead, *distinct))

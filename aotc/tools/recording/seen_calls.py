@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from aotc.errors import ManifestError
 from aotc.manifest.inputs import is_tensor, is_tuple
 from aotc.manifest.schema import DTYPES
-from aotc.models.signature import Argument, UnnamedArguments, convention, named_arguments
+from aotc.models.signature import BoundArgument, UnnamedArguments, convention, named_arguments
 from aotc.reads.tensors import dtype_name
 from aotc.records import TUPLE, Dims
 
@@ -96,7 +96,7 @@ def left_out_arguments(module: nn.Module, args: Sequence[Any], kwargs: Mapping[s
 
 def _given_arguments(
     module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], method: Callable[..., Any] | None = None
-) -> list[Argument]:
+) -> list[BoundArgument]:
     called = method or module.forward
     name = getattr(called, "__name__", "forward")
     try:
@@ -110,7 +110,7 @@ def _given_arguments(
     return [argument for argument in convention(called, named) if argument.given]
 
 
-def _is_default(argument: Argument) -> bool:
+def _is_default(argument: BoundArgument) -> bool:
     value, default = argument.value, argument.default
     return value is None or value is default or (isinstance(value, _COMPARED) and bool(value == default))
 

@@ -27,11 +27,11 @@ from aotc.store.reference import Reference, is_registry, parse_reference
 from aotc.store.remote.fetch import fetch, of_targets
 from aotc.store.remote.interface import Limits
 from aotc.store.remote.push import change_attachment, push
-from aotc.store.signing.attachments import Encoded, Kind, Layer, encode_layers, read_layers
+from aotc.store.signing.attachments import DocumentKind, Encoded, Layer, encode_layers, read_layers
 from aotc.tools.remembering import memory as local
 from aotc.tools.remembering.memory import MOST_CALLS, MOST_KINDS, Memory, Place, decode_memory, remembered_in
 
-REMEMBERED = Kind("remembered", "application/vnd.aotc.remembered.v1+json", 16 << 20, "forms of calls")
+REMEMBERED = DocumentKind("remembered", "application/vnd.aotc.remembered.v1+json", 16 << 20, "forms of calls")
 TAG = "latest"
 LOAD_ATTEMPTS = 2
 """Of a request, in a program that waits for the answer with its first call."""

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from aotc.compiler.capture.module_objects import KeptObjects
 from aotc.compiler.capture.operator_trace import OperatorTrace
-from aotc.manifest.inputs import Tree
+from aotc.manifest.inputs import InputTree
 from aotc.models.calls import arguments_of, state_put_back
 from aotc.reads.tensors import named_state, plain_state
 from aotc.records import TUPLE, ConstantLeaf, Parameter, Signature
@@ -31,10 +31,10 @@ MOST_KEYS = 24
 ALL_ORDERS = 3
 """Up to this many keys, every order is tried; for more, orders that bring each key to each place and swap each pair."""
 
-Place = tuple[str, int]
+ContainerGroup = tuple[str, int]
 """Containers that are changed together: those of one parameter at one depth. `**kwargs` has the name ""."""
 Order = tuple[int, ...]
-_EXTRAS: Place = ("", 0)
+_EXTRAS: ContainerGroup = ("", 0)
 
 
 class Forms(NamedTuple):
@@ -72,9 +72,9 @@ def other_forms(
 
 
 class _Form(NamedTuple):
-    swapped_sequences: Collection[Place] = ()
+    swapped_sequences: Collection[ContainerGroup] = ()
     """Where lists become tuples, and tuples lists."""
-    orders: Mapping[Place, Order] = {}
+    orders: Mapping[ContainerGroup, Order] = {}
     swapped: Collection[str] = ()
     """The parameters that get an empty dict in place of None, and None in place of an empty dict."""
 
@@ -120,7 +120,7 @@ class _Runs:
             self._kept.put_back()
 
 
-def _put(value: Any, place: Place, form: _Form) -> Any:
+def _put(value: Any, place: ContainerGroup, form: _Form) -> Any:
     """The value with its containers in the given form."""
     if place[0] in form.swapped:
         return {} if value is None else None
@@ -133,13 +133,13 @@ def _put(value: Any, place: Place, form: _Form) -> Any:
     return value
 
 
-def _sequences(signature: Signature) -> list[Place]:
+def _sequences(signature: Signature) -> list[ContainerGroup]:
     return list(dict.fromkeys(place for place, tree in _containers(signature) if isinstance(tree, list)))
 
 
-def _mappings(signature: Signature) -> dict[Place, int]:
+def _mappings(signature: Signature) -> dict[ContainerGroup, int]:
     """The places of mappings with two keys or more, with the number of keys of the largest."""
-    places: dict[Place, int] = {}
+    places: dict[ContainerGroup, int] = {}
     for place, tree in _containers(signature):
         if isinstance(tree, Mapping) and len(tree) > 1:
             places[place] = max(places.get(place, 0), len(tree))
@@ -170,12 +170,12 @@ def _extras(signature: Signature) -> list[str]:
     return [each.name for each in signature.parameters if each.kind == "extra" and each.default is msgspec.UNSET]
 
 
-def _containers(signature: Signature) -> Iterator[tuple[Place, Tree]]:
+def _containers(signature: Signature) -> Iterator[tuple[ContainerGroup, InputTree]]:
     for parameter in signature.parameters:
         yield from _within(parameter.tree, (parameter.name, 0))
 
 
-def _within(tree: Tree, place: Place) -> Iterator[tuple[Place, Tree]]:
+def _within(tree: InputTree, place: ContainerGroup) -> Iterator[tuple[ContainerGroup, InputTree]]:
     if isinstance(tree, int):
         return
     yield place, tree

@@ -27,7 +27,7 @@ _OF_A_PROCESS = "._original_object_hash"
 """What transformers keeps in a GenerationConfig: the hash of a text, which is another one in each process."""
 
 
-class Reads:
+class AttributeReads:
     """The attributes that were read.
 
     names: `Class.attribute` of each attribute that was read from any object of the class, and not written to.
@@ -50,13 +50,13 @@ class Reads:
 
 
 @contextmanager
-def attributes_read(module: nn.Module) -> Iterator[Reads]:
+def attributes_read(module: nn.Module) -> Iterator[AttributeReads]:
     """While active, record reads of attributes of the module's submodules and of the objects that these hold.
 
     Reads from any object of their classes count, so the result is never too small. Class attributes are included, since
     an object may get its own. A configuration that is read as a whole, by `__dict__`, counts as read in each origin.
     """
-    reads = Reads()
+    reads = AttributeReads()
     parts = list(module.modules())
     names: dict[type, set[str]] = {}
     for holder in (*parts, *(found for part in parts for _, found in objects_in(part))):
@@ -154,7 +154,7 @@ def _replaced(cls: type, name: str, value: Any) -> Iterator[None]:
             setattr(cls, name, before)
 
 
-def _watching(cls: type, names: Collection[str], reads: Reads) -> Any:
+def _watching(cls: type, names: Collection[str], reads: AttributeReads) -> Any:
     whole = {"__dict__": CONFIG_ORIGINS, "__getstate__": CONFIG_ORIGINS}  # `__getstate__` for copies
     noted = {name: (name,) for name in CONFIG_ORIGINS} | whole
     own: Any = cls.__getattribute__
@@ -176,7 +176,7 @@ class _Watch:
     that define it, and changes of a set. Configurations get one all the same.
     """
 
-    def __init__(self, name: str, default: Any, reads: Reads) -> None:
+    def __init__(self, name: str, default: Any, reads: AttributeReads) -> None:
         self._name, self._default, self.names_reads = name, default, reads
 
     def __get__(self, instance: Any, owner: type) -> Any:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from aotc.compiler.capture.module_objects import Change, KeptObjects
+from aotc.compiler.capture.module_objects import KeptObjects, ObjectChange
 from aotc.compiler.explain_failure import is_model_code, lines_shown, stack_of
 from aotc.errors import BuildError
 from aotc.models.calls import ContainersChanged, arguments_of, call_model, containers_changed, state_put_back
@@ -198,7 +198,7 @@ def _line_of(is_made: Callable[[], bool], call: Callable[[], Any]) -> str:
     return next(iter(found), "")
 
 
-def _forgotten(changes: Sequence[Change], source: str) -> BuildError:
+def _forgotten(changes: Sequence[ObjectChange], source: str) -> BuildError:
     names = ", ".join(f"`{change.path}`" for change in changes[:3]) or "an object outside its attributes"
     return BuildError(
         f"forward keeps a value for its next call in {names}, which is not a buffer before the first call: the model's "
@@ -210,7 +210,7 @@ def _forgotten(changes: Sequence[Change], source: str) -> BuildError:
     )
 
 
-def _replaced(changes: Sequence[Change], source: str) -> BuildError:
+def _replaced(changes: Sequence[ObjectChange], source: str) -> BuildError:
     def kind_of(part: Any) -> str:
         return f"a {type(part).__qualname__}" if isinstance(part, nn.Module) else "none"
 

@@ -66,7 +66,7 @@ class _Seen(NamedTuple):
     trace: str
 
     @property
-    def form(self) -> Form:
+    def form(self) -> RegionForm:
         """The facts that distinguish variants of a region beside sizes: the structure of the arguments, the dtype and
         number of axes of each tensor, and the constants."""
         return self.parameters, self.paths, tuple(leaf.form for leaf in self.leaves)
@@ -85,7 +85,7 @@ class _SeenLeaf(NamedTuple):
         return self.kind, self.value, None if self.shape is None else len(self.shape)
 
 
-Form = tuple[bytes, tuple[str, ...], tuple[tuple[str, Any, int | None], ...]]
+RegionForm = tuple[bytes, tuple[str, ...], tuple[tuple[str, Any, int | None], ...]]
 _CallsAt = Callable[[Dims], list[dict[str, list[_Seen]]]]
 """Returns the calls of each path at these sizes of the model's dims, for each form of the model's inputs."""
 
@@ -176,9 +176,9 @@ def _calls_at(
     return {path: list(dict.fromkeys(calls)) for path, calls in found.items()}
 
 
-def _distinct(path: str, dims: Dims, calls: Sequence[dict[str, list[_Seen]]]) -> dict[Form, _Seen]:
+def _distinct(path: str, dims: Dims, calls: Sequence[dict[str, list[_Seen]]]) -> dict[RegionForm, _Seen]:
     """One call of each form at these sizes, over all forms of the model's inputs."""
-    found: dict[Form, _Seen] = {}
+    found: dict[RegionForm, _Seen] = {}
     for call in (call for one in calls for call in one[path]):
         if found.setdefault(call.form, call).leaves != call.leaves:
             raise BuildError(
@@ -229,7 +229,7 @@ def _layouts(tensor: Tensor) -> Iterator[Layout]:
 
 
 def _parts(
-    spec: ModelSpec, instances: Sequence[str], found: Sequence[tuple[Dims, dict[Form, _Seen]]], calls_at: _CallsAt
+    spec: ModelSpec, instances: Sequence[str], found: Sequence[tuple[Dims, dict[RegionForm, _Seen]]], calls_at: _CallsAt
 ) -> Iterator[RegionPart]:
     path = instances[0]
     forms = list(dict.fromkeys(form for _, calls in found for form in calls))
@@ -241,7 +241,7 @@ def _parts(
         names.append(_name(path, first, calls[0], names))
         region = Region(names[-1], tuple(instances), _signature(spec, path, calls, samples))
 
-        def is_called(dims: Dims, form: Form = form) -> bool:
+        def is_called(dims: Dims, form: RegionForm = form) -> bool:
             try:
                 return any(call.form == form for one in calls_at(dims) for call in one[path])
             except BuildError:  # the model fails there, which `checks.specialization` reports
@@ -276,7 +276,7 @@ def _told(leaf: _SeenLeaf, before: _SeenLeaf | None) -> str:
 
 
 def _buckets_of(
-    path: str, form: Form, buckets: Sequence[Bucket], found: Sequence[tuple[Dims, dict[Form, _Seen]]]
+    path: str, form: RegionForm, buckets: Sequence[Bucket], found: Sequence[tuple[Dims, dict[RegionForm, _Seen]]]
 ) -> list[Bucket]:
     """The buckets at whose sizes the region is called in that form. Raises BuildError for a range with such calls at
     some of its sizes only."""

@@ -36,7 +36,7 @@ class Break(msgspec.Struct, frozen=True):
     message: str
 
 
-class Candidate(msgspec.Struct, frozen=True):
+class RegionCandidate(msgspec.Struct, frozen=True):
     """A pattern of repeated submodules: their number, their share of the parameters, the number of kinds to compile,
     and the problem if they cannot be regions ("" for none)."""
 
@@ -57,7 +57,7 @@ class Suggestion(msgspec.Struct, frozen=True):
 
     model: str
     whole: Break | None
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[RegionCandidate, ...]
     regions: tuple[str, ...]
     frozen: bool = False
     time: float = 0.0
@@ -75,8 +75,8 @@ def suggest_regions(spec: ModelSpec, folder: Path) -> Suggestion:
     with modes_of(spec, device):
         whole = export_break(module, args, kwargs)
     repeated = _repeated(module)
-    tried: list[Candidate] = []
-    taken: list[Candidate] = []
+    tried: list[RegionCandidate] = []
+    taken: list[RegionCandidate] = []
     todo = _outermost(repeated)
     while todo:
         pattern = todo.pop(0)
@@ -196,11 +196,11 @@ def _within(paths: Sequence[str], others: Sequence[str]) -> bool:
 
 def _try(
     spec: ModelSpec, folder: Path, module: nn.Module, pattern: str, paths: Sequence[str], device: str
-) -> Candidate:
+) -> RegionCandidate:
     parameters = {id(p): p.numel() for path in paths for p in module.get_submodule(path).parameters()}
     total = sum(p.numel() for p in module.parameters()) or 1
     kinds = Counter(type(module.get_submodule(path)).__qualname__ for path in paths)
-    candidate = Candidate(pattern, " and ".join(kinds), len(paths), sum(parameters.values()) / total)
+    candidate = RegionCandidate(pattern, " and ".join(kinds), len(paths), sum(parameters.values()) / total)
     by_region = msgspec.structs.replace(spec, regions=(pattern,), weights="live")
     try:
         region_paths(by_region, module)

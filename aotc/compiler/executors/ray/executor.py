@@ -23,7 +23,7 @@ from aotc.compiler.autotune.shared_picks import Answers
 from aotc.compiler.executors.ray.node import node_variables
 from aotc.compiler.executors.ray.requests import Ask, RayOptions, ask_for, node_lines, node_resources, units_at_a_time
 from aotc.compiler.executors.ray.task import run
-from aotc.compiler.messages import Compiled, NodeAnswer, NodeProgress, NodeRequest, OnProgress, Task, Unit
+from aotc.compiler.messages import FinishedUnit, NodeAnswer, NodeProgress, NodeRequest, OnProgress, Task, Unit
 from aotc.compiler.workers.unit_process import work_folder
 from aotc.errors import BuildError, Issue
 from aotc.store.remote.staging import Staging
@@ -131,7 +131,7 @@ class RayExecutor:
     # -- the executor -------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def compile(self, task: Task, on_progress: OnProgress) -> Iterator[Compiled]:
+    def compile(self, task: Task, on_progress: OnProgress) -> Iterator[FinishedUnit]:
         answer = self._answer(task, on_progress)
         task.log.write_bytes(answer.log)
         if answer.error is not None:

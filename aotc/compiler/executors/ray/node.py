@@ -15,7 +15,7 @@ from aotc.compiler.autotune.shared_picks import add_answers, answers_in
 from aotc.compiler.executors.executor import side_by_side
 from aotc.compiler.executors.local import COMPILE_THREADS, LocalExecutor
 from aotc.compiler.messages import (
-    Compiled,
+    FinishedUnit,
     NodeAnswer,
     NodeProgress,
     NodeRequest,
@@ -37,7 +37,7 @@ LOG_LIMIT = 1 << 20
 """Bytes of the end of a unit's log that are sent back."""
 
 
-class Measured(Protocol):
+class SharedMeasurements(Protocol):
     """Measurements of the build's units on all nodes: files of `aotc.compiler.autotune.shared_picks`, by name."""
 
     def get(self) -> Mapping[str, bytes]: ...
@@ -48,7 +48,7 @@ class Measured(Protocol):
 def run_on_node(
     request: NodeRequest,
     put: Callable[[NodeProgress], Any],
-    measured: Measured | None,
+    measured: SharedMeasurements | None,
     servers: ForkServers,
 ) -> NodeAnswer:
     """Compile the unit; `put` reports progress. A failure is returned as an answer, and not tried again.
@@ -78,7 +78,7 @@ def run_on_node(
 
 
 @contextmanager
-def _sharing(executor: LocalExecutor, measured: Measured | None) -> Iterator[None]:
+def _sharing(executor: LocalExecutor, measured: SharedMeasurements | None) -> Iterator[None]:
     """While active, the executor's unit shares picks with all nodes. Errors of the exchange do not fail the unit.
 
     Do not call in a task's main thread: Ray gives the cores of a task that waits there to another one.
@@ -101,7 +101,11 @@ def _sharing(executor: LocalExecutor, measured: Measured | None) -> Iterator[Non
 
 
 def _compile(
-    request: NodeRequest, log: Path, executor: LocalExecutor, on_progress: OnProgress, measured: Measured | None
+    request: NodeRequest,
+    log: Path,
+    executor: LocalExecutor,
+    on_progress: OnProgress,
+    measured: SharedMeasurements | None,
 ) -> NodeAnswer:
     costs = StageCosts(time.time())
 
@@ -119,12 +123,12 @@ def _compile(
         return NodeAnswer(_tail(log), error)
 
 
-def _answer(request: NodeRequest, compiled: Compiled, log: Path, costs: StageCosts, tell: OnProgress) -> NodeAnswer:
+def _answer(request: NodeRequest, compiled: FinishedUnit, log: Path, costs: StageCosts, tell: OnProgress) -> NodeAnswer:
     if request.store is not None:
         staging = Staging(request.store)
         record = store_unit(staging.store, request.unit, compiled, costs, tell)
         staging.keep(request.unit.key)
-        return NodeAnswer(_tail(log), compiled=Compiled(compiled.autotuned, stored=record))
+        return NodeAnswer(_tail(log), compiled=FinishedUnit(compiled.autotuned, stored=record))
     assert compiled.folder is not None
     paths = (path for path in sorted(compiled.folder.rglob("*")) if path.is_file())
     files = {path.relative_to(compiled.folder).as_posix(): path.read_bytes() for path in paths}

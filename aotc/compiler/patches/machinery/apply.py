@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from aotc.compiler.patches.machinery.graph_operators import operators_of
-from aotc.compiler.patches.machinery.patch import NEWEST_TESTED, Patch, Stage, chosen, flaw_of
+from aotc.compiler.patches.machinery.patch import NEWEST_TESTED, Patch, PatchStage, chosen, flaw_of
 from aotc.compiler.patches.machinery.registry import HOOKS, PATCHES
 from aotc.errors import BuildError, Issue
 from aotc.versions import release
@@ -26,7 +26,7 @@ class Applied(NamedTuple):
 
 @contextmanager
 def patched(
-    stage: Stage,
+    stage: PatchStage,
     device: str = "any",
     options: Mapping[str, Any] = MappingProxyType({}),
     off: Collection[str] = (),

@@ -28,7 +28,7 @@ OTHER_OPERATORS = 3
 """The exit status of a reproducer whose graph has none of the patch's `operators`, at none of its `dtypes`."""
 
 
-class Run(NamedTuple):
+class ReproducerRun(NamedTuple):
     """A patch's reproducer, without that patch or with it. `of_operators`: its graph is compared with the patch's
     `operators`, which a run without the patch says unless it ends its process."""
 
@@ -37,7 +37,7 @@ class Run(NamedTuple):
     of_operators: bool = False
 
 
-def outcomes(runs: Sequence[Run], side_by_side: int = 2) -> dict[Run, int]:
+def outcomes(runs: Sequence[ReproducerRun], side_by_side: int = 2) -> dict[ReproducerRun, int]:
     """The exit status of each run, 0 where it passes. Runs are forked, since they may kill their process, after the
     compiler is imported."""
 
@@ -48,8 +48,8 @@ def outcomes(runs: Sequence[Run], side_by_side: int = 2) -> dict[Run, int]:
     usable([patch for patch in PATCHES if patch.is_for("cpu")], ())  # imports their targets
     make_patterns()
     _compile_something()
-    found: dict[Run, int] = {}
-    waiting, running = list(runs), dict[int, tuple[Run, float]]()
+    found: dict[ReproducerRun, int] = {}
+    waiting, running = list(runs), dict[int, tuple[ReproducerRun, float]]()
     while waiting or running:
         while waiting and len(running) < side_by_side:
             run = waiting.pop(0)
@@ -82,7 +82,7 @@ def _compile_something() -> None:
         torch._inductor.compile(graph, [torch.zeros(64)])
 
 
-def _end_with(run: Run) -> None:
+def _end_with(run: ReproducerRun) -> None:
     """Do a run in this process, and exit."""
     from aotc.compiler.patches.machinery.registry import PATCHES
     from aotc.compiler.patches.machinery.reproducing import Torch
@@ -115,11 +115,15 @@ def verdicts(names: Sequence[str], without_only: bool = False) -> dict[str, str]
     from aotc.compiler.patches.machinery.registry import PATCHES
 
     applied = {patch.name for patch in PATCHES if patch.is_for("cpu")}
-    runs = [Run(name, True, True) for name in names]
-    runs += [] if without_only else [Run(name, False) for name in names if name in applied]
+    runs = [ReproducerRun(name, True, True) for name in names]
+    runs += [] if without_only else [ReproducerRun(name, False) for name in names if name in applied]
     found = outcomes(runs)
     found |= outcomes(
-        [Run(name, False, True) for name in names if found[Run(name, True, True)] < 0 and name in applied]
+        [
+            ReproducerRun(name, False, True)
+            for name in names
+            if found[ReproducerRun(name, True, True)] < 0 and name in applied
+        ]
     )
     in_order = sorted(found, key=lambda run: not run.off)  # they end in any order
     statuses = {name: [found[run] for run in in_order if run.name == name] for name in names}

@@ -20,14 +20,14 @@ from aotc.advisories import (
     Affected,
     Concern,
     Feed,
-    Reference,
+    OsvReference,
     Versions,
     own_feed,
 )
 from aotc.compiler.patches.machinery.patch import Patch
 from aotc.compiler.patches.machinery.registry import PATCHES
 
-Verdicts = Mapping[str, Mapping[str, str]]
+PatchVerdicts = Mapping[str, Mapping[str, str]]
 """For each version of torch, the verdict on each patch by its name."""
 
 README, UPSTREAM = (Path(__file__).parents[1] / name for name in ("README.md", "UPSTREAM.md"))
@@ -53,7 +53,7 @@ and a reproducer, which raises or ends its process. The versions are those in wh
 """
 
 
-def pages(found: Verdicts | None = None) -> dict[Path, str]:
+def pages(found: PatchVerdicts | None = None) -> dict[Path, str]:
     """The text of each page; without verdicts, README keeps those that it has."""
     text = README.read_text()
     head, _, shown = text.partition(_TABLE)
@@ -108,16 +108,16 @@ def _advisory(patch: Patch, published: str, modified: str) -> Advisory:
         summary=patch.title,
         details=patch.text.partition("\n")[2].strip(),
         affected=(Affected(package=_PACKAGE, ranges=(versions,), database_specific=concern_of(patch)),),
-        references=(Reference("REPORT", patch.link),) if patch.link.startswith("https:") else (),
+        references=(OsvReference("REPORT", patch.link),) if patch.link.startswith("https:") else (),
     )
 
 
-def write(found: Verdicts | None = None) -> None:
+def write(found: PatchVerdicts | None = None) -> None:
     for path, text in pages(found).items():
         path.write_text(text)
 
 
-def _rows(found: Verdicts) -> Iterator[str]:
+def _rows(found: PatchVerdicts) -> Iterator[str]:
     yield _row(*_COLUMNS, *found)
     yield "|" + "---|" * (len(_COLUMNS) + len(found))
     for patch in PATCHES:

@@ -17,11 +17,11 @@ from torch import fx
 
 from aotc.versions import within
 
-Kind = Literal["bug", "performance", "determinism"]
+PatchKind = Literal["bug", "performance", "determinism"]
 Device = Literal["cpu", "cuda", "any"]
-Stage = Literal["export", "export again", "compile"]
+PatchStage = Literal["export", "export again", "compile"]
 """When a patch is applied: while torch.export runs, while it runs again after a refusal, or while Inductor runs."""
-Severity = Literal["silent", "crash", "build"]
+PatchSeverity = Literal["silent", "crash", "build"]
 """What a unit that is built without a bug's patch does: give wrong values, or read or write memory that is not its own
 (`silent`); end the process, or fail a call that eager answers (`crash`); or nothing, since its build or smoke run fails
 (`build`). The worst of several."""
@@ -57,15 +57,15 @@ class Patch:
 
     module: str
     _: KW_ONLY
-    kind: Kind = "bug"
+    kind: PatchKind = "bug"
     targets: tuple[str, ...]
     upstream: str = "UPSTREAM.md"
     torch: str = ">=2.11"
     device: Device = "any"
-    stage: Stage = "compile"
+    stage: PatchStage = "compile"
     wanted: Callable[[Mapping[str, Any]], bool] = lambda options: True
     of_graph: bool = False
-    severity: Severity | None = None
+    severity: PatchSeverity | None = None
     advisory: str = ""
     since: str = "0.2.0"
     operators: tuple[str, ...] = ()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from aotc.compiler.patches.machinery.graph_operators import dtypes_by_operator, operators_recorded
-from aotc.compiler.patches.machinery.patch import Stage
+from aotc.compiler.patches.machinery.patch import PatchStage
 
 Function = Callable[..., Any]
 
@@ -23,7 +23,7 @@ class Torch:
         self.off = off
         self.operators: dict[str, set[str]] = {}
 
-    def patched(self, stage: Stage, graph: fx.Graph | None = None) -> Any:
+    def patched(self, stage: PatchStage, graph: fx.Graph | None = None) -> Any:
         from aotc.compiler.patches.machinery.apply import patched  # which imports the patches, and they this module
 
         return patched(stage, "cpu", off=self.off, graph=graph or fx.Graph())

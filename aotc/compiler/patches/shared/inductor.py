@@ -10,7 +10,7 @@ from unittest import mock
 
 from aotc.compiler.patches.machinery.replacing import replaced, replaced_entries
 
-Check = Callable[[Any], bool]
+ConfigCheck = Callable[[Any], bool]
 
 TMA_TEMPLATES = "triton.enable_persistent_tma_matmul"
 """An option of Inductor: templates with the tensor memory accelerator. If the user sets it, aotc changes nothing about
@@ -52,7 +52,7 @@ def _first(function: Callable[..., Any], own: Callable[..., Any] | None) -> Call
 
 
 @contextmanager
-def patterns_narrowed(narrowed: Callable[[Any, Check], Check | None]) -> Iterator[None]:
+def patterns_narrowed(narrowed: Callable[[Any, ConfigCheck], ConfigCheck | None]) -> Iterator[None]:
     """While active, a pattern of a pass uses the check that `narrowed` returns for it, if it returns one."""
     from torch._inductor.pattern_matcher import PatternMatcherPass
 
@@ -70,7 +70,7 @@ def patterns_narrowed(narrowed: Callable[[Any, Check], Check | None]) -> Iterato
         yield
 
 
-def both(first: Check, second: Check) -> Check:
+def both(first: ConfigCheck, second: ConfigCheck) -> ConfigCheck:
     return lambda match: first(match) and second(match)
 
 

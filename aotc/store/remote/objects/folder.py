@@ -16,7 +16,7 @@ from aotc.store.files.disk import open_regular, read_limited, typed_errors
 from aotc.store.files.locks import locked
 from aotc.store.files.writing import draft, remove_file, write_atomically
 from aotc.store.remote.interface import CHUNK, Traffic
-from aotc.store.remote.objects.interface import Found, Version
+from aotc.store.remote.objects.interface import StoredObject, Version
 
 LOCK_TIMEOUT = 60.0  # seconds; the lock is held for a few milliseconds
 
@@ -34,14 +34,14 @@ class FolderObjects:
         if not self._root.is_absolute():
             raise ReferenceFormatError(f"{url!r} names no folder", hint="write file:///FOLDER, with three slashes")
 
-    def read(self, name: str, limit: int) -> Found | None:
+    def read(self, name: str, limit: int) -> StoredObject | None:
         with self._typed("read", name) as path:
             try:
                 data = read_limited(path, limit)
             except FileNotFoundError:
                 return None
         self._traffic.count(received=len(data))
-        return Found(data, {"sha256": sha256_bytes(data)})
+        return StoredObject(data, {"sha256": sha256_bytes(data)})
 
     def size(self, name: str) -> int | None:
         with self._typed("look for", name) as path:

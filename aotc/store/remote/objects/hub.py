@@ -36,7 +36,7 @@ from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progr
 
 from aotc.errors import AotcError, ReferenceFormatError, RemoteError
 from aotc.store.remote.interface import CHUNK, Limits, Traffic
-from aotc.store.remote.objects.interface import Found, Version, too_large
+from aotc.store.remote.objects.interface import StoredObject, Version, too_large
 
 MAIN = "main"
 IN_MEMORY = 10 << 20  # bytes; the Hub keeps larger files apart from git, so they are not part of a commit's request
@@ -65,7 +65,7 @@ class HubObjects:
         self._uploaded: list[CommitOperationAdd] = []
         """Blobs that are to be files of the next commit."""
 
-    def read(self, name: str, limit: int) -> Found | None:
+    def read(self, name: str, limit: int) -> StoredObject | None:
         with self._typed("read", name), self._get(name, 0) as answer:
             if answer is None:
                 return None
@@ -76,7 +76,7 @@ class HubObjects:
                 if len(data) > limit:
                     raise too_large(f"{self.url}/{name}", len(data), limit)
             commit = next((one.headers[_COMMIT] for one in (*answer.history, answer) if _COMMIT in one.headers), "")
-            return Found(bytes(data), {"commit": commit})
+            return StoredObject(bytes(data), {"commit": commit})
 
     def size(self, name: str) -> int | None:
         return self._size_at(name, self._revision)

@@ -23,7 +23,7 @@ Version = dict[str, str]
 """A service's name for the current bytes of an object: an ETag, a generation."""
 
 
-class Found(msgspec.Struct, frozen=True):
+class StoredObject(msgspec.Struct, frozen=True):
     """The bytes of an object, and their version."""
 
     data: bytes
@@ -43,7 +43,7 @@ class Objects(Protocol):
     def conditions(self) -> Literal["kept", "to probe", "none"]:
         """Whether `replace` looks at the version: always; as the server does, which a probe finds; or never."""
 
-    def read(self, name: str, limit: int) -> Found | None:
+    def read(self, name: str, limit: int) -> StoredObject | None:
         """A small object, None where there is none. Raises CorruptError above `limit` bytes."""
 
     def size(self, name: str) -> int | None:

@@ -16,13 +16,13 @@ from aotc.errors import CorruptError, NotFoundError, RemoteError, StoreError
 from aotc.store.layout import foreign, index, oci, reader, tags
 from aotc.store.layout.names import hex_of
 from aotc.store.layout.near_stores import not_found
-from aotc.store.layout.oci import Descriptor, Index
+from aotc.store.layout.oci import Descriptor, ImageIndex
 from aotc.store.layout.reader import INDEX_LIMIT
 from aotc.store.layout.tags import TagEntry
 from aotc.store.layout.units import UNIT_LIMIT
 from aotc.store.reference import Reference
 from aotc.store.remote.interface import Traffic
-from aotc.store.remote.objects.interface import Condition, Found, Objects, find_condition
+from aotc.store.remote.objects.interface import Condition, Objects, StoredObject, find_condition
 
 SINGLE_WRITER = "AOTC_SINGLE_WRITER"
 
@@ -115,7 +115,7 @@ class ObjectStore:
             raise StoreError(f"{reference} has no tag to set", hint=f"write {self.url}#model:tag")
         model, tag = reference.model, reference.tag
         self.put_document(media_type, data)
-        created = oci.decode(data, Index, reference.name).annotation(oci.CREATED)
+        created = oci.decode(data, ImageIndex, reference.name).annotation(oci.CREATED)
         annotations = index.created_annotation(created)
         named = Descriptor(media_type, sha256_bytes(data), len(data), annotations=annotations)
         self._change_index(lambda data: index.with_tag(data, model, tag, named))
@@ -125,7 +125,7 @@ class ObjectStore:
         where = f"{self.url}/index.json"
 
         def change(data: bytes) -> bytes:
-            found = tags.tag_entries(oci.decode(data, Index, where))
+            found = tags.tag_entries(oci.decode(data, ImageIndex, where))
             gone = {(str(entry), entry.digest) for entry in found if str(entry) == reference.name}
             return index.without_entries(data, gone) if gone else data
 
@@ -138,7 +138,7 @@ class ObjectStore:
         where = f"{self.url}/index.json"
 
         def change(data: bytes) -> bytes:
-            named = index.find_attachment(oci.decode(data, Index, where), name, where)
+            named = index.find_attachment(oci.decode(data, ImageIndex, where), name, where)
             return index.with_attachment(data, name, manifest) if named == seen else data
 
         self._change_index(change)
@@ -159,7 +159,7 @@ class ObjectStore:
             transient=True,
         )
 
-    def _replace_index(self, seen: Found, data: bytes) -> bool:
+    def _replace_index(self, seen: StoredObject, data: bytes) -> bool:
         if self._condition is not None:
             return self._objects.replace("index.json", data, self._condition(seen.version))
         self._objects.put("index.json", io.BytesIO(data), len(data))
@@ -204,7 +204,7 @@ class ObjectStore:
 
     # -- the layout's own files ---------------------------------------------------------------------------------------
 
-    def _index(self) -> Index:
+    def _index(self) -> ImageIndex:
         if not self._is_read and not self._has_layout():
             raise NotFoundError(
                 f"there is no store at {self.url}: it has no oci-layout",
@@ -215,7 +215,7 @@ class ObjectStore:
         found = self._objects.read("index.json", INDEX_LIMIT)
         if found is None:
             raise self._without_index()
-        return oci.decode(found.data, Index, f"{self.url}/index.json")
+        return oci.decode(found.data, ImageIndex, f"{self.url}/index.json")
 
     def _has_layout(self) -> bool:
         """Raises SchemaVersionError for another version of the layout, CorruptError."""

@@ -22,7 +22,7 @@ from obstore import exceptions, store
 
 from aotc.errors import AotcError, RemoteError, StoreError
 from aotc.store.remote.interface import CHUNK, Limits, Traffic
-from aotc.store.remote.objects.interface import BUCKET_SCHEMES, Found, Version, too_large
+from aotc.store.remote.objects.interface import BUCKET_SCHEMES, StoredObject, Version, too_large
 from aotc.store.remote.registry.credentials import home_folder
 
 PART = 8 << 20  # bytes of a larger upload that go in one request
@@ -47,7 +47,7 @@ class ObstoreObjects:
             self._reading = _open(url, limits, limits.read)
             self._writing = _open(url, limits, limits.read * COMMIT_PATIENCE)
 
-    def read(self, name: str, limit: int) -> Found | None:
+    def read(self, name: str, limit: int) -> StoredObject | None:
         with self._typed("read", name):
             try:
                 answer = obstore.get(self._reading, name)
@@ -61,7 +61,7 @@ class ObstoreObjects:
                 data += piece
                 if len(data) > limit:
                     raise too_large(f"{self.url}/{name}", len(data), limit)
-        return Found(bytes(data), _version(answer.meta))
+        return StoredObject(bytes(data), _version(answer.meta))
 
     def size(self, name: str) -> int | None:
         with self._typed("look for", name):

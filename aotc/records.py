@@ -26,9 +26,10 @@ OTHER_VERSION = "build it again with this aotc, or load it with the one that bui
 R = TypeVar("R")
 
 Scalar = None | bool | int | float | str
+Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 Extent = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 """A size, a stride, an offset: what torch can hold."""
-Place = Annotated[int, msgspec.Meta(ge=0, le=2**20)]
+Index = Annotated[int, msgspec.Meta(ge=0, le=2**20)]
 """A position among the tensors of one call or library, or their number: what a load counts to."""
 Dims = dict[str, Extent]
 
@@ -178,7 +179,7 @@ class StateSpec(Record, frozen=True):
 class Argument(Record, frozen=True):
     """What a library takes at one position: the leaf of that index, or the module's tensor of that name."""
 
-    leaf: Place | None = None
+    leaf: Index | None = None
     state: str | None = None
 
 
@@ -210,12 +211,12 @@ class Output(Record, frozen=True):
     has none).
     """
 
-    index: Place | None = None
-    leaf: Place | None = None
+    index: Index | None = None
+    leaf: Index | None = None
     state: str | None = None
     constant: Scalar = None
     dims: tuple[str, ...] = ()
-    axis: Place | None = None
+    axis: Index | None = None
     view: bool | StridedView = False
 
 
@@ -227,7 +228,7 @@ class ResultContainer(Record, frozen=True):
     """
 
     type: str
-    items: tuple["Place | ResultContainer", ...]
+    items: tuple["Index | ResultContainer", ...]
     keys: tuple[Scalar, ...] = ()
     context: Any = None
 
@@ -296,26 +297,26 @@ class Saved(Record, frozen=True):
     """What a backward library takes at one position: the forward library's argument of that position, its output of
     that index, or the gradient of that output."""
 
-    argument: Place | None = None
-    output: Place | None = None
-    gradient: Place | None = None
+    argument: Index | None = None
+    output: Index | None = None
+    gradient: Index | None = None
 
 
 class Gradient(Record, frozen=True):
     """The backward library's output `output` is the gradient of the forward library's argument `argument`. `results`
     are those that depend on it, where not all do."""
 
-    output: Place
-    argument: Place
-    results: tuple[Place, ...] = ()
+    output: Index
+    argument: Index
+    results: tuple[Index, ...] = ()
 
 
 class Total(Record, frozen=True):
     """The backward library's output `output` is the whole gradient of `result`, on which the results `of` depend."""
 
-    result: Place
-    output: Place
-    of: tuple[Place, ...]
+    result: Index
+    output: Index
+    of: tuple[Index, ...]
 
 
 class Backward(Record, frozen=True):
@@ -328,8 +329,8 @@ class Backward(Record, frozen=True):
     """
 
     library: str
-    results: Place
-    differentiable: tuple[Place, ...]
+    results: Index
+    differentiable: tuple[Index, ...]
     saved: tuple[Saved, ...]
     gradients: tuple[Gradient, ...]
     held: tuple[Saved, ...] = ()
@@ -376,9 +377,9 @@ class Variant(Record, frozen=True):
     files: tuple[File, ...]
     arguments: tuple[Argument, ...]
     outputs: tuple[Output, ...]
-    output_tree: Place | ResultContainer
+    output_tree: Index | ResultContainer
     conditions: tuple[str, ...] = ()
-    mutated_leaves: tuple[Place, ...] = ()
+    mutated_leaves: tuple[Index, ...] = ()
     mutated_state: tuple[str, ...] = ()
     operators: tuple[OperatorNeed, ...] = ()
     launch: LaunchPick | None = None
@@ -388,7 +389,7 @@ class Variant(Record, frozen=True):
     any_sequence: bool = False
     any_order: bool = False
     empty_is_none: tuple[str, ...] = ()
-    storage_leaves: tuple[Place, ...] = ()
+    storage_leaves: tuple[Index, ...] = ()
     assigned: tuple[str, ...] = ()
     left: dict[str, str] = msgspec.field(default_factory=dict)
     reads: tuple[str, ...] = ()
@@ -495,8 +496,8 @@ class Parallel(Record, frozen=True):
     """
 
     dim: str
-    size: Place
-    ranks: tuple[Place, ...] = ()
+    size: Index
+    ranks: tuple[Index, ...] = ()
 
     @property
     def group_name(self) -> str:

@@ -17,7 +17,6 @@ from aotc.expressions import parse
 from aotc.reads.tensors import dtype_of
 from aotc.records import Output, StridedView
 
-Shape = tuple[int, ...]
 SizesOf = Callable[[Sequence[Any]], Mapping[str, int]]
 """From the leaves of a call to its dims."""
 
@@ -25,8 +24,8 @@ SizesOf = Callable[[Sequence[Any]], Mapping[str, int]]
 class _Lie(NamedTuple):
     """How a view lies: of `offset` and `stride`, in elements, from the first element of a tensor."""
 
-    shape: Shape
-    stride: Shape
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
     offset: int
 
 
@@ -102,7 +101,7 @@ def _viewed(tensor: Tensor, view: StridedView, lie: _Lie) -> Tensor:
     return seen._neg_view() if view.negative else seen
 
 
-def translated(lie: _Lie, shape: Shape, ran: Tensor, given: Tensor, itemsize: int) -> _Lie | None:
+def translated(lie: _Lie, shape: tuple[int, ...], ran: Tensor, given: Tensor, itemsize: int) -> _Lie | None:
     """How the first elements of a view, those of `shape`, lie in the caller's tensor; `itemsize` is that of the view's
     elements. None where it has no such view. Raises LibraryError where they are not in it."""
     if 0 in shape:
@@ -113,7 +112,7 @@ def translated(lie: _Lie, shape: Shape, ran: Tensor, given: Tensor, itemsize: in
     if axes is None or len(walks) <= len(steps):
         return None
 
-    def last(sizes: Shape, position: int) -> int:
+    def last(sizes: tuple[int, ...], position: int) -> int:
         """Of a view of these sizes, the last element's place along an axis."""
         return sum(walk[position] * (size - 1) for walk, size in zip(walks, (2, *sizes), strict=True))
 

@@ -9,12 +9,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from aotc.records import Bucket, Record
+from aotc.records import Bucket, Mode, Record
 
 Key = str | int
 KeyPath = tuple[Key, ...]
-
-Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
 OutputsSpec = tuple[str, ...] | dict[str, list[str | None]]
 """What is cropped: dims, in every output that carries them; or for each output's path the dim of each axis."""

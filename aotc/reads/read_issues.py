@@ -14,7 +14,7 @@ from aotc.reads.attributes import ORDER
 from aotc.reads.outside import ABSENT, ENVIRONMENT, read_here
 from aotc.records import Reads
 
-Difference = tuple[str, str, tuple[str, ...], str, str]
+AttributeDifference = tuple[str, str, tuple[str, ...], str, str]
 """The submodule's path, the attribute, the members of it that lead there, and both values."""
 
 _HOOKS_HINT = (
@@ -27,7 +27,9 @@ ATTRIBUTES_HINT = (
 )
 
 
-def found_differences(built: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mapping[str, Any]]) -> list[Difference]:
+def found_differences(
+    built: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mapping[str, Any]]
+) -> list[AttributeDifference]:
     """Where attributes differ, by submodule."""
     return [
         (path, name, members, _shown(one), _shown(other))
@@ -72,7 +74,7 @@ def _outside_issue(name: str, built: Any, here: Any) -> Issue:
     )
 
 
-def attribute_issue(difference: Difference) -> Issue:
+def attribute_issue(difference: AttributeDifference) -> Issue:
     path, name, members, built, here = difference
     is_cache = "use_cache" in (name.rpartition(".")[2], *members)
     return Issue(

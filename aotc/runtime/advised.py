@@ -12,11 +12,11 @@ from aotc.store.advisory_feed import UnitHit, artifact_hits, read_feed
 from aotc.store.signing.trust import read_trust
 
 if TYPE_CHECKING:
-    from aotc.runtime.load import Found, Request
+    from aotc.runtime.load import FoundBundle, LoadRequest
     from aotc.store.layout.bundle import BundleEntry
 
 
-def check_advisories(asked: Request, found: Found, entry: BundleEntry, artifact: Artifact) -> None:
+def check_advisories(asked: LoadRequest, found: FoundBundle, entry: BundleEntry, artifact: Artifact) -> None:
     """Raises AdvisoryError where an advisory is of one of the artifact's units, or may be; as `read_feed` does."""
     assert asked.trust is not None
     where = asked.trust.advisories

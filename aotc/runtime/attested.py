@@ -13,11 +13,11 @@ from aotc.store.signing.attestations import Attestation
 from aotc.store.signing.verified import check_verified_there
 
 if TYPE_CHECKING:
-    from aotc.runtime.load import Found, Request
+    from aotc.runtime.load import FoundBundle, LoadRequest
     from aotc.store.layout.bundle import BundleEntry
 
 
-def attested_once(asked: Request, found: Found, entry: BundleEntry) -> Artifact:
+def attested_once(asked: LoadRequest, found: FoundBundle, entry: BundleEntry) -> Artifact:
     """The artifact, which is checked as `asked.trust` says, once for each bundle that was found."""
     artifact, trust = found.read_artifact(entry), asked.trust
     if entry.digest not in found.attested:

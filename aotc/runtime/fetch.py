@@ -28,7 +28,7 @@ from aotc.store.remote.fetch import fetch as fetch_into
 from aotc.store.signing.trust import TrustedKeys, read_trust
 
 if TYPE_CHECKING:
-    from aotc.runtime.load import Request
+    from aotc.runtime.load import LoadRequest
 
 T = TypeVar("T")
 
@@ -128,7 +128,7 @@ def runnable(
     return chosen
 
 
-def load_fetched(asked: Request, choose: Choose, load: Callable[[StoreReader, Bundle], T]) -> T:
+def load_fetched(asked: LoadRequest, choose: Choose, load: Callable[[StoreReader, Bundle], T]) -> T:
     """`load` of the bundle in the local store that it was fetched into: of it, what `choose` chooses. A damaged blob
     there is fetched again."""
     reference, where = asked.place()

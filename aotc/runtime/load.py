@@ -52,7 +52,7 @@ DEFAULT_STORE = "aotc-store"
 _TRUST = {"AOTC_TRUSTED_KEYS", "AOTC_SIGNED_AFTER"}
 _log = logging.getLogger("aotc")
 
-Check = tuple[str, Any, bool, str]
+OptionCheck = tuple[str, Any, bool, str]
 """Of an option: its name, its value, whether it may be that, and what it may be."""
 
 READ_LIMIT = (256 << 20) + (1 << 20)
@@ -159,13 +159,13 @@ def load(
         from aotc.runtime.explain.arguments import unknown_options
 
         raise unknown_options(load, moved)
-    return Request(
+    return LoadRequest(
         *(ref, weights, store, device, target, on_miss, concurrency, ignore, cache),
         *(trust, graphs, ranks, allow_imports, compat),
     ).load(module)
 
 
-class Found:
+class FoundBundle:
     """A bundle in a local store, and what was read of it: each part once."""
 
     def __init__(self, store: StoreReader, bundle: Bundle) -> None:
@@ -183,7 +183,7 @@ class Found:
         return self.files[variant.files]
 
 
-class Request(NamedTuple):
+class LoadRequest(NamedTuple):
     """The arguments of a load but for the module. `find` needs no device, and `aotc.prepare` does it; `load` is all."""
 
     ref: str
@@ -212,20 +212,20 @@ class Request(NamedTuple):
         """The keys, the time and the folder that `read_trust` takes."""
         return (self.trust.keys, self.trust.signed_after, self.cache) if self.trust else (None, None, self.cache)
 
-    def find(self, choose: Choose, use: Callable[[Found], T]) -> T:
+    def find(self, choose: Choose, use: Callable[[FoundBundle], T]) -> T:
         """`use` of the bundle, which is signed as asked. Of a remote one, what `choose` chooses is fetched."""
         reference, where = self.place()
         if is_remote(where):
             from aotc.runtime.fetch import load_fetched
 
-            return load_fetched(self, choose, lambda *found: use(Found(*found)))
+            return load_fetched(self, choose, lambda *found: use(FoundBundle(*found)))
         opened = StoreReader.open(Path(where))
         bundle = read_bundle(opened, reference)
         if self.trust is not None or _TRUST & os.environ.keys():
             from aotc.store.signing.trust import check_bundle
 
             check_bundle(opened, bundle, reference, *self.signers)
-        return use(Found(opened, bundle))
+        return use(FoundBundle(opened, bundle))
 
     def choose(
         self,
@@ -244,7 +244,7 @@ class Request(NamedTuple):
         target = select_target(among, read, on, self.target, self.compat).target
         return on, next(entry for entry in among if entry.target == target)
 
-    def accepted(self, found: Found, entry: BundleEntry) -> Artifact:
+    def accepted(self, found: FoundBundle, entry: BundleEntry) -> Artifact:
         """The artifact, which has run where it was built, or is attested, and is as `trust` asks."""
         artifact = found.read_artifact(entry)
         if not (self.trust.asks_of(artifact) if self.trust else artifact.untested):
@@ -254,7 +254,7 @@ class Request(NamedTuple):
         return attested_once(self, found, entry)
 
     @tells_of_memory
-    def load(self, module: nn.Module | None, found: Found | None = None) -> Compiled:
+    def load(self, module: nn.Module | None, found: FoundBundle | None = None) -> Compiled:
         """As `aotc.load`; of what was found before, if it is given."""
         check_options(self, module)
         refuse_free_threading()
@@ -275,7 +275,7 @@ class Request(NamedTuple):
                 ranks.fail(error)
             raise
 
-    def _bind(self, module: nn.Module | None, ranks: RanksOfLoad | None, timer: Timer, found: Found) -> Compiled:
+    def _bind(self, module: nn.Module | None, ranks: RanksOfLoad | None, timer: Timer, found: FoundBundle) -> Compiled:
         on, entry = self.choose(module, found.bundle.artifacts, found.read_artifact, found.has)
         artifact = self.accepted(found, entry)
         if ranks is not None:
@@ -448,10 +448,10 @@ class Timer:
         return f"{1000 * (self._last - self._began):.1f} ms ({parts})"
 
 
-def check_options(asked: Request, module: Any) -> None:
+def check_options(asked: LoadRequest, module: Any) -> None:
     """Raises BindError for options of a wrong type, which would otherwise be ignored on some machines."""
     one_text = isinstance(asked.ignore, str)
-    checks: list[Check] = [
+    checks: list[OptionCheck] = [
         ("ref", asked.ref, isinstance(asked.ref, str), "a text: [STORE#]model[:tag]"),
         ("module", module, module is None or isinstance(module, nn.Module), "a torch.nn.Module"),
         ("device", asked.device, _is_device(asked.device), "a torch.device, or a text like 'cpu', 'cuda' or 'cuda:0'"),
@@ -478,7 +478,7 @@ def _is_device(value: Any) -> bool:
         return False
 
 
-def _choice(name: str, value: Any, choices: Sequence[str]) -> Check:
+def _choice(name: str, value: Any, choices: Sequence[str]) -> OptionCheck:
     return name, value, value in choices, " or ".join(map(repr, choices))
 
 

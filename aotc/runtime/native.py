@@ -48,7 +48,7 @@ def use_native(call: CompiledCall) -> None:
         for part in filter(can_be_native, call.parts()):
             if part is not call and part._watch is not None:
                 part._watch.check()  # it was made before the region's forward was put in place
-            NativeCall(part, core)
+            CallEvaluator(part, core)
 
 
 # -- the door to torch ------------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ def can_be_native(call: CompiledCall) -> bool:
     return known and (call.module is None or "training" in vars(call.module))
 
 
-class NativeCall:
+class CallEvaluator:
     """The evaluator of a callable, and the facts that it has.
 
     It does not hold the callable: who drops that has its libraries closed at once.

@@ -12,11 +12,11 @@ import msgspec
 
 if TYPE_CHECKING:
     from aotc.records import Artifact
-    from aotc.runtime.load import Check, Request
+    from aotc.runtime.load import LoadRequest, OptionCheck
 
-Key = str | os.PathLike[str]
+TrustedKey = str | os.PathLike[str]
 Use = Literal["picked", "always", "never"]
-Capture = Literal["eager", "lazy"]
+GraphCapture = Literal["eager", "lazy"]
 OutputMode = Literal["copy", "view"]
 
 
@@ -37,11 +37,11 @@ class Trust(msgspec.Struct, frozen=True, kw_only=True):
             must have signed (`aotc audit --publish`).
     """
 
-    keys: Sequence[Key] | Key | None = None
+    keys: Sequence[TrustedKey] | TrustedKey | None = None
     signed_after: datetime | str | None = None
     require_verified: bool = False
     allow_untested: bool = False
-    advisories: bool | Key = False
+    advisories: bool | TrustedKey = False
 
     def asks_of(self, artifact: Artifact) -> bool:
         """Whether anything is to be looked at before the artifact is loaded."""
@@ -63,7 +63,7 @@ class Graphs(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     use: Use = "picked"
-    capture: Capture = "eager"
+    capture: GraphCapture = "eager"
     outputs: OutputMode = "copy"
 
 
@@ -80,7 +80,7 @@ class Ranks(msgspec.Struct, frozen=True):
     timeout: float = 300.0
 
 
-def checks_of_groups(asked: Request) -> Iterator[Check]:
+def checks_of_groups(asked: LoadRequest) -> Iterator[OptionCheck]:
     """Of each option in a group: its name, its value, whether it may be that, and what it may be."""
     for name, value, group in (
         ("trust", asked.trust, Trust),
@@ -89,7 +89,7 @@ def checks_of_groups(asked: Request) -> Iterator[Check]:
     ):
         yield name, value, value is None or isinstance(value, group), f"an aotc.{group.__name__}"
     if isinstance(asked.graphs, Graphs):
-        for name, of in (("use", Use), ("capture", Capture), ("outputs", OutputMode)):
+        for name, of in (("use", Use), ("capture", GraphCapture), ("outputs", OutputMode)):
             value, choices = getattr(asked.graphs, name), get_args(of)
             yield f"graphs.{name}", value, value in choices, " or ".join(map(repr, choices))
     if isinstance(asked.ranks, Ranks):

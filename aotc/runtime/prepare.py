@@ -24,7 +24,7 @@ from aotc.runtime.compiled import Compiled
 from aotc.runtime.forks import end_threads, end_threads_before_forks
 from aotc.runtime.libraries.library import calls_back, opened
 from aotc.runtime.libraries.operators import Imports, provide_operators
-from aotc.runtime.load import Found, Request, Timer, blaming_the_record, check_options
+from aotc.runtime.load import FoundBundle, LoadRequest, Timer, blaming_the_record, check_options
 from aotc.runtime.memory_errors import tells_of_memory
 from aotc.runtime.native import open_core
 from aotc.runtime.select import select_target
@@ -79,7 +79,7 @@ def prepare(
         from aotc.runtime.explain.arguments import unknown_options
 
         raise unknown_options(prepare, moved)
-    asked = Request(
+    asked = LoadRequest(
         *(ref, weights, store, device, target, "error", 1, (), cache, trust, None, None, allow_imports, compat)
     )
     check_options(asked, None)
@@ -98,7 +98,7 @@ class Prepared:
     """
 
     @tells_of_memory
-    def __init__(self, asked: Request) -> None:
+    def __init__(self, asked: LoadRequest) -> None:
         timer = Timer()
         reference, where = asked.place()
         self.ref, self._process = str(reference.name), os.getpid()
@@ -157,7 +157,7 @@ class Prepared:
         call.loaded = call.loaded._replace(prepare_ms=self.prepare_ms, forked=os.getpid() != self._process)
         return compiled
 
-    def _check_fork(self, asked: Request) -> None:
+    def _check_fork(self, asked: LoadRequest) -> None:
         """Raises ForkError with everything that this process has inherited and cannot use."""
         issues = []
         kind = self.kind if asked.device is None else torch.device(asked.device).type
@@ -204,14 +204,14 @@ class Prepared:
 # -- before the device ------------------------------------------------------------------------------------------------
 
 
-def _kind(asked: Request, entries: Entries) -> str:
+def _kind(asked: LoadRequest, entries: Entries) -> str:
     """The kind of device, without asking a GPU whether it is there."""
     if asked.device is not None:
         return torch.device(asked.device).type
     return "cuda" if {entry.target.partition(":")[0] for entry in entries} == {"cuda"} else "cpu"
 
 
-def _candidates(asked: Request, entries: Entries, read: Read) -> Sequence[BundleEntry]:
+def _candidates(asked: LoadRequest, entries: Entries, read: Read) -> Sequence[BundleEntry]:
     """The artifacts that loads may take: which of several for GPUs, only a GPU tells. Raises as `select_target`."""
     kind = _kind(asked, entries)
     if kind == "cpu":
@@ -237,7 +237,7 @@ def _read_of_kind(ref: str, prepared: str, read: Read, entry: BundleEntry) -> Ar
     return read(entry)
 
 
-def _fill(asked: Request, timer: Timer, found: Found) -> Found:
+def _fill(asked: LoadRequest, timer: Timer, found: FoundBundle) -> FoundBundle:
     """Read what loads will ask for."""
     here = [entry for entry in found.bundle.artifacts if found.has(entry)]
     candidates = _candidates(asked, here or found.bundle.artifacts, found.read_artifact)
@@ -254,7 +254,7 @@ def _fill(asked: Request, timer: Timer, found: Found) -> Found:
     return found
 
 
-def _read_part(asked: Request, artifact: Artifact, found: Found, on_cpu: bool) -> None:
+def _read_part(asked: LoadRequest, artifact: Artifact, found: FoundBundle, on_cpu: bool) -> None:
     """The files of the code of one rank, or of all."""
     values = {variant.read_values: None for variant in artifact.variants}
     for file in (artifact.module.attributes_file, artifact.constants, *values):
@@ -276,7 +276,7 @@ def _read_part(asked: Request, artifact: Artifact, found: Found, on_cpu: bool) -
                 end_threads_before_forks(ctypes.CDLL(path))
 
 
-def _prepared_weights(asked: Request, found: Found) -> Given:
+def _prepared_weights(asked: LoadRequest, found: FoundBundle) -> Given:
     """For a CPU, the tensors as the code takes them; else the checkpoint, open. Raises BindError."""
     if asked.weights is None:
         return None

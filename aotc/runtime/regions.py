@@ -27,7 +27,7 @@ from aotc.runtime.conversions.forms import has_form
 from aotc.runtime.explain.misses import Explanation
 from aotc.runtime.forks import renew_in_child
 from aotc.runtime.libraries.library import Library
-from aotc.runtime.state.gate import Gate, set_all
+from aotc.runtime.state.gate import ReadWriteLock, set_all
 from aotc.runtime.state.weights import Bound, ModuleState, State, bind_state
 from aotc.runtime.stats import BucketStats, Stats
 from aotc.runtime.variant import Attached
@@ -126,7 +126,7 @@ class CompiledRegions(CompiledCall):
         """`watch` makes the look that each call of a region takes at its instance: of the region's artifact, the
         instance, and what it is called."""
         self.watch_of, self._check_again = watch, check_again
-        self._gate = Gate()
+        self._gate = ReadWriteLock()
         """Inside are calls of the model; `update_weights` is alone."""
         self._updating = threading.RLock()
         self._streams = streams_on(device)

@@ -22,7 +22,7 @@ from aotc.compiler.pipeline import build
 from aotc.compiler.request import BuildRequest
 from aotc.manifest import read_manifest
 from aotc.records import CONSTANTS, File
-from aotc.runtime.libraries.constants import LibraryConstants, Weights
+from aotc.runtime.libraries.constants import LibraryConstants, MappedWeights
 from aotc.runtime.libraries.files import FilesInMemory
 from aotc.runtime.libraries.runner import open_runner
 from aotc.store.layout.store import Store
@@ -52,7 +52,7 @@ class Model(nn.Module):
 
 
 def read_back(values: dict[str, torch.Tensor], folder: Path) -> LibraryConstants:
-    files = {name: Weights((folder / name).open("rb")) for name in write_constants(values, folder)}
+    files = {name: MappedWeights((folder / name).open("rb")) for name in write_constants(values, folder)}
     return LibraryConstants((folder / CONSTANTS).read_bytes(), files, CPU)
 
 
@@ -153,7 +153,7 @@ def test_a_load_gives_the_models_values(built: tuple[Path, Any]) -> None:
 def test_torchs_own_runner_takes_the_same_weights(built: tuple[Path, Any]) -> None:
     store, module = Store.open(built[0]), built[1]
     variant = artifact_of(store, "two").variants[0]
-    weights = {file.blob: Weights(store.blobs.open_mapped(file)) for file in variant.files if file.mapped}
+    weights = {file.blob: MappedWeights(store.blobs.open_mapped(file)) for file in variant.files if file.mapped}
     library = open_runner(FilesInMemory(variant, store.blobs, weights), CPU, 1, calls_back=True)
     tokens = torch.randint(700, (2, 6))
     with torch.no_grad():

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from aotc.errors import BindError
 from aotc.runtime.libraries.runner import CallingBack
-from aotc.runtime.state.gate import Gate
+from aotc.runtime.state.gate import ReadWriteLock
 
 WITHIN = 20
 
@@ -30,7 +30,7 @@ def beside(action: Callable[[], Any]) -> Any:
 
 @pytest.mark.parametrize("way", ["run_inside", "run_alone"])
 def test_a_gate_is_as_open_after_an_interruption_as_before(way: str) -> None:
-    gate, count = Gate(), 0
+    gate, count = ReadWriteLock(), 0
     run = getattr(gate, way)
     for _ in interruptions(lambda: run(lambda: run(lambda: 1))):
         assert beside(lambda: gate.run_inside(lambda: 2)) == 2
@@ -40,7 +40,7 @@ def test_a_gate_is_as_open_after_an_interruption_as_before(way: str) -> None:
 
 
 def test_who_is_inside_a_gate_may_enter_again_while_another_waits_to_be_alone() -> None:
-    gate, alone = Gate(), threading.Event()
+    gate, alone = ReadWriteLock(), threading.Event()
 
     def enter_again() -> int:
         waiting = threading.Thread(target=lambda: gate.run_alone(alone.set), daemon=True)

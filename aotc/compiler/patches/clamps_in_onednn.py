@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from aotc.compiler.patches.machinery.patch import Patch
 from aotc.compiler.patches.machinery.reproducing import Torch, assert_same
-from aotc.compiler.patches.shared.inductor import Check, both, patterns_narrowed
+from aotc.compiler.patches.shared.inductor import ConfigCheck, both, patterns_narrowed
 
 PATCH = Patch(
     __name__,
@@ -36,7 +36,7 @@ _CLAMPS = {_aten.relu.default, _aten.clamp_min.default, _aten.clamp_max.default}
 def apply() -> AbstractContextManager[None]:
     """While active, what clamps is not fused into an operator of oneDNN."""
 
-    def narrowed(found: Any, check: Check) -> Check | None:
+    def narrowed(found: Any, check: ConfigCheck) -> ConfigCheck | None:
         of_onednn = getattr(check, "__module__", "") == "torch._inductor.fx_passes.mkldnn_fusion"
         return both(_clamps_nothing, check) if of_onednn else None
 

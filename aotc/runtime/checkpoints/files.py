@@ -40,7 +40,7 @@ _UNREADABLE = "give a safetensors file, its index, or their folder, that this us
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 
 
-class Form(NamedTuple):
+class TensorHeader(NamedTuple):
     """What is known of a tensor before it is read."""
 
     dtype: str
@@ -60,7 +60,7 @@ class Checkpoint(Protocol):
         ...
 
     @property
-    def forms(self) -> Mapping[str, Form]: ...
+    def forms(self) -> Mapping[str, TensorHeader]: ...
 
     def read(self, name: str) -> Tensor:
         """The tensor, wherever and in whatever layout it lies."""
@@ -110,7 +110,7 @@ class MappingCheckpoint:
         if odd:
             raise BindError("the mapping's values are not all plain tensors", issues=tuple(odd))
         self.tensors = dict(tensors)
-        self.forms = {name: Form(dtype_name(each.dtype), tuple(each.shape)) for name, each in tensors.items()}
+        self.forms = {name: TensorHeader(dtype_name(each.dtype), tuple(each.shape)) for name, each in tensors.items()}
 
     def read(self, name: str) -> Tensor:
         return self.tensors[name].detach().resolve_conj().resolve_neg()
@@ -132,7 +132,7 @@ class FileCheckpoint:
 
     def __init__(self, path: Path) -> None:
         self.where = str(path)
-        self.forms: dict[str, Form] = {}
+        self.forms: dict[str, TensorHeader] = {}
         self._file_of: dict[str, MappedFile] = {}
         self.files, file_of = _files(path)
         opened = {file.name: _open(file) for file in self.files}
@@ -142,7 +142,7 @@ class FileCheckpoint:
             if name not in held[file]:
                 continue
             entry = opened[file].tensors[name]
-            self.forms[name] = Form(entry.dtype, entry.shape)
+            self.forms[name] = TensorHeader(entry.dtype, entry.shape)
             self._file_of[name] = opened[file]
         if absent := sorted(file_of.keys() - self.forms.keys()):
             nowhere = [name for name in absent if not any(name in names for names in held.values())]
@@ -298,7 +298,7 @@ def _with_meant(unexpected: Sequence[str], known: Collection[str]) -> Iterable[t
     return zip(unexpected, mistyped(unexpected, known), strict=True)
 
 
-def _issues(spec: StateSpec, name: str, forms: Mapping[str, Form]) -> Iterator[Issue]:
+def _issues(spec: StateSpec, name: str, forms: Mapping[str, TensorHeader]) -> Iterator[Issue]:
     there = forms[name]
     for label, expected, actual in (
         ("dtype", spec.dtype, there.dtype),

@@ -13,7 +13,7 @@ from aotc.reads.state_specs import state_specs
 from aotc.reads.tensors import named_state, same_bits
 from aotc.records import StateSpec
 from aotc.runtime.checkpoints.files import Checkpoint, by_inner_names, check_forms, read_tensors
-from aotc.runtime.state.gate import Gate, set_all
+from aotc.runtime.state.gate import ReadWriteLock, set_all
 from aotc.runtime.state.weights import ModuleState, State, Swap, names_of, saw
 from aotc.tensors.layouts import has_memory, with_strides
 from aotc.tensors.overlaps import overlapping
@@ -63,7 +63,7 @@ def swapped(state: ModuleState, placed: Mapping[str, Tensor]) -> Swap:
 
 
 def commit(
-    gate: Gate, checked: Sequence[tuple[ModuleState, Swap]], others: Sequence[tuple[ModuleState, Swap]] = ()
+    gate: ReadWriteLock, checked: Sequence[tuple[ModuleState, Swap]], others: Sequence[tuple[ModuleState, Swap]] = ()
 ) -> bool:
     """Replace the tensors of all states, which share the gate; of none where one that is `checked` is not its swap's
     base. Returns whether they were replaced."""

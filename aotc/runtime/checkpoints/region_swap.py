@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from aotc.reads.tensors import plain_state
 from aotc.runtime.checkpoints.module_swap import commit, in_every_place, swapped
-from aotc.runtime.state.gate import Gate
+from aotc.runtime.state.gate import ReadWriteLock
 from aotc.runtime.state.subclasses import SubclassState
 from aotc.runtime.state.weights import ModuleState, State, Swap
 
@@ -18,7 +18,7 @@ class RegionStates(SubclassState):
     """The tensors of the whole module, with `parts`: the path and the state of each instance of a region."""
 
     def __init__(
-        self, module: nn.Module, parts: Sequence[tuple[str, ModuleState]], device: torch.device, gate: Gate
+        self, module: nn.Module, parts: Sequence[tuple[str, ModuleState]], device: torch.device, gate: ReadWriteLock
     ) -> None:
         super().__init__(module, (), device, gate=gate)
         self._parts = parts

@@ -13,7 +13,7 @@ import msgspec
 from torch import Tensor
 
 from aotc.records import StateSpec
-from aotc.runtime.checkpoints.files import Checkpoint, Form, MappingCheckpoint
+from aotc.runtime.checkpoints.files import Checkpoint, MappingCheckpoint, TensorHeader
 from aotc.runtime.state.weights import names_of
 from aotc.tensors.subclasses import agrees, inner_name, paths_in, unwrapped, wrappers
 
@@ -63,7 +63,9 @@ class Renamed:
             for path in paths_in(subclass)
         }
         self._name_there = {ours.get(name, name): name for name in checkpoint.forms}
-        self.forms: dict[str, Form] = {name: checkpoint.forms[there] for name, there in self._name_there.items()}
+        self.forms: dict[str, TensorHeader] = {
+            name: checkpoint.forms[there] for name, there in self._name_there.items()
+        }
 
     def read(self, name: str) -> Tensor:
         return self._checkpoint.read(self._name_there[name])

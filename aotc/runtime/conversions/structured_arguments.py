@@ -19,12 +19,12 @@ def check_order(kwargs: Mapping[str, Any], extras: Sequence[str]) -> None:
         raise StructureMismatch("**kwargs", f"{', '.join(extras)} in this order", dict.fromkeys(came), _IN_ORDER)
 
 
-Reader = Callable[[Any, Leaves], None]
+ArgumentReader = Callable[[Any, Leaves], None]
 SEQUENCES = frozenset({list, tuple, torch.Size})
 TUPLES = frozenset({tuple, torch.Size})
 
 
-def reader_of(parameter: Parameter, any_sequence: bool, any_order: bool, empty_is_none: bool) -> Reader:
+def reader_of(parameter: Parameter, any_sequence: bool, any_order: bool, empty_is_none: bool) -> ArgumentReader:
     """A function that puts the leaves of one argument where its parameter's tree says. Raises StructureMismatch."""
     tree = parameter.tree
     read = _reader(tree, parameter.name, any_sequence, any_order)
@@ -39,7 +39,7 @@ def reader_of(parameter: Parameter, any_sequence: bool, any_order: bool, empty_i
     return take
 
 
-def _reader(tree: Any, path: str, any_sequence: bool, any_order: bool) -> Reader:
+def _reader(tree: Any, path: str, any_sequence: bool, any_order: bool) -> ArgumentReader:
     if isinstance(tree, int):
 
         def take(value: Any, leaves: Leaves) -> None:

@@ -25,7 +25,7 @@ _new_capsule.restype = ctypes.py_object
 _new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 
 
-class Weights:
+class MappedWeights:
     """The bytes of one file: mapped, and on a GPU copied there once."""
 
     def __init__(self, stream: BinaryIO) -> None:
@@ -48,7 +48,7 @@ class Weights:
 class LibraryConstants:
     """Constants of a library, by their names in it. This object keeps their memory; the tensors do not."""
 
-    def __init__(self, index: bytes, weights: Mapping[str, Weights], device: torch.device) -> None:
+    def __init__(self, index: bytes, weights: Mapping[str, MappedWeights], device: torch.device) -> None:
         """`index` is the file CONSTANTS of a variant, `weights` are its files by name. Raises CorruptError."""
         try:
             constants = msgspec.json.decode(index, type=tuple[Constant, ...])
@@ -59,7 +59,7 @@ class LibraryConstants:
                 f"the constants of a library cannot be read: {error!r}", hint="build the artifact again"
             ) from error
 
-    def _tensor(self, constant: Constant, weights: Mapping[str, Weights], device: torch.device) -> Tensor:
+    def _tensor(self, constant: Constant, weights: Mapping[str, MappedWeights], device: torch.device) -> Tensor:
         on = device if constant.device == "cuda" else torch.device("cpu")
         address = None
         if constant.file:

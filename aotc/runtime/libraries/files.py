@@ -28,7 +28,7 @@ from aotc.records import CONSTANTS, File, Variant
 if TYPE_CHECKING:
     import torch
 
-    from aotc.runtime.libraries.constants import LibraryConstants, Weights
+    from aotc.runtime.libraries.constants import LibraryConstants, MappedWeights
     from aotc.store.layout.blob_reader import BlobReader
 
 T = TypeVar("T")
@@ -39,7 +39,9 @@ class FilesInMemory:
     """A library of a store, and the files that it reads beside itself: open descriptors of anonymous files, closed when
     this object goes. `aotc.runtime.libraries.folder` has the same of a build's folder."""
 
-    def __init__(self, variant: Variant, source: BlobReader, weights: Mapping[str, Weights] | None = None) -> None:
+    def __init__(
+        self, variant: Variant, source: BlobReader, weights: Mapping[str, MappedWeights] | None = None
+    ) -> None:
         """`weights` are the variant's mapped files, by their blobs.
 
         Raises what `source.unpack` raises, and LibraryError where no anonymous file can be made or filled.
@@ -103,10 +105,10 @@ def read_all(variants: Sequence[Variant], source: BlobReader) -> Mapping[tuple[F
     mapped = list({file.blob: file for variant in distinct for file in variant.files if file.mapped}.values())
     weights = {}
     if mapped:
-        from aotc.runtime.libraries.constants import Weights
+        from aotc.runtime.libraries.constants import MappedWeights
 
         opened = _side_by_side(source.open_mapped, mapped, mapped)
-        weights = {file.blob: Weights(stream) for file, stream in zip(mapped, opened, strict=True)}
+        weights = {file.blob: MappedWeights(stream) for file, stream in zip(mapped, opened, strict=True)}
     files = [file for variant in distinct for file in variant.files]
     found = _side_by_side(functools.partial(FilesInMemory, source=source, weights=weights), distinct, files)
     return {variant.files: files for variant, files in zip(distinct, found, strict=True)}

@@ -36,9 +36,9 @@ class FilesInFolder:
     def constants(self, device: torch.device) -> LibraryConstants | None:
         if CONSTANTS not in self.names:
             return None
-        from aotc.runtime.libraries.constants import LibraryConstants, Weights
+        from aotc.runtime.libraries.constants import LibraryConstants, MappedWeights
 
-        files = {path.name: Weights(path.open("rb")) for path in self.folder.glob("weights-*.bin")}
+        files = {path.name: MappedWeights(path.open("rb")) for path in self.folder.glob("weights-*.bin")}
         return LibraryConstants((self.folder / CONSTANTS).read_bytes(), files, device)
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from aotc.records import StateSpec
-from aotc.runtime.checkpoints.files import Checkpoint, Form
+from aotc.runtime.checkpoints.files import Checkpoint, TensorHeader
 from aotc.runtime.state.weights import names_of
 from aotc.tensors.subclasses import paths_in
 
@@ -37,11 +37,13 @@ class Sliced:
         self._checkpoint = checkpoint
         self._parts = {name: part for spec in specs for name, part in _parts(spec, checkpoint.forms, rank, size)}
         split = {part.name for part in self._parts.values()}
-        self.forms: dict[str, Form] = {name: form for name, form in checkpoint.forms.items() if name not in split}
+        self.forms: dict[str, TensorHeader] = {
+            name: form for name, form in checkpoint.forms.items() if name not in split
+        }
         for name, part in self._parts.items():
             form = checkpoint.forms[part.name]
             shape = [part.length if axis == part.dim else count for axis, count in enumerate(form.shape)]
-            self.forms[name] = Form(form.dtype, tuple(shape))
+            self.forms[name] = TensorHeader(form.dtype, tuple(shape))
 
     def read(self, name: str) -> Tensor:
         if (part := self._parts.get(name)) is None:
@@ -50,7 +52,7 @@ class Sliced:
         return tensor if part.dim is None else tensor.narrow(part.dim, part.start, part.length)
 
 
-def _parts(spec: StateSpec, forms: Mapping[str, Form], rank: int, size: int) -> Iterator[tuple[str, _Part]]:
+def _parts(spec: StateSpec, forms: Mapping[str, TensorHeader], rank: int, size: int) -> Iterator[tuple[str, _Part]]:
     """By each name of a tensor within a DTensor: the part of the parameter that the checkpoint holds whole."""
     placement = _placement(spec.subclass)
     if placement is None:

@@ -15,7 +15,7 @@ from aotc.runtime.forks import renew_in_child
 T = TypeVar("T")
 
 
-class Gate:
+class ReadWriteLock:
     """A read-write lock that prefers writers: while a writer waits, no further reader enters.
 
     A thread that is alone may enter: what its signals' handlers do, it does itself. So may one that is inside.
@@ -34,7 +34,7 @@ class Gate:
         self._entry = threading.RLock()
         self.replacing = threading.RLock()
         self._inside: dict[object, int] = {}
-        renew_in_child(self, Gate._renew)
+        renew_in_child(self, ReadWriteLock._renew)
 
     def _renew(self) -> None:
         self._entry, self.replacing = threading.RLock(), threading.RLock()

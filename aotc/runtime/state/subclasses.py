@@ -13,17 +13,17 @@ from typing import Any, NamedTuple
 from aotc.runtime.state.weights import ModuleState, StateRows, _Seen
 from aotc.tensors.subclasses import describe, holders, inner_name, is_wrapper, slots_of
 
-Slot = tuple[dict[str, Any], str]
+DictSlot = tuple[dict[str, Any], str]
 
 
-class Place(NamedTuple):
+class InnerTensor(NamedTuple):
     """What a tensor's name stands for: a parameter, the slot that it is in, and the path within it ("" for itself)."""
 
     parameter: str
-    slot: Slot
+    slot: DictSlot
     path: str
 
-    def inner_slot(self) -> Slot:
+    def inner_slot(self) -> DictSlot:
         """Where the tensor itself is: in its wrapper's attributes. An empty dict where there is no such tensor."""
         owner, key = self.slot
         for name in filter(None, self.path.split(".")):
@@ -37,13 +37,13 @@ class SubclassState(ModuleState):
 
     _held: tuple[list[dict[str, Any]], list[str], list[Any]]
     """Where each wrapper is, and which one was there at the last look."""
-    _outer: dict[str, tuple[Slot, Any]]
+    _outer: dict[str, tuple[DictSlot, Any]]
     """By parameter: its slot, and the description that it must have."""
 
-    def _slots_of(self, names: Iterable[str]) -> list[Slot]:
+    def _slots_of(self, names: Iterable[str]) -> list[DictSlot]:
         return [place.inner_slot() for place in self._places(names)]
 
-    def _places(self, names: Iterable[str]) -> list[Place]:
+    def _places(self, names: Iterable[str]) -> list[InnerTensor]:
         modules = dict(self._module.named_modules(remove_duplicate=False))
         places = []
         for name in names:
@@ -54,7 +54,7 @@ class SubclassState(ModuleState):
             key, _, path = path.partition(".")
             part = modules[owner]
             held: Any = part._parameters if key in part._parameters else part._buffers
-            places.append(Place(inner_name(owner, key), (held, key), path))
+            places.append(InnerTensor(inner_name(owner, key), (held, key), path))
         return places
 
     def _look(self) -> None:
@@ -68,7 +68,7 @@ class SubclassState(ModuleState):
         }
         tensors: list[Any] = [owner.get(key) for owner, key in (place.slot for place in places)]
         wrappers = {
-            (place.parameter, path): Place(place.parameter, place.slot, path).inner_slot()
+            (place.parameter, path): InnerTensor(place.parameter, place.slot, path).inner_slot()
             for place, tensor in zip(places, tensors, strict=True)
             if is_wrapper(tensor)
             for path in holders(tensor)

@@ -16,14 +16,14 @@ from torch import Tensor, nn
 
 from aotc.reads.tensors import dtype_of, plain_state
 from aotc.records import Artifact, StateSpec
-from aotc.runtime.state.gate import Gate
+from aotc.runtime.state.gate import ReadWriteLock
 from aotc.tensors.layouts import has_memory, with_strides
 
 if TYPE_CHECKING:
     from aotc.runtime.checkpoints.files import Checkpoint
 
 T = TypeVar("T")
-Form = tuple[Any, ...]
+StateForm = tuple[Any, ...]
 
 _data_ptr = cast("Callable[[Any], int]", torch.Tensor.data_ptr)
 
@@ -109,7 +109,9 @@ def names_of(spec: StateSpec) -> tuple[str, ...]:
     return (spec.name, *spec.aliases)
 
 
-def bind_state(artifact: Artifact, module: nn.Module | None, device: torch.device, gate: Gate | None = None) -> Bound:
+def bind_state(
+    artifact: Artifact, module: nn.Module | None, device: torch.device, gate: ReadWriteLock | None = None
+) -> Bound:
     """The module's tensors in the order of `artifact.state`, checked. States that are replaced together share a `gate`.
 
     Raises BindError, here or at the later call that finds a replaced tensor, with every mismatch at once.
@@ -180,7 +182,7 @@ class _Seen(NamedTuple):
     tensors: list[Tensor]
     classes: list[type]
     pointers: list[int]
-    forms: list[Form]
+    forms: list[StateForm]
     aliases: list[Tensor]
     state: State
 
@@ -196,11 +198,11 @@ class ModuleState:
         specs: Sequence[StateSpec],
         device: torch.device,
         written: frozenset[str] = frozenset(),
-        gate: Gate | None = None,
+        gate: ReadWriteLock | None = None,
     ) -> None:
         """`written` names the tensors that the model writes to."""
         self._module, self._specs, self._device, self._written = module, specs, device, written
-        self._gate = gate or Gate()
+        self._gate = gate or ReadWriteLock()
         self._generation = 0
         self._look()
         self._seen = self._check()
@@ -357,7 +359,7 @@ def _share_memory(specs: Sequence[StateSpec], tensors: Sequence[Tensor], written
     return any(overlapping(tensors, {index for index, spec in enumerate(specs) if is_written(spec, written)}))
 
 
-def form_of(tensor: Tensor) -> Form:
+def form_of(tensor: Tensor) -> StateForm:
     return tensor.dtype, tensor.shape, tensor.stride(), tensor.is_neg(), tensor.is_conj()
 
 

@@ -18,7 +18,7 @@ from aotc.reads.tensors import dtype_name, named_state
 from aotc.records import Artifact, Saved, Variant, bucket_name
 from aotc.runtime.libraries.library import Library, calls_back, open_library
 from aotc.runtime.padding.tensors import take_crops
-from aotc.runtime.training.results import Pass, Run, separated
+from aotc.runtime.training.results import Pass, RunBackward, separated
 from aotc.store.layout.check_record import backward_issues
 from aotc.tensors.layouts import has_memory
 
@@ -161,7 +161,7 @@ class TrainingLibrary:
         own.crops = take_crops()
         return separated(results, self._order, self._totals, own, _once_only)
 
-    def runner(self, step: Any) -> Run:
+    def runner(self, step: Any) -> RunBackward:
         return lambda gradients: _outputs(step, gradients)
 
     def outputs_for(self, missing: Collection[int]) -> list[int | None]:

@@ -31,7 +31,7 @@ _is_asked_for: Callable[[Any], bool] = torch._C._will_engine_execute_node
 _probe = torch.empty(0, requires_grad=True)
 """A leaf that no pass asks for: where autograd executes its node all the same, gradients of all leaves are wanted."""
 
-Run = Callable[[list[Tensor | None]], list[Tensor]]
+RunBackward = Callable[[list[Tensor | None]], list[Tensor]]
 """From gradients of the results to the backward's outputs; the saved tensors are kept."""
 
 
@@ -90,7 +90,9 @@ class Pass:
             return None
         return gradient - whole
 
-    def pass_on(self, result: int, gradient: Tensor, to: Sequence[int], run: Run, *, is_needed: bool) -> list[Tensor]:
+    def pass_on(
+        self, result: int, gradient: Tensor, to: Sequence[int], run: RunBackward, *, is_needed: bool
+    ) -> list[Tensor]:
         """What comes of a result's gradient for the results `to`. `is_needed`: the gradients of arguments are, too."""
         with torch.no_grad():
             outputs = run([gradient if index == result else None for index in range(self._count)])

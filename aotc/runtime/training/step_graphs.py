@@ -39,7 +39,7 @@ MOST = 16
 _log = logging.getLogger("aotc")
 
 
-class Captured(NamedTuple):
+class CapturedStep(NamedTuple):
     """A graph, the buffers that it reads its inputs from (None for other values), and the loss that it writes."""
 
     graph: torch.cuda.CUDAGraph
@@ -79,7 +79,7 @@ class StepGraphs:
 
     def forget(self) -> None:
         """Let go of all graphs: they hold addresses, and values, that are no longer the right ones."""
-        self._captured: list[tuple[Any, list[Any], Captured | None]] = []
+        self._captured: list[tuple[Any, list[Any], CapturedStep | None]] = []
         self._pool = torch.cuda.graph_pool_handle()
         self._facts: list[Any] = []
         self._states = self._current_states()
@@ -187,7 +187,7 @@ class StepGraphs:
         loss.record_stream(current)
         return loss
 
-    def _capture(self, leaves: Sequence[Any], tree: Any) -> Captured:
+    def _capture(self, leaves: Sequence[Any], tree: Any) -> CapturedStep:
         """Record a step; nothing of it runs. Raises LibraryError where the step cannot be captured."""
         first: dict[int, Tensor] = {}
         inputs = [
@@ -215,7 +215,7 @@ class StepGraphs:
                 hint="TrainingStep(…, cuda_graph=False); a graph holds no host synchronisation and no CPU operator",
             ) from error
         current.wait_stream(self._stream)
-        return Captured(graph, inputs, loss)
+        return CapturedStep(graph, inputs, loss)
 
     @contextmanager
     def _as_tensors(self) -> Iterator[None]:
@@ -236,7 +236,7 @@ class StepGraphs:
             for group, old in zip(groups, before, strict=True):
                 group.update({name: old[name] for name in ("lr", "capturable") if name in old})
 
-    def _replay(self, captured: Captured, leaves: Sequence[Any]) -> Tensor:
+    def _replay(self, captured: CapturedStep, leaves: Sequence[Any]) -> Tensor:
         for index, group in enumerate(self._optimizer.param_groups):
             lr = group["lr"]
             if not _on(lr, self._call.device):

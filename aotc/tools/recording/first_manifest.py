@@ -22,7 +22,7 @@ from aotc.models.casting import changed_by_cast
 from aotc.models.factory import build_module, build_modules, import_object
 from aotc.reads.tensors import dtype_name
 from aotc.tools.recording.check_written import check_written, is_small
-from aotc.tools.recording.seen_calls import Seen, bound_arguments, inputs_of_calls, left_out_arguments, look_at
+from aotc.tools.recording.seen_calls import SeenArgument, bound_arguments, inputs_of_calls, left_out_arguments, look_at
 from aotc.tools.recording.values_file import values_file, write_values
 
 
@@ -101,7 +101,7 @@ def _model_name(factory: str) -> str:
 
 def _inputs_of(
     module: nn.Module, call: str | None, folder: Path, reference: str
-) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any], list[dict[str, Seen]]]:
+) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any], list[dict[str, SeenArgument]]]:
     """The inputs in a manifest's form, a bucket with a size for each dim, the arguments that need not be inputs, and
     the example call, if there is one, to whose values `reference` refers."""
     if call is not None:

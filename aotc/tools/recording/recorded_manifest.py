@@ -22,7 +22,7 @@ from aotc.tools.recording.first_manifest import integers_comment, model_lines, t
 from aotc.tools.recording.module_factories import Made, factory_of
 from aotc.tools.recording.seen_calls import (
     InputsOfCalls,
-    Seen,
+    SeenArgument,
     bound_arguments,
     inputs_of_calls,
     kind_of_call,
@@ -41,12 +41,12 @@ MOST_KINDS = 8
 class _Kind:
     """Calls that one model of a manifest can take. The first of equal sizes keeps the values of small integers."""
 
-    calls: list[dict[str, Seen]] = field(default_factory=list)
+    calls: list[dict[str, SeenArgument]] = field(default_factory=list)
     sizes: set[object] = field(default_factory=set)
     kept: list[int] = field(default_factory=list)
     nbytes: int = 0
 
-    def add(self, call: dict[str, Seen]) -> None:
+    def add(self, call: dict[str, SeenArgument]) -> None:
         if (sizes := sizes_of_call(call)) in self.sizes:
             self.calls.append(without_values(call))
             return

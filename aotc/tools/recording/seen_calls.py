@@ -19,7 +19,7 @@ from aotc.models.signature import BoundArgument, UnnamedArguments, convention, n
 from aotc.reads.tensors import dtype_name
 from aotc.records import TUPLE, Dims
 
-Seen = Any
+SeenArgument = Any
 """An argument without its values: a `SeenTensor`, a constant, or a dict, list or tuple of these."""
 
 Inputs = dict[str, Any]
@@ -117,7 +117,7 @@ def _is_default(argument: BoundArgument) -> bool:
 
 def look_at(
     value: Any, path: str, gradients: bool = False, device: torch.device | None = None, values: bool = False
-) -> Seen:
+) -> SeenArgument:
     """An argument without its values; with `values`, those of small tensors of integers are kept. With `gradients`,
     which tensors require them. Raises ManifestError for what a manifest cannot hold, as a tensor that is not on the
     module's `device`."""
@@ -178,7 +178,7 @@ def _look_at_tensor(tensor: Tensor, path: str, gradients: bool, values: bool) ->
     return SeenTensor(tuple(tensor.shape), dtype, low, high, layout, gradients and tensor.requires_grad, kept)
 
 
-def kind_of_call(seen: Seen) -> object:
+def kind_of_call(seen: SeenArgument) -> object:
     """Equal for calls that differ in sizes and values of tensors alone, which one model of a manifest can take."""
     if isinstance(seen, SeenTensor):
         return len(seen.shape), seen.dtype, seen.layout, seen.requires_grad
@@ -189,12 +189,12 @@ def kind_of_call(seen: Seen) -> object:
     return type(seen), repr(seen)
 
 
-def sizes_of_call(seen: Mapping[str, Seen]) -> tuple[tuple[int, ...], ...]:
+def sizes_of_call(seen: Mapping[str, SeenArgument]) -> tuple[tuple[int, ...], ...]:
     """Equal for calls of one kind that differ in values of tensors alone."""
     return tuple(tensor.shape for tensor in _tensors(seen))
 
 
-def tensors_by_path(seen: Seen, path: str = "") -> dict[str, SeenTensor]:
+def tensors_by_path(seen: SeenArgument, path: str = "") -> dict[str, SeenTensor]:
     """The tensors of an argument, or of a mapping of arguments, by their paths: `ids`, `batch.ids[0]`."""
     if isinstance(seen, SeenTensor):
         return {path: seen}
@@ -207,7 +207,7 @@ def tensors_by_path(seen: Seen, path: str = "") -> dict[str, SeenTensor]:
     return {name: tensor for part, item in parts for name, tensor in tensors_by_path(item, part).items()}
 
 
-def without_values(seen: Seen) -> Seen:
+def without_values(seen: SeenArgument) -> SeenArgument:
     """What was seen, and no values of tensors."""
     if isinstance(seen, SeenTensor):
         return seen._replace(values=None)
@@ -224,7 +224,7 @@ class InputsOfCalls(NamedTuple):
     sizes: list[Dims]
 
 
-def inputs_of_calls(calls: Sequence[Mapping[str, Seen]], reference: str = "") -> InputsOfCalls:
+def inputs_of_calls(calls: Sequence[Mapping[str, SeenArgument]], reference: str = "") -> InputsOfCalls:
     """What a manifest says of calls of one kind. Integers whose values were kept are said to be in `reference`.
 
     A size that varies is a dim, the same one wherever the sizes of all calls are the same, or an expression of dims:
@@ -351,7 +351,7 @@ def _size(sizes: Sequence[int]) -> int | list[int]:
     return low if low == high else [low, high]
 
 
-def _tensors(seen: Seen) -> Iterator[SeenTensor]:
+def _tensors(seen: SeenArgument) -> Iterator[SeenTensor]:
     if isinstance(seen, SeenTensor):
         yield seen
     elif isinstance(seen, Mapping | list | tuple):
@@ -370,7 +370,9 @@ def _merged(tensors: Sequence[SeenTensor]) -> SeenTensor:
     return tensors[0]._replace(low=low, high=high, values=kept)
 
 
-def _form(seen: Seen, shapes: Iterator[Sequence[int | str]], merged: Iterator[SeenTensor], reference: str) -> Any:
+def _form(
+    seen: SeenArgument, shapes: Iterator[Sequence[int | str]], merged: Iterator[SeenTensor], reference: str
+) -> Any:
     """A value as the manifest writes it, with the next shape for each tensor."""
     if isinstance(seen, SeenTensor):
         return next(merged).form(next(shapes), reference)

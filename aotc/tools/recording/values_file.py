@@ -13,7 +13,7 @@ from torch import Tensor
 from aotc.manifest.inputs import TensorInput, parse_inputs
 from aotc.manifest.read import read_manifest
 from aotc.manifest.recorded_values import recorded_references
-from aotc.tools.recording.seen_calls import Seen, tensors_by_path
+from aotc.tools.recording.seen_calls import SeenArgument, tensors_by_path
 
 MOST_CALLS = 64
 MOST_BYTES = 8 << 20
@@ -26,12 +26,14 @@ def values_file(manifest: Path) -> Path:
     return manifest.with_name(f"{stem}.values.safetensors")
 
 
-def bytes_of(call: Seen) -> int:
+def bytes_of(call: SeenArgument) -> int:
     """The bytes of the values that were kept of a call; 0 where none were."""
     return sum(tensor.values.nbytes for tensor in tensors_by_path(call).values() if tensor.values is not None)
 
 
-def write_values(file: Path, models: Mapping[str, tuple[Mapping[str, Any], Sequence[Mapping[str, Seen]]]]) -> None:
+def write_values(
+    file: Path, models: Mapping[str, tuple[Mapping[str, Any], Sequence[Mapping[str, SeenArgument]]]]
+) -> None:
     """Write the values that the inputs of these models refer to, from their calls; no file where they refer to none.
 
     `models`: the inputs, as the manifest has them, and the calls by the models' names.

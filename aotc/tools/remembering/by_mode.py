@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from aotc.tools.remembering.call_counts import CallCounts, summed
-from aotc.tools.remembering.remembering import Options, Remembering, State
+from aotc.tools.remembering.remembering import CompileState, Options, Remembering
 
 
 def remembering_of(module: nn.Module, method: MethodType | None, options: Options) -> Remembering | ByMode:
@@ -31,7 +31,7 @@ class ByMode:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.of_mode(*args, **kwargs)
 
-    def state(self) -> State:
+    def state(self) -> CompileState:
         return self.of_mode.state()._replace(calls=self.stats())
 
     def stats(self) -> CallCounts:

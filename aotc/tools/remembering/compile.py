@@ -16,6 +16,7 @@ from torch import nn
 
 from aotc.digest import canonical_json
 from aotc.errors import BindError, ManifestError
+from aotc.records import Mode
 from aotc.runtime.compiled import Compiled, class_for
 from aotc.runtime.explain.arguments import options_error
 from aotc.store.cache_folder import cache_folder
@@ -23,11 +24,9 @@ from aotc.store.reference import is_remote
 from aotc.tools.remembering.by_mode import ByMode, remembering_of
 from aotc.tools.remembering.call_counts import CallCounts
 from aotc.tools.remembering.methods import RememberedMethod, decorated, of_method
-from aotc.tools.remembering.remembering import Options, Remembering, State, When
+from aotc.tools.remembering.remembering import CompileState, Options, Remembering, When
 
 _log = logging.getLogger("aotc")
-
-Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
 
 class Remembered(nn.Module):
@@ -47,7 +46,7 @@ class Remembered(nn.Module):
         """The module that it stands for."""
         return self._remembering.module
 
-    def explain(self) -> State:
+    def explain(self) -> CompileState:
         """What is remembered, what is loaded, what is being built, and why calls run in eager; with `train=True`, of
         calls in the mode that the module is in."""
         return self._remembering.state()

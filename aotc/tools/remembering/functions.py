@@ -18,7 +18,7 @@ from torch import nn
 from aotc.tools.remembering.by_mode import ByMode, remembering_of
 from aotc.tools.remembering.call_counts import CallCounts
 from aotc.tools.remembering.region_calls import InPlace
-from aotc.tools.remembering.remembering import Options, Remembering, State
+from aotc.tools.remembering.remembering import CompileState, Options, Remembering
 
 _log = logging.getLogger("aotc")
 
@@ -96,7 +96,7 @@ class CompiledFunction:
     def __reduce__(self) -> str:
         return self.function.__qualname__
 
-    def explain(self, module: nn.Module) -> State:
+    def explain(self, module: nn.Module) -> CompileState:
         """As of a module that was compiled: of this function's calls with that module."""
         return self._of(module).state()
 

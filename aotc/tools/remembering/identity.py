@@ -17,14 +17,14 @@ from aotc.reads.imported_files import imported_files
 from aotc.reads.sources import source_digests
 from aotc.reads.tensors import dtype_name, named_state
 
-Facts = dict[str, str]
+IdentityFacts = dict[str, str]
 """By names as `attribute encoder.layer.0.eps` or `tensor embeddings.weight`; all of them as text."""
 
 LONGEST = 200
 """Characters of a value that is kept as it is, to be shown when it has changed; of a longer one, its digest."""
 
 
-def facts_of(module: nn.Module, asked: Mapping[str, object]) -> Facts:
+def facts_of(module: nn.Module, asked: Mapping[str, object]) -> IdentityFacts:
     """The facts of a module as it is now, and of what was `asked` of the build.
 
     Not the values of its tensors, nor whether it is in training mode, in which it is not compiled.
@@ -47,7 +47,7 @@ def facts_of(module: nn.Module, asked: Mapping[str, object]) -> Facts:
     return facts
 
 
-def attribute_facts(module: nn.Module) -> Facts:
+def attribute_facts(module: nn.Module) -> IdentityFacts:
     """The plain attributes of a module and its parts, but for where its weights came from."""
     return {
         f"attribute {path}.{name}".replace(" .", " "): _shown(value)
@@ -65,19 +65,19 @@ def target_of(module: nn.Module) -> str:
     return best_cpu_target(cpu_features()) or "native"
 
 
-def name_of(facts: Facts) -> str:
+def name_of(facts: IdentityFacts) -> str:
     """A readable name that is another one where a fact is: `bert-model-1f0c5a7d90ab`."""
     mode = "-train" if "option train" in facts else ""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", facts["class"].rpartition(".")[2]).lower()
     return f"{re.sub(r'[^a-z0-9]+', '-', words).strip('-')[:80] or 'model'}{mode}-{sha256_json(facts)[7:19]}"
 
 
-def without_changes(facts: Facts, before: Mapping[str, str | None]) -> Facts:
+def without_changes(facts: IdentityFacts, before: Mapping[str, str | None]) -> IdentityFacts:
     """The facts with those of `before` as they were; None is of one that was not there."""
     return {name: value for name, value in {**facts, **before}.items() if value is not None}
 
 
-def differences(before: Facts, now: Facts) -> Iterator[str]:
+def differences(before: IdentityFacts, now: IdentityFacts) -> Iterator[str]:
     """Each fact that is another one, with both values."""
     for name in dict.fromkeys([*before, *now]):
         if before.get(name) != now.get(name):

@@ -23,7 +23,7 @@ from aotc.store.reference import is_remote
 from aotc.tools.recording.check_written import check_written
 from aotc.tools.recording.first_manifest import to_yaml, writing
 from aotc.tools.recording.module_factories import Made, factory_of
-from aotc.tools.recording.seen_calls import Seen, SeenTensor, bound_arguments, inputs_of_calls, look_at
+from aotc.tools.recording.seen_calls import SeenArgument, SeenTensor, bound_arguments, inputs_of_calls, look_at
 from aotc.tools.remembering.functions import FunctionOf, undecorated, with_function
 from aotc.tools.remembering.memory import Kind, Memory, Place, remembered_in
 
@@ -94,7 +94,7 @@ def seen_call(
     kwargs: Mapping[str, Any],
     *,
     gradients: bool = False,
-) -> dict[str, Seen]:
+) -> dict[str, SeenArgument]:
     """The arguments of a call of the module, or of its method, without the values of their tensors; which of them
     require `gradients`, if that is asked. Raises ManifestError for what no manifest holds."""
     method = None if call is module else call
@@ -104,7 +104,7 @@ def seen_call(
     return {name: look_at(value, name, wanted, device) for name, value in bound.items()}
 
 
-def as_json(seen: Seen) -> Any:
+def as_json(seen: SeenArgument) -> Any:
     """What was seen, as JSON; a mapping with `shape` is a tensor, and one of `tuple` a tuple, as in a manifest. Raises
     ManifestError for what would be read as another value."""
     if isinstance(seen, SeenTensor):
@@ -136,7 +136,7 @@ def _is_held(value: object) -> bool:
     )
 
 
-def from_json(value: Any) -> Seen:
+def from_json(value: Any) -> SeenArgument:
     if isinstance(value, Mapping):
         if "shape" in value:
             return SeenTensor(**{**value, "shape": tuple(value["shape"])})

@@ -22,7 +22,7 @@ import msgspec
 from aotc.errors import CorruptError
 from aotc.store.files.locks import is_held, locked
 from aotc.store.files.writing import write_atomically
-from aotc.tools.remembering.identity import Facts
+from aotc.tools.remembering.identity import IdentityFacts
 
 VERSION = 1
 LOCK_TIMEOUT = 30.0
@@ -74,7 +74,7 @@ class Memory(msgspec.Struct):
     and buffers; `remote` is the digest of what was last merged from, or written to, a URL
     (`aotc.tools.remembering.remote_memory`). What another `version` wrote is as nothing."""
 
-    facts: Facts
+    facts: IdentityFacts
     asked: dict[str, Any]
     factory: str
     kwargs: dict[str, Any]
@@ -159,7 +159,7 @@ class Place:
             path.unlink(missing_ok=True)
         self.change(None, _as_new)
 
-    def latest_of_class(self, facts: Facts) -> Memory | None:
+    def latest_of_class(self, facts: IdentityFacts) -> Memory | None:
         """What is remembered of a module of the same class in the same mode, as it was last; of what can be read."""
         found: list[tuple[float, Memory]] = []
         for path in self.folder.glob("*.json"):

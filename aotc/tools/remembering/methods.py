@@ -13,7 +13,7 @@ from aotc.tools.remembering.by_mode import remembering_of
 from aotc.tools.remembering.call_counts import CallCounts
 from aotc.tools.remembering.functions import CompiledFunction
 from aotc.tools.remembering.region_calls import InPlace
-from aotc.tools.remembering.remembering import Options, State
+from aotc.tools.remembering.remembering import CompileState, Options
 
 
 class _Named(NamedTuple):
@@ -38,7 +38,7 @@ class RememberedMethod(InPlace):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._remembering(*args, **kwargs)
 
-    def explain(self) -> State:
+    def explain(self) -> CompileState:
         """As of a module that was compiled."""
         return self._remembering.state()
 

@@ -30,12 +30,19 @@ from aotc.records import Artifact
 from aotc.runtime.call import CompiledCall
 from aotc.runtime.forks import renew_in_child
 from aotc.runtime.load import load
-from aotc.runtime.state.gate import Gate
+from aotc.runtime.state.gate import ReadWriteLock
 from aotc.store.reference import is_registry, is_remote
 from aotc.tools.remembering.builds import Builds
 from aotc.tools.remembering.call_counts import CallCounter, CallCounts, in_words
 from aotc.tools.remembering.forms import ambient_here, form_of, records_gradients
-from aotc.tools.remembering.identity import Facts, attribute_facts, differences, facts_of, name_of, without_changes
+from aotc.tools.remembering.identity import (
+    IdentityFacts,
+    attribute_facts,
+    differences,
+    facts_of,
+    name_of,
+    without_changes,
+)
 from aotc.tools.remembering.memory import MOST_CALLS, MOST_KINDS, Kind, Memory, Place, remembered_in
 from aotc.tools.remembering.region_calls import RegionCode, in_eager, parts_free
 
@@ -92,7 +99,7 @@ class Options(NamedTuple):
         return {name: value for name, value in asked.items() if value}
 
 
-class State(NamedTuple):
+class CompileState(NamedTuple):
     """What `explain()` tells: of the `forms` seen, `built` have code; `models` are loaded; `failed` has reasons by
     model; `notes` say why calls run in eager; and `calls` were made, as `stats()` counts them."""
 
@@ -147,13 +154,13 @@ class Remembering:
         """How many forms of each kind had code when code was loaded."""
         self._notes: dict[str, str] = {}
         self._lock = threading.RLock()
-        self._gate = Gate()
+        self._gate = ReadWriteLock()
         """Inside are calls that record gradients: while code is loaded into regions, it would lose them."""
         self._began = self._is_stale = False
         self._retry = options.retry
         self._changes = 0
         self._place: Place | None = None
-        self._facts: Facts = {}
+        self._facts: IdentityFacts = {}
         self._by_calls: dict[str, str | None] = {}
         """The attributes that calls in eager have changed, as they were before: these make no other name."""
         self._name = ""
@@ -393,7 +400,7 @@ class Remembering:
             return f'{self.options.store} has no code for this module, and build="never"'
         return next(reversed(self._notes.values()), "there is no code for it")
 
-    def _note_changes(self, before: Facts) -> None:
+    def _note_changes(self, before: IdentityFacts) -> None:
         """Keep the attributes as they were `before` a call, of those that the call has changed."""
         now = attribute_facts(self.module)
         for name in dict.fromkeys([*before, *now]):
@@ -707,13 +714,13 @@ class Remembering:
         """The module's name in the store, or as long as there is none its class's."""
         return self._name or type(self.module).__name__
 
-    def state(self) -> State:
+    def state(self) -> CompileState:
         """As `Remembered.explain`."""
         place = self._place
         memory = place.read() if place is not None else None
         kinds = memory.kinds if memory is not None else []
         failed = {place.model(n): why for n in range(len(kinds)) if (why := place.failed(n))} if place else {}
-        return State(
+        return CompileState(
             name=self._called(),
             store=self.options.store,
             forms=sum(len(kind.calls) for kind in kinds),

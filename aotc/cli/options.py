@@ -59,8 +59,14 @@ def store_of(store_path: Path | str, *references: Reference) -> list[str]:
 
 
 def _trust(context: click.Context, parameter: click.Parameter, keys: Sequence[str]) -> None:
-    if keys:  # the processes that the command starts read it too
+    """For the time of the command, in the environment: the processes that it starts read it too."""
+    if keys:
+        before = os.environ.get("AOTC_TRUSTED_KEYS")
         os.environ["AOTC_TRUSTED_KEYS"] = os.pathsep.join(keys)
+        if before is None:
+            context.call_on_close(lambda: os.environ.pop("AOTC_TRUSTED_KEYS"))
+        else:
+            context.call_on_close(lambda: os.environ.update(AOTC_TRUSTED_KEYS=before))
 
 
 keys_option = click.option(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 from datetime import datetime
@@ -318,6 +319,7 @@ def test_a_published_feed_serves_an_older_aotc(audited: Store, tmp_path: Path, m
     assert {one["model"] for one in found_in(audited.path)} == {"hit"}
     found = found_in(audited.path, "--advisories", audited.path, "--key", public)
     assert {(one["model"], one["id"][5:9]) for one in found} == {("hit", "2026"), ("adds", "2030")}
+    assert "AOTC_TRUSTED_KEYS" not in os.environ, "the keys are those of one command"
     unsigned = audit("--publish", audited.path)
     assert unsigned.exit_code == 2 and "--publish and --sign go together" in unsigned.stderr
 

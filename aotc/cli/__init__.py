@@ -151,6 +151,7 @@ COMMANDS = (
     release.export,
     tags.tag,
     tags.rm,
+    tags.prune,
     caches.cache,
     maintenance.fsck,
     maintenance.gc,

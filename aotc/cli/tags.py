@@ -1,4 +1,4 @@
-"""Commands that change tags: `aotc tag` and `aotc rm`."""
+"""Commands that change tags, and what is attached to a bundle: `aotc tag`, `aotc rm` and `aotc prune`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from aotc.amounts import size_text
-from aotc.cli.options import json_option, store_of, store_option
+from aotc.cli.options import json_option, keys_option, store_of, store_option
 from aotc.cli.output import echo, print_json
 
 if TYPE_CHECKING:
@@ -100,3 +100,31 @@ def _show_removed(one: Untagged, where: str, reference: Reference) -> None:
     elif "://" in where:
         echo("  no tag names the bundle now; aotc removes no blobs from there")
     echo(f"  until that is gone, the tag comes back by: aotc tag {back} {reference.tag}")
+
+
+@click.command()
+@click.argument("ref")
+@keys_option
+@store_option
+@json_option
+def prune(ref: str, store_path: Path | str, as_json: bool) -> None:
+    """Remove the signatures and attestations of a bundle that no trusted key made.
+
+    Of a bundle in a folder, a registry or object storage. A bundle keeps 100 of each kind: whoever may push can attach
+    some. Signatures of cosign without a key go, too.
+    """
+    from aotc.store.pruning import prune as remove_others
+    from aotc.store.reference import parse_reference
+    from aotc.store.signing.trust import read_trust
+
+    reference = parse_reference(ref)
+    (where,) = store_of(store_path, reference)
+    trust = read_trust()
+    pruned = remove_others(where, reference, trust.keys if trust else ())
+    if as_json:
+        print_json(pruned)
+        return
+    for one in pruned:
+        echo(f"{one.kind}: {one.removed} removed, {one.kept} kept")
+    if not pruned:
+        echo(f"{reference.name} has neither signatures nor attestations")

@@ -78,8 +78,8 @@ def fetch(
             store = Store.create(path)  # no sooner: what cannot be found leaves no empty store
             with store.writing("aotc fetch"):
                 moved = sum(transfer.each(lambda blob: transfer.fetch(blob, store.blobs, durable=True), layers))
-                fetch_signatures(transfer.read, remote.attachment, store, bundle.digest)
                 keys = trust.keys if trust else ()
+                fetch_signatures(transfer.read, remote.attachment, store, bundle.digest, keys)
                 fetch_attestations(transfer.read, remote.attachment, store, bundle.digest, keys)
                 _publish_copy(store, bundle, name, chosen, manifests, remote)
     done = copied(transfer, Reference(str(path), bundle.model, tag=name), bundle.digest, chosen, layers, moved, began)

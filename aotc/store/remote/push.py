@@ -52,7 +52,8 @@ def push(
 ) -> Copied:
     """Upload what the destination lacks of a bundle, blobs first, and last let its tag name the bundle.
 
-    Attestations that one of `keys` has signed replace older ones by the same key there.
+    Attestations that one of `keys` has signed replace older ones by the same key there. Where there are too many, what
+    `keys` have signed stays, then what is pushed.
 
     Raises NotFoundError, also for blobs that the store lacks, which is looked at first; CorruptError, RemoteError;
     ReferenceFormatError where the destination is not a remote's tag, or one of another model.
@@ -76,25 +77,28 @@ def push(
     moved = transfer.each(lambda blob: transfer.upload(blob, store.blobs.path(blob.digest)), blobs)
     for data in manifests:
         transfer.retrying(lambda data=data: transfer.remote.put_document(oci.MANIFEST, data))  # type: ignore[misc]
-    _push_signatures(transfer, store, bundle.digest)  # before the tag, so that a reader of the tag finds them
+    _push_signatures(transfer, store, bundle.digest, keys)  # before the tag, so that a reader of the tag finds them
     push_attestations(transfer, store, bundle.digest, keys)
     index = store.blobs.read(bundle.digest, oci.MANIFEST_LIMIT)
     transfer.retrying(lambda: transfer.remote.set_tag(destination, oci.INDEX, index))
     return copied(transfer, destination, bundle.digest, bundle.artifacts, blobs, sum(moved), began)
 
 
-def _push_signatures(transfer: Transfer, store: Store, digest: str) -> None:
+def _push_signatures(transfer: Transfer, store: Store, digest: str, keys: Sequence[PublicKey]) -> None:
     if (ours := signatures_of(store, digest)) is not None:
-        push_signatures(transfer, digest, read_signatures(reader_of(store), ours).signatures)
+        push_signatures(transfer, digest, read_signatures(reader_of(store), ours).signatures, keys)
 
 
-def push_signatures(transfer: Transfer, digest: str, new: Sequence[SignedPayload]) -> None:
-    """Put signatures of the bundle or document with that digest beside those that are there, of any key."""
+def push_signatures(
+    transfer: Transfer, digest: str, new: Sequence[SignedPayload], keys: Sequence[PublicKey] = ()
+) -> None:
+    """Put signatures of the bundle or document with that digest beside those that are there, of any key; where they are
+    too many, those by `keys` stay, then the new ones."""
 
     def change(theirs: Descriptor | None) -> Encoded | None:
         there = read_signatures(transfer.read, theirs) if theirs else ReadSignatures([], [], [])
         wanted = merged(there.signatures, new, datetime.now(UTC))
-        return None if wanted == there.signatures else encode_signatures(wanted, there.others)
+        return None if wanted == there.signatures else encode_signatures(wanted, there.others, new, keys)
 
     change_attachment(transfer, signature_tag(digest), change)
 

@@ -6,13 +6,14 @@ manifest, in a layout in `index.json`, in a registry as a tag of the same reposi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from aotc.digest import canonical_json, sha256_bytes
-from aotc.errors import CorruptError, Issue, NotFoundError, SignatureError
+from aotc.errors import CorruptError, Issue, NotFoundError
 from aotc.records import decode
 from aotc.store.layout import oci
 from aotc.store.layout.names import hex_of
@@ -24,7 +25,11 @@ IMAGE_CONFIG = "application/vnd.oci.image.config.v1+json"
 SIGNATURE = "dev.cosignproject.cosign/signature"
 
 COUNT_LIMIT = 100
-"""Layers of one manifest: a reader looks at each, so their number must have an end."""
+"""Layers that a manifest is written with."""
+READ_LIMIT = 2 * COUNT_LIMIT
+"""Layers of a manifest that are looked at, each of which is a request: other tools append as many as they like."""
+
+_log = logging.getLogger("aotc")
 
 _DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"  # as older versions of cosign wrote it
 
@@ -53,11 +58,13 @@ class Layer(NamedTuple):
 
 
 class ReadLayers(NamedTuple):
-    """The layers of one media type, what was wrong with those that could not be read, and the layers of other types."""
+    """The layers of one media type, what was wrong with those that could not be read, the layers of other types, and
+    how many layers there are in all."""
 
     layers: list[Layer]
     issues: list[Issue]
     others: list[Descriptor]
+    total: int = 0
 
 
 class Encoded(NamedTuple):
@@ -88,10 +95,10 @@ class _Manifest(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def read_layers(read: ReadBlob, descriptor: Descriptor, kind: DocumentKind) -> ReadLayers:
-    """The documents of a kind in a manifest. Layers of other types are passed over: cosign allows them.
+    """The documents of a kind in a manifest. Layers of other types are passed over: cosign allows them. So are those
+    behind the first READ_LIMIT, with an issue.
 
-    Raises CorruptError where it is not a manifest, SignatureError for too many layers, NotFoundError where it is
-    missing, StoreError.
+    Raises CorruptError where it is not a manifest, NotFoundError where it is missing, StoreError.
     """
     manifest = decode(_checked(read, descriptor, oci.MANIFEST_LIMIT), _Manifest)
     if manifest.schema_version != oci.OCI_SCHEMA_VERSION or manifest.media_type not in (oci.MANIFEST, _DOCKER_MANIFEST):
@@ -99,18 +106,19 @@ def read_layers(read: ReadBlob, descriptor: Descriptor, kind: DocumentKind) -> R
         raise CorruptError(
             f"{descriptor.digest} holds no {kind.called}: it is {found}", expected=oci.MANIFEST, actual=found
         )
-    if len(manifest.layers) > COUNT_LIMIT:
-        raise SignatureError(
-            f"{descriptor.digest} has {len(manifest.layers)} {kind.called}; at most {COUNT_LIMIT} are looked at",
-            hint=f"remove it and make the {kind.called} again",
-            expected=f"at most {COUNT_LIMIT}",
-            actual=str(len(manifest.layers)),
-            reason="malformed",
-        )
     layers: list[Layer] = []
     issues: list[Issue] = []
     others: list[Descriptor] = []
-    for layer in manifest.layers:
+    if (count := len(manifest.layers)) > READ_LIMIT:
+        issues.append(
+            Issue(
+                f"there are {count} {kind.called}; the first {READ_LIMIT} are looked at",
+                expected=f"at most {READ_LIMIT}",
+                actual=str(count),
+                hint="`aotc prune REF` removes those of keys that are not trusted",
+            )
+        )
+    for layer in manifest.layers[:READ_LIMIT]:
         where = f"layer {layer.digest[:19]}"
         try:
             hex_of(layer.digest)
@@ -122,7 +130,7 @@ def read_layers(read: ReadBlob, descriptor: Descriptor, kind: DocumentKind) -> R
             layers.append(Layer(_checked(read, layer, kind.limit), annotations))
         except (CorruptError, NotFoundError) as error:
             issues.append(Issue(error.message, where=where))
-    return ReadLayers(layers, issues, others)
+    return ReadLayers(layers, issues, others, count)
 
 
 def _checked(read: ReadBlob, descriptor: Descriptor, limit: int) -> bytes:
@@ -146,16 +154,14 @@ def encode_layers(
     artifact_type: str = "",
     subject: Descriptor | None = None,
 ) -> Encoded:
-    """The manifest of these layers, and of layers of other types that are there already.
+    """The manifest of the first COUNT_LIMIT of these layers, and of layers of other types that are there already.
 
-    With `subject`, a registry lists the manifest as a referrer of it. Raises SignatureError for too many layers.
+    With `subject`, a registry lists the manifest as a referrer of it.
     """
-    if (count := len(layers) + len(others)) > COUNT_LIMIT:
-        raise SignatureError(
-            f"a bundle can have {COUNT_LIMIT} {kind.called}; this would be its {count}th",
-            hint=f"remove what the name sha256-….{kind.suffix} names, and make the {kind.called} again",
-        )
-    named = (*(_layer(kind.media_type, layer) for layer in layers), *others)
+    if (more := len(layers) + len(others) - COUNT_LIMIT) > 0:
+        _log.warning("%d %s of a bundle are left out: it keeps %d", more, kind.called, COUNT_LIMIT)
+    layers = layers[:COUNT_LIMIT]
+    named = (*(_layer(kind.media_type, layer) for layer in layers), *others[: COUNT_LIMIT - len(layers)])
     config = _config([layer.digest for layer in named])
     manifest = oci.ImageManifest(
         schema_version=oci.OCI_SCHEMA_VERSION,
@@ -166,6 +172,15 @@ def encode_layers(
         subject=subject,
     )
     return Encoded(canonical_json(manifest), (config, *(layer.data for layer in layers)))
+
+
+def most_wanted_first(
+    layers: Sequence[Layer], new: Collection[Layer], trusted: Callable[[Layer], bool], others: int = 0
+) -> list[Layer]:
+    """As they are, if a manifest takes them all beside `others`; else the trusted ones first, then those of `new`."""
+    if len(layers) + others <= COUNT_LIMIT:
+        return list(layers)
+    return sorted(layers, key=lambda layer: (not trusted(layer), layer not in new))
 
 
 def write_attached(store: Store, encoded: Encoded) -> Descriptor:

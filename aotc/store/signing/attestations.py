@@ -33,6 +33,7 @@ from aotc.store.signing.attachments import (
     Resolve,
     attached_name,
     encode_layers,
+    most_wanted_first,
     read_layers,
     reader_of,
     write_attached,
@@ -122,14 +123,10 @@ def decode_envelope(data: bytes, keys: Sequence[PublicKey] = ()) -> Attestation 
 
     The signatures are checked before the payload is parsed, where there are keys. Raises CorruptError.
     """
-    envelope = decode(data, _Envelope)
-    if envelope.payload_type != PAYLOAD_TYPE:
+    opened = open_envelope(data, keys)
+    if opened.payload_type != PAYLOAD_TYPE:
         return None
-    payload = _bytes(envelope.payload)
-    signatures = [_bytes(one.sig) for one in envelope.signatures[:_SIGNATURES]]
-    signed = signed_bytes(PAYLOAD_TYPE, payload)
-    signers = tuple(key.fingerprint for key in keys if any(key.verifies(one, signed) for one in signatures))
-    statement = decode(payload, _Statement)
+    statement = decode(opened.payload, _Statement)
     if statement.type != STATEMENT or statement.predicate_type != VERIFICATION:
         return None
     digests = {subject.digest.get("sha256", "") for subject in statement.subject}
@@ -138,7 +135,26 @@ def decode_envelope(data: bytes, keys: Sequence[PublicKey] = ()) -> Attestation 
     bundle = f"sha256:{digests.pop()}"
     hex_of(bundle)
     verification = decode(bytes(statement.predicate), Verification)
-    return Attestation(bundle, verification, signers, tuple(one.keyid for one in envelope.signatures))
+    return Attestation(bundle, verification, opened.signers, opened.keyids)
+
+
+class OpenEnvelope(NamedTuple):
+    """A payload, those of the given keys that signed it, and the keys that the envelope names."""
+
+    payload_type: str
+    payload: bytes
+    signers: tuple[str, ...]
+    keyids: tuple[str, ...]
+
+
+def open_envelope(data: bytes, keys: Sequence[PublicKey] = ()) -> OpenEnvelope:
+    """Raises CorruptError."""
+    envelope = decode(data, _Envelope)
+    payload = _bytes(envelope.payload)
+    signatures = [_bytes(one.sig) for one in envelope.signatures[:_SIGNATURES]]
+    signed = signed_bytes(envelope.payload_type, payload)
+    signers = tuple(key.fingerprint for key in keys if any(key.verifies(one, signed) for one in signatures))
+    return OpenEnvelope(envelope.payload_type, payload, signers, tuple(one.keyid for one in envelope.signatures))
 
 
 _SIGNATURES = 20  # of one envelope are looked at
@@ -165,12 +181,12 @@ def read_attestations(
 
     `read` gives bytes by their digest (`reader_of(store)`), `resolve` the manifest that a name names
     (`store.attachment`), so it works over any store. Raises CorruptError where the manifest is not an
-    attestation, SignatureError for too many layers, NotFoundError, StoreError.
+    attestation, NotFoundError, StoreError.
     """
     descriptor = resolve(attached_name(digest, ATTESTATIONS))
     if descriptor is None:
         return ReadAttestations([], [])
-    layers, issues, _ = read_envelopes(read, descriptor)
+    layers, issues, *_ = read_envelopes(read, descriptor)
     found: list[Attestation] = []
     for layer in layers:
         where = f"layer {sha256_bytes(layer.data)[:19]}"
@@ -200,7 +216,7 @@ def attest(store: Store, bundle: Bundle, verification: Verification, key: Privat
     An older one of the same artifact that the same key has signed, or without a signature as this one, is replaced; one
     with limits of a gate only by another with limits.
 
-    Raises NotFoundError where the bundle is not in the store, SignatureError for too many, CorruptError, StoreError.
+    Raises NotFoundError where the bundle is not in the store, CorruptError, StoreError.
     """
     size = store.blobs.size(bundle.digest)
     if size is None:
@@ -233,13 +249,22 @@ def add_envelopes(store: Store, digest: str, new: Sequence[Layer], keys: Sequenc
 def with_envelopes(
     read: ReadBlob, old: Descriptor | None, new: Sequence[Layer], subject: Descriptor, keys: Sequence[PublicKey] = ()
 ) -> Encoded | None:
-    """The manifest `old` with these envelopes, too; None where it has them. `keys` are as in `add_envelopes`. Raises as
-    `read_layers` does, and SignatureError where they are too many."""
-    there, _, others = read_envelopes(read, old) if old else ReadLayers([], [], [])
+    """The manifest `old` with these envelopes, too; None where it has them. `keys` are as in `add_envelopes`. Where
+    they are too many, those stay that `keys` have signed, then the new ones. Raises as `read_layers` does."""
+    there, _, others, _ = read_envelopes(read, old) if old else ReadLayers([], [], [])
     wanted = _merged(there, new, keys)
     if old is not None and wanted == there:
         return None
+    wanted = most_wanted_first(wanted, new, lambda layer: is_envelope_by(layer, keys), len(others))
     return encode_layers(ATTESTATIONS, wanted, others, artifact_type=ENVELOPE, subject=subject)
+
+
+def is_envelope_by(layer: Layer, keys: Sequence[PublicKey]) -> bool:
+    """Whether one of `keys` has signed the envelope, whatever it states."""
+    try:
+        return bool(open_envelope(layer.data, keys).signers)
+    except CorruptError:
+        return False
 
 
 def fetch_attestations(

@@ -30,6 +30,7 @@ from aotc.store.signing.attachments import (
     Resolve,
     attached_name,
     encode_layers,
+    most_wanted_first,
     read_layers,
     reader_of,
     write_attached,
@@ -155,7 +156,7 @@ def _time_text(time: datetime | None) -> str:
 
 def read_signatures(read: ReadBlob, descriptor: Descriptor) -> ReadSignatures:
     """The signatures of a signature manifest; nothing of them is verified yet. Raises as `read_layers` does."""
-    layers, issues, others = read_layers(read, descriptor, SIGNATURES)
+    layers, issues, others, _ = read_layers(read, descriptor, SIGNATURES)
     found: list[SignedPayload] = []
     for layer in layers:
         try:
@@ -184,7 +185,7 @@ def sign(store: Store, claims: Claims, key: PrivateKey) -> Descriptor:
 
     An older signature by the same key for the same name is replaced: the newer one says the same, later.
 
-    Raises SignatureError, CorruptError where what stands in the signatures' place is not a signature, StoreError.
+    Raises CorruptError where what stands in the signatures' place is not a signature, StoreError.
     """
     payload = encode_payload(claims)
     new = SignedPayload(payload, key.sign(payload))
@@ -192,7 +193,7 @@ def sign(store: Store, claims: Claims, key: PrivateKey) -> Descriptor:
     def change(old: Descriptor | None) -> Descriptor:
         there = _there(store, old)
         kept = (one for one in there.signatures if not _replaces(claims, key.public, one))
-        return write_attached(store, encode_signatures([*kept, new], there.others))
+        return write_attached(store, encode_signatures([*kept, new], there.others, [new], [key.public]))
 
     return store.change_attachment(signature_tag(claims.digest), change)
 
@@ -202,32 +203,36 @@ def signatures_of(store: Store, digest: str) -> Descriptor | None:
     return store.attachment(signature_tag(digest))
 
 
-def add_signatures(store: Store, digest: str, signatures: Sequence[SignedPayload]) -> Descriptor:
-    """Put signatures from elsewhere beside those that the bundle has; equal ones once. Nothing is verified.
+def add_signatures(
+    store: Store, digest: str, signatures: Sequence[SignedPayload], keys: Sequence[PublicKey] = ()
+) -> Descriptor:
+    """Put signatures from elsewhere beside those that the bundle has; equal ones once.
 
-    Those that the bundle has and that say of themselves that they have expired go.
+    Those that the bundle has and that say of themselves that they have expired go. Where they are too many, those by
+    `keys` stay.
 
     Raises as `sign` does.
     """
 
     def change(old: Descriptor | None) -> Descriptor:
         there = _there(store, old)
-        return write_attached(
-            store, encode_signatures(merged(there.signatures, signatures, datetime.now(UTC)), there.others)
-        )
+        both = merged(there.signatures, signatures, datetime.now(UTC))
+        return write_attached(store, encode_signatures(both, there.others, signatures, keys))
 
     return store.change_attachment(signature_tag(digest), change)
 
 
-def fetch_signatures(read: ReadBlob, resolve: Resolve, store: Store, digest: str) -> Descriptor | None:
+def fetch_signatures(
+    read: ReadBlob, resolve: Resolve, store: Store, digest: str, keys: Sequence[PublicKey] = ()
+) -> Descriptor | None:
     """Take a bundle's signatures over from elsewhere, beside those that it has here; None where it has none there.
 
-    Raises CorruptError, SignatureError, NotFoundError, StoreError.
+    `keys` are as in `add_signatures`. Raises CorruptError, NotFoundError, StoreError.
     """
     descriptor = resolve(signature_tag(digest))
     if descriptor is None:
         return None
-    return add_signatures(store, digest, read_signatures(read, descriptor).signatures)
+    return add_signatures(store, digest, read_signatures(read, descriptor).signatures, keys)
 
 
 def _there(store: Store, descriptor: Descriptor | None) -> ReadSignatures:
@@ -267,9 +272,26 @@ def _has_expired(one: SignedPayload, now: datetime) -> bool:
     return expires is not None and expires <= now
 
 
-def encode_signatures(signatures: Sequence[SignedPayload], others: Sequence[Descriptor] = ()) -> Encoded:
-    """With layers of other types that are there already. Raises SignatureError where they are too many."""
-    return encode_layers(SIGNATURES, [_layer(one) for one in signatures], others)
+def encode_signatures(
+    signatures: Sequence[SignedPayload],
+    others: Sequence[Descriptor] = (),
+    new: Sequence[SignedPayload] = (),
+    keys: Sequence[PublicKey] = (),
+) -> Encoded:
+    """With layers of other types that are there already. Where they are too many, those stay that one of `keys` made,
+    then the `new` ones."""
+    layers, wanted = [_layer(one) for one in signatures], [_layer(one) for one in new]
+    layers = most_wanted_first(layers, wanted, lambda layer: is_signature_by(layer, keys), len(others))
+    return encode_layers(SIGNATURES, layers, others)
+
+
+def is_signature_by(layer: Layer, keys: Sequence[PublicKey]) -> bool:
+    """Whether the layer holds a signature that one of `keys` made."""
+    try:
+        one = _signature(layer)
+    except CorruptError:
+        return False
+    return any(key.verifies(one.signature, one.payload) for key in keys)
 
 
 def _layer(one: SignedPayload) -> Layer:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from aotc.errors import BindError
 from aotc.reads.tensors import dtype_name
+
+if TYPE_CHECKING:
+    from aotc.runtime.call import CompiledCall
 
 
 def form_of(args: Sequence[Any], kwargs: Mapping[str, Any], device: str) -> Hashable:
@@ -21,7 +25,7 @@ def form_of(args: Sequence[Any], kwargs: Mapping[str, Any], device: str) -> Hash
 
 def _form(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return value.shape, value.dtype, value.device, value.dim() != 4 or value.is_contiguous(), value.requires_grad
+        return value.shape, value.dtype, value.device, value.is_contiguous() or value.stride(), value.requires_grad
     if value is None or isinstance(value, bool | int | float | str):
         return type(value), value
     if isinstance(value, list | tuple):
@@ -29,6 +33,69 @@ def _form(value: Any) -> Any:
     if isinstance(value, Mapping):
         return type(value), *((str(name), _form(item)) for name, item in value.items())
     return type(value)
+
+
+class CallLike:
+    """A call that was seen, without the values of its tensors: to ask which code takes one like it."""
+
+    def __init__(self, args: Sequence[Any], kwargs: Mapping[str, Any], device: str) -> None:
+        """A call that is being made, in the modes of torch that it is made in."""
+        self._arguments = _without_values((tuple(args), dict(kwargs)))
+        self._device, self._autocast = device, torch.is_autocast_enabled(device)
+        self._dtype, self._precision = torch.get_autocast_dtype(device), torch.get_float32_matmul_precision()
+        self._gradients = torch.is_grad_enabled()
+
+    def refusal(self, compiled: Iterable[CompiledCall]) -> str:
+        """Why none of this code would run such a call, in words; "" if some would."""
+        args, kwargs = _with_zeros(self._arguments)
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision(self._precision)
+        autocast = torch.autocast(self._device, dtype=self._dtype, enabled=self._autocast)
+        try:
+            with torch.set_grad_enabled(self._gradients), autocast:
+                refusals = [_refusal(call, args, kwargs) for call in compiled]
+                return "" if "" in refusals else refusals[0] if refusals else "there is none"
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+
+class _TensorLike(NamedTuple):
+    shape: Sequence[int]
+    strides: Sequence[int]
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool
+
+
+def _without_values(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return _TensorLike(value.shape, value.stride(), value.dtype, value.device, value.requires_grad)
+    if isinstance(value, Mapping):
+        return {name: _without_values(item) for name, item in value.items()}
+    return type(value)(map(_without_values, value)) if isinstance(value, list | tuple) else value
+
+
+def _with_zeros(value: Any) -> Any:
+    if isinstance(value, _TensorLike):
+        shape, strides, dtype, device, requires_grad = value
+        elements = (
+            1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) if all(shape) else 0
+        )
+        zeros = torch.zeros(elements, dtype=dtype, device=device)
+        return zeros.as_strided(shape, strides).requires_grad_(requires_grad)
+    if isinstance(value, Mapping):
+        return {name: _with_zeros(item) for name, item in value.items()}
+    return type(value)(map(_with_zeros, value)) if isinstance(value, list | tuple) else value
+
+
+def _refusal(compiled: CompiledCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    from aotc.runtime.explain.misses import kind_of_miss
+
+    try:
+        explanation = compiled.explain(*args, **kwargs)
+    except (TypeError, BindError) as error:  # the arguments are those of another kind of calls, or the module changed
+        return str(error)
+    return kind_of_miss(explanation) if explanation.kind == "miss" else ""
 
 
 def ambient_here(device: str) -> dict[str, str | None]:

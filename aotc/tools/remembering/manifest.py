@@ -160,6 +160,7 @@ def manifest_of(
         asked = memory.asked.get("regions")
         settings |= {
             "train": memory.asked.get("train"),
+            "make_contiguous": True,
             "method": memory.asked.get("method"),
             "regions": kind.regions or (asked if asked != "auto" else None),
         }

@@ -34,7 +34,7 @@ from aotc.runtime.state.gate import ReadWriteLock
 from aotc.store.reference import is_registry, is_remote
 from aotc.tools.remembering.builds import Builds
 from aotc.tools.remembering.call_counts import CallCounter, CallCounts, in_words
-from aotc.tools.remembering.forms import ambient_here, form_of, records_gradients
+from aotc.tools.remembering.forms import CallLike, ambient_here, form_of, records_gradients
 from aotc.tools.remembering.identity import (
     IdentityFacts,
     attribute_facts,
@@ -53,6 +53,8 @@ When = Literal["background", "exit", "now", "never"]
 MOST_MISSES = 3
 """Misses of one form until its calls are made in eager at once: to explain a miss takes milliseconds."""
 MOST_FORMS = 4096
+MOST_TRIED = 256
+"""Forms of which a call is kept, without values, to try the code that is loaded."""
 MOST_NOTES = 64
 """Reasons that are told of one module; `stats()` has those of all forms."""
 
@@ -150,6 +152,8 @@ class Remembering:
         """What runs the calls of each form that came."""
         self._compiled: list[CompiledCall] = []
         self._misses: Counter[Hashable] = Counter()
+        self._like: dict[Hashable, CallLike] = {}
+        """Of the forms that were remembered, a call each: by these `wait` tries the code."""
         self._built_then: list[int] = []
         """How many forms of each kind had code when code was loaded."""
         self._notes: dict[str, str] = {}
@@ -362,6 +366,8 @@ class Remembering:
     ) -> Literal["", "build", "load"]:
         """Remember a call, and see that code comes; what its form lacks."""
         with self._lock:
+            if len(self._like) < MOST_TRIED and form != _UNSEEN:
+                self._like.setdefault(form, CallLike(args, kwargs, self._device))
             lacking = self._remember(seen)
             if lacking == "load":
                 self._stale()
@@ -681,8 +687,8 @@ class Remembering:
             return None
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Build what has no code yet, wait for that, and load it. Whether all that was seen has code now; and it is
-        loaded, if the module is in the mode of these calls."""
+        """Build what has no code yet, wait for that, and load it. Whether all that was seen has code now; and if the
+        module is in the mode of these calls, whether that code takes calls like those that were seen."""
         with self._lock:
             if not self._began and self._is_in_mode:
                 self._begin()
@@ -694,8 +700,17 @@ class Remembering:
             else:
                 self._stale()
         state = self.state()
-        is_loaded = not self._is_in_mode or len(state.models) == len(self._built_then)
+        is_loaded = not self._is_in_mode or (len(state.models) == len(self._built_then) and self._all_are_taken())
         return 0 < state.forms == state.built and not state.failed and is_loaded
+
+    def _all_are_taken(self) -> bool:
+        """Whether the code that is loaded takes calls like those that were seen. Regions take theirs by themselves."""
+        if self._regions:
+            return True
+        refused = {form: why for form, like in self._like.items() if (why := like.refusal(self._compiled))}
+        for form, why in refused.items():
+            self._note(f"no code takes calls of {in_words(form)}, though it was built for them: {why}")
+        return not refused
 
     # -- looking in ---------------------------------------------------------------------------------------------------
 

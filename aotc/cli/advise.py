@@ -156,8 +156,8 @@ def advise(
     """
     from aotc.tools.advise import Goal
     from aotc.tools.advise import advise as find
+    from aotc.tools.advise.advice_page import render_page
     from aotc.tools.advise.costs import elements
-    from aotc.tools.advise.page import render_page
     from aotc.tools.advise.today import read_today
 
     if count is not None and max_waste is not None:
@@ -257,7 +257,7 @@ def _measured(latencies: str, dims: Sequence[str]) -> _Measured:
     from aotc.store.reference import parse_reference
     from aotc.tools.advise.costs import read_latencies
     from aotc.tools.advise.trace import lines_of
-    from aotc.tools.inspection.call_times import measured
+    from aotc.tools.inspection.bucket_times import measured
 
     if Path(latencies).is_file():
         with Path(latencies).open("rb") as stream:

@@ -69,7 +69,7 @@ def audit(
 
         sarif_path.write_text(json.dumps(sarif(done.found, feed, aotc.__version__), indent=1) + "\n")
     if metrics_path:
-        from aotc.telemetry.advisories import advisories_text
+        from aotc.telemetry.advisory_metrics import advisories_text
 
         metrics_path.write_text(advisories_text(done.found, len(done.artifacts) - len(done.unread)))
     if rebuild:

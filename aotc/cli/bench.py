@@ -19,9 +19,9 @@ from aotc.cli.signals import ctrl_c_kept, end_on_sigterm, in_words, limited
 from aotc.errors import AotcError, one_line
 
 if TYPE_CHECKING:
-    from aotc.tools.bench.comparison import Latency, LatencyRatio
+    from aotc.tools.bench.bench_run import Said
+    from aotc.tools.bench.latency_comparison import Latency, LatencyRatio
     from aotc.tools.bench.measurements import BenchReport, BucketReport, TraceReport
-    from aotc.tools.bench.run import Said
     from aotc.tools.bench.subject import BenchSubject
 
 MOST_BUCKETS = 4
@@ -147,8 +147,8 @@ def bench(
     model must have been built. Run nothing else meanwhile. Figures are shown as they are measured, those of contenders
     that do not compile first. Ctrl-C, SIGTERM and --limit end with the report of what was measured until then.
     """
-    from aotc.tools.bench.run import BenchOptions
-    from aotc.tools.bench.run import bench as measure
+    from aotc.tools.bench.bench_run import BenchOptions
+    from aotc.tools.bench.bench_run import bench as measure
 
     end_on_sigterm()
     began = time.monotonic()
@@ -194,7 +194,7 @@ def bench(
 
 def _give(reports: Sequence[BenchReport], page: Path | None, as_json: bool) -> None:
     if page is not None:
-        from aotc.tools.bench.page import render_page
+        from aotc.tools.bench.bench_page import render_page
 
         notice(written(page, render_page(reports).encode()))
     if as_json:
@@ -309,7 +309,7 @@ def _show(report: BenchReport) -> None:
 
 
 def _show_starts(report: BenchReport) -> None:
-    from aotc.tools.bench.comparison import in_words
+    from aotc.tools.bench.latency_comparison import in_words
 
     steps = ("import torch", "imports", "device", "model", "load", "first call")
     shown = [step for step in steps if step != "device" or "GPU" in report.machine]
@@ -336,7 +336,7 @@ def _show_starts(report: BenchReport) -> None:
 
 
 def _show_bucket(bucket: BucketReport, subject: str) -> None:
-    from aotc.tools.bench.comparison import in_words
+    from aotc.tools.bench.latency_comparison import in_words
 
     echo()
     at = ",".join(f"{dim}={size}" for dim, size in sorted(bucket.dims.items()))

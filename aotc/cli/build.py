@@ -398,7 +398,7 @@ def _tracing(path: Path | None, on_event: OnEvent) -> Iterator[OnEvent]:
 
 
 def _progress(planned: Sequence[PlannedUnit], quiet: bool, parallel: int, known: Estimate) -> Any:
-    from aotc.cli.progress.build import LineProgress, LiveProgress
+    from aotc.cli.progress.build_progress import LineProgress, LiveProgress
 
     console = progress_console()
     kind = LiveProgress if console.is_terminal and not quiet else LineProgress

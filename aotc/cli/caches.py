@@ -311,7 +311,7 @@ def _store_of(reference: Reference, store_path: Path | str) -> str:
 @contextlib.contextmanager
 def _transfer(verb: str, reference: Reference, where: str) -> Iterator[OnTransfer | None]:
     """The progress of a transfer from or to a remote store."""
-    from aotc.cli.progress.transfer import TransferProgress
+    from aotc.cli.progress.transfer_progress import TransferProgress
     from aotc.store.reference import is_remote
 
     if not is_remote(where):

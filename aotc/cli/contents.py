@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from aotc.store.layout.tags import TagEntry
     from aotc.store.readable import ReadableStore
     from aotc.store.signing.trust import TrustedKeys
-    from aotc.tools.inspection.picks import PickChange
+    from aotc.tools.inspection.artifact_picks import PickChange
 
 
 @click.command("ls")
@@ -174,7 +174,7 @@ def picks(refs: Sequence[str], store_path: Path | str, diff: bool, export: Path 
     """
     from aotc.store.files.writing import write_output
     from aotc.store.reference import parse_reference
-    from aotc.tools.inspection.picks import changes, exported, picks_of
+    from aotc.tools.inspection.artifact_picks import changes, exported, picks_of
 
     if diff and len(refs) != 2:
         raise click.UsageError("--diff compares two references")

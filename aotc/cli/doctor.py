@@ -56,11 +56,11 @@ def _checks(what: str | None, store_path: Path | str, compat: Literal["minor", "
 
         return [torch, *check_machine(str(store_path))]
     if is_manifest(Path(what)):
-        from aotc.tools.doctor.build import check_manifest
+        from aotc.tools.doctor.build_checks import check_manifest
 
         return [torch, *check_manifest(Path(what), str(store_path))]
     from aotc.store.reference import parse_reference
-    from aotc.tools.doctor.bundle import check_bundle
+    from aotc.tools.doctor.bundle_checks import check_bundle
 
     reference = parse_reference(what)
     return [torch, *check_bundle(reference, store_of(store_path, reference)[0], compat)]

@@ -10,7 +10,7 @@ from aotc.cli.output import echo, print_table, progress_console
 
 if TYPE_CHECKING:
     from aotc.tools.bench.subject import BenchSubject
-    from aotc.tools.gate.document import Gate
+    from aotc.tools.gate.gate_document import Gate
     from aotc.verification import Limit
     from aotc.verify.verdicts import VerifyReport
 

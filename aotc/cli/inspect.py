@@ -59,7 +59,7 @@ def inspect(ref: str, store_path: Path | str, page: Path | None, verified: Path 
     bundle = read_bundle(store, reference)
     if page is not None:
         whole = msgspec.structs.replace(reference, store=reference.store or str(store_path))
-        from aotc.tools.inspection.page import render_page
+        from aotc.tools.inspection.bundle_page import render_page
 
         verdicts = _verdicts(verified, bundle) if verified else ()
         echo(written(page, render_page(store, bundle, str(whole), verdicts).encode()))

@@ -131,7 +131,7 @@ def push(ref: str, destination: str, unsigned_name: bool, store_path: Path | str
     the destination, is refused: no service with trusted keys would load it.
     """
 
-    from aotc.cli.progress.transfer import TransferProgress
+    from aotc.cli.progress.transfer_progress import TransferProgress
     from aotc.store.layout.bundle import read_bundle
     from aotc.store.layout.store import Store
     from aotc.store.reference import parse_reference
@@ -181,7 +181,7 @@ def fetch(
     set last.
     """
 
-    from aotc.cli.progress.transfer import TransferProgress
+    from aotc.cli.progress.transfer_progress import TransferProgress
     from aotc.runtime.fetch import local_store, runnable
     from aotc.store.reference import parse_reference
     from aotc.store.remote.fetch import fetch as run_fetch

@@ -55,7 +55,7 @@ def tune(
     from aotc.compiler.mistakes import read_checked
     from aotc.compiler.workers.forks import ForkServers
     from aotc.store.files.writing import write_output
-    from aotc.tools.inspection.picks import exported, picks_of
+    from aotc.tools.inspection.artifact_picks import exported, picks_of
 
     read = read_checked(manifest, models)
     servers = ForkServers()

@@ -20,7 +20,7 @@ from aotc.errors import one_line
 if TYPE_CHECKING:
     from aotc.store.signing.keys import PrivateKey
     from aotc.tools.bench.subject import BenchSubject
-    from aotc.tools.gate.document import Gate
+    from aotc.tools.gate.gate_document import Gate
     from aotc.verification import Limit
     from aotc.verify.verdicts import VerifyReport
 
@@ -127,7 +127,7 @@ def _gate(path: Path | None) -> Gate | None:
     """Read before anything is compared, too."""
     if path is None:
         return None
-    from aotc.tools.gate.document import read_gate
+    from aotc.tools.gate.gate_document import read_gate
 
     return read_gate(path)
 
@@ -136,7 +136,7 @@ def _check_gate(gate: Gate, path: Path, where: str, what: str, models: Sequence[
     """A trace or a baseline that is not there must not cost a verification, either."""
     from aotc.manifest import read_manifest
     from aotc.store.reference import parse_reference
-    from aotc.tools.gate.inputs import check_inputs
+    from aotc.tools.gate.gate_inputs import check_inputs
 
     manifest = read_manifest(Path(what), models).models if is_manifest(Path(what)) else [parse_reference(what).model]
     check_inputs(gate, path, where, manifest)
@@ -154,7 +154,7 @@ def _bisect(where: str, reports: Sequence[VerifyReport], folder: Path, seeds: in
     """The reports, with the bisections of those that were bisected; prints these, unless `quiet`."""
     import msgspec
 
-    from aotc.tools.bisection.run import bisect_reports, to_bisect
+    from aotc.tools.bisection.bisect_run import bisect_reports, to_bisect
 
     found = {}
     with progress_console(quiet).status(f"bisecting {counted(len(to_bisect(reports)), 'artifact')}"):

@@ -4,8 +4,8 @@
 - `shapes`: a sample of the sizes that calls have, as a trace for `aotc advise`
 - `prometheus`, `opentelemetry`: `compiled.stats()` through these client libraries, which the extras
   `aotc[prometheus]` and `aotc[opentelemetry]` install
-- `counters`: which counters both export
-- `advisories`: what `aotc audit` found, for Prometheus
+- `call_metrics`: which counters both export
+- `advisory_metrics`: what `aotc audit` found, for Prometheus
 """
 
 from aotc.telemetry.shapes import ShapeSample, sample_shapes

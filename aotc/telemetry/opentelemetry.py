@@ -15,7 +15,7 @@ except ModuleNotFoundError as error:
     error.add_note("  hint: pip install 'aotc[opentelemetry]'")
     raise
 
-from aotc.telemetry.counters import COUNTERS, Counter, Models, current, values
+from aotc.telemetry.call_metrics import COUNTERS, Counter, Models, current, values
 
 
 def observe(models: Models, meter: Meter | None = None) -> None:

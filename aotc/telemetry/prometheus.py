@@ -20,7 +20,7 @@ except ModuleNotFoundError as error:
     error.add_note("  hint: pip install 'aotc[prometheus]'")
     raise
 
-from aotc.telemetry.counters import COUNTERS, Models, current, values
+from aotc.telemetry.call_metrics import COUNTERS, Models, current, values
 
 
 class StatsCollector:

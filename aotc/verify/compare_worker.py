@@ -60,7 +60,7 @@ def verify(job: VerifyJob) -> Iterator[StepMessage]:
         right &= message.report is None or message.report.status == "ok"
         yield message
     if artifact.untested and right and job.first == 0:  # else an earlier step has crashed
-        from aotc.verify.launch import measured_launches
+        from aotc.verify.launch_times import measured_launches
 
         yield StepMessage(job.first, "-", launches=measured_launches(comparison))
     yield from _steps(job, comparison, artifact, dispatcher, extremes=True)

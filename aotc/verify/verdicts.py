@@ -17,10 +17,10 @@ class VerifyReport(msgspec.Struct, frozen=True):
 
     Errors are relative to the reference's size (rms); see `aotc.models.tolerance`. `bundle` is the digest of the bundle
     that was verified; "" where none could be read. `bisection`: why it differs, a
-    `Bisection` of `aotc.tools.bisection.messages`. `launches`, with the last report on an artifact that had not run
-    before and is right: how its variants are launched, as measured. `weights`: the factory's own, others as a
-    checkpoint has them, or others that `update_weights` has set. `extremes`: the name of the draw of extreme inputs,
-    "" with ordinary ones; with status `ok`, nothing could be compared, and `detail` says why.
+    `Bisection` of `aotc.tools.bisection.bisection_messages`. `launches`, with the last report on an artifact that had
+    not run before and is right: how its variants are launched, as measured. `weights`: the factory's own, others as a
+    checkpoint has them, or others that `update_weights` has set. `extremes`: the name of the draw of extreme inputs, ""
+    with ordinary ones; with status `ok`, nothing could be compared, and `detail` says why.
     """
 
     model: str

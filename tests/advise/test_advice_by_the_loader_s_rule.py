@@ -8,7 +8,7 @@ import pytest
 
 from aotc.records import Bucket, PadRule, Signature, Size, SizeRange, TensorLeaf, Variant
 from aotc.runtime.dispatch import Dispatcher
-from aotc.tools.advise.dispatch import Dispatch
+from aotc.tools.advise.bucket_dispatch import Dispatch
 
 
 @pytest.mark.parametrize(

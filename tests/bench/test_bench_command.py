@@ -16,13 +16,13 @@ from click.testing import CliRunner, Result
 from processes import ROOT
 
 from aotc.cli import main
-from aotc.tools.bench.caches import FOLDERS, own_caches
-from aotc.tools.bench.comparison import compare, latency_of
+from aotc.tools.bench.bench_page import render_page
+from aotc.tools.bench.bench_run import BenchOptions, Said
+from aotc.tools.bench.contender_caches import FOLDERS, own_caches
+from aotc.tools.bench.contender_messages import Counted, Launches, Started, Used
 from aotc.tools.bench.contenders import CONTENDERS, with_sources
+from aotc.tools.bench.latency_comparison import compare, latency_of
 from aotc.tools.bench.measurements import BenchReport, BucketReport, ContenderMeasurements, Replayed, TraceReport
-from aotc.tools.bench.messages import Counted, Launches, Started, Used
-from aotc.tools.bench.page import render_page
-from aotc.tools.bench.run import BenchOptions, Said
 from aotc.tools.bench.subject import CalledSizes
 
 
@@ -172,7 +172,7 @@ def test_a_measurement_off_a_terminal_shows_each_step_and_figure_and_a_busy_mach
 def measuring(monkeypatch: pytest.MonkeyPatch, measured: Callable[..., BenchReport]) -> None:
     """Let `measured` stand for the measurement of a model `tiny`."""
     subject = SimpleNamespace(spec=SimpleNamespace(name="tiny"), buckets=[])
-    monkeypatch.setattr("aotc.tools.bench.run.bench", measured)
+    monkeypatch.setattr("aotc.tools.bench.bench_run.bench", measured)
     monkeypatch.setattr("aotc.cli.bench._subjects", lambda *given: iter([subject]))
 
 

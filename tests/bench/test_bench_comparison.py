@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from aotc.tools.bench.comparison import compare, in_words, latency_of, median_interval, noise_floor, percentile
+from aotc.tools.bench.latency_comparison import compare, in_words, latency_of, median_interval, noise_floor, percentile
 
 
 @pytest.mark.parametrize(

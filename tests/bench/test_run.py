@@ -14,10 +14,10 @@ from aotc.cli import bench as cli
 from aotc.cli import main
 from aotc.manifest.types import ModelSpec
 from aotc.records import Signature
-from aotc.tools.bench import run
-from aotc.tools.bench.contenders import CONTENDERS
-from aotc.tools.bench.measurements import BenchReport
-from aotc.tools.bench.messages import (
+from aotc.tools.bench import bench_run
+from aotc.tools.bench.bench_page import render_page
+from aotc.tools.bench.bench_run import BenchOptions, bench
+from aotc.tools.bench.contender_messages import (
     Burst,
     Calls,
     ContenderJob,
@@ -29,9 +29,9 @@ from aotc.tools.bench.messages import (
     Timed,
     Used,
 )
-from aotc.tools.bench.page import render_page
-from aotc.tools.bench.run import BenchOptions, bench
-from aotc.tools.bench.session import ContenderFailed
+from aotc.tools.bench.contender_process import ContenderFailed
+from aotc.tools.bench.contenders import CONTENDERS
+from aotc.tools.bench.measurements import BenchReport
 from aotc.tools.bench.subject import BenchSubject, CalledSizes
 
 MS = {"eager": 2.0, "default": 1.5, "max-autotune": 1.0, "aotc": 1.0}
@@ -99,8 +99,8 @@ SUBJECT = BenchSubject(
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, processes: Processes, **options: Any) -> BenchReport:
-    monkeypatch.setattr(run, "ContenderProcess", processes.session)
-    monkeypatch.setattr(run._Bench, "_prepare", lambda self: None)
+    monkeypatch.setattr(bench_run, "ContenderProcess", processes.session)
+    monkeypatch.setattr(bench_run._Bench, "_prepare", lambda self: None)
     report = bench(SUBJECT, BenchOptions(buckets=(CalledSizes("batch=1", {"batch": 1}),), threads=(1, 2), **options))
     assert processes.open == []
     return report
@@ -162,7 +162,7 @@ def test_what_takes_seconds_is_measured_before_a_compiler_starts(monkeypatch: py
     """And only the subject's process stays beside that of the contender that is measured."""
     processes, seen = Processes(), list[tuple[str, list[str]]]()
     monkeypatch.setattr(
-        run._Bench, "_measure_threads", lambda self, names: seen.append((",".join(names), [*self.sessions]))
+        bench_run._Bench, "_measure_threads", lambda self, names: seen.append((",".join(names), [*self.sessions]))
     )
     measured(monkeypatch, processes, starts=1, rounds=1)
     assert seen == [
@@ -202,8 +202,8 @@ def test_a_report_can_be_shown_wherever_it_is_stopped(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(Session, "ask", lambda self, *request: (stop(), ask(self, *request))[1])
-    monkeypatch.setattr(run, "ContenderProcess", lambda *job: (stop(), processes.session(*job))[1])
-    monkeypatch.setattr(run._Bench, "_prepare", lambda self: None)
+    monkeypatch.setattr(bench_run, "ContenderProcess", lambda *job: (stop(), processes.session(*job))[1])
+    monkeypatch.setattr(bench_run._Bench, "_prepare", lambda self: None)
     options = BenchOptions(
         ("eager", "default", "aotc"), (CalledSizes("batch=1", {"batch": 1}),), starts=1, rounds=6, threads=(1,)
     )

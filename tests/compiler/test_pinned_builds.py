@@ -15,7 +15,7 @@ from processes import ROOT, finish, run_aotc, start
 
 from aotc.picks import Pick
 from aotc.store.layout.store import Store
-from aotc.tools.inspection.picks import picks_of
+from aotc.tools.inspection.artifact_picks import picks_of
 
 pytestmark = pytest.mark.every_torch
 

@@ -32,7 +32,7 @@ from aotc.machine.targets import parse_target
 from aotc.manifest import read_manifest
 from aotc.picks import Candidate, Pick
 from aotc.store.layout.units import Shared
-from aotc.tools.inspection.picks import picks_of
+from aotc.tools.inspection.artifact_picks import picks_of
 
 HERE = ["cpu:x86-64-v3", "torch", "a CPU"]
 QUESTION = Pick(kind="operator", subject="mm", candidates=(), inputs=("float32[2, 2] stride [2, 1]",))

@@ -16,7 +16,7 @@ from processes import ZOO
 from rich.console import Console
 
 from aotc.cli.build_output import show_unmatched_picks, totals
-from aotc.cli.progress.build import LineProgress
+from aotc.cli.progress.build_progress import LineProgress
 from aotc.compiler.autotune.shared_picks import SharedPicks
 from aotc.compiler.build_report import Event, Outcome
 from aotc.compiler.executors import local

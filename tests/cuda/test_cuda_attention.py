@@ -13,7 +13,7 @@ from aotc.compiler.autotune.attention import WORTH_COMPILING, fastest
 from aotc.picks import Pick, UnitPicks
 from aotc.store.layout.built import read_report
 from aotc.store.layout.store import Store
-from aotc.tools.inspection.picks import exported, picks_of
+from aotc.tools.inspection.artifact_picks import exported, picks_of
 
 pytestmark = pytest.mark.cuda
 

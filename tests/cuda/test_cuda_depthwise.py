@@ -9,7 +9,7 @@ from gpu_runs import Gpu, close, inputs, run_python
 from aotc.compiler.autotune.attention import WORTH_COMPILING
 from aotc.compiler.patches.depthwise_template import NAME
 from aotc.picks import Pick, UnitPicks
-from aotc.tools.inspection.picks import picks_of
+from aotc.tools.inspection.artifact_picks import picks_of
 
 pytestmark = pytest.mark.cuda
 

@@ -8,7 +8,7 @@ import pytest
 from conftest import Builds
 
 from aotc.picks import Pick
-from aotc.tools.inspection.picks import picks_of
+from aotc.tools.inspection.artifact_picks import picks_of
 
 pytestmark = pytest.mark.cuda
 

@@ -12,7 +12,7 @@ from gpu_runs import FOLDER, Gpu, inputs, start_aotc
 
 import aotc
 from aotc.picks import Pick, UnitPicks
-from aotc.tools.inspection.picks import exported, picks_of
+from aotc.tools.inspection.artifact_picks import exported, picks_of
 
 pytestmark = pytest.mark.cuda
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from gpu_runs import FOLDER, start_aotc
 
-from aotc.tools.inspection.picks import picks_of
+from aotc.tools.inspection.artifact_picks import picks_of
 
 pytestmark = pytest.mark.cuda
 

@@ -18,7 +18,7 @@ import aotc
 from aotc.cli.reference import reference
 from aotc.manifest import read_manifest
 from aotc.store.remote.interface import Limits
-from aotc.tools.gate.document import read_gate
+from aotc.tools.gate.gate_document import read_gate
 
 RUN = [
     Path(page)

@@ -22,8 +22,8 @@ from aotc.store.layout.bundle import each_file, read_artifact, read_bundle
 from aotc.store.layout.check_record import check_record
 from aotc.store.layout.store import Store
 from aotc.store.reference import parse_reference
-from aotc.tools.bisection.run import bisect_reports
-from aotc.tools.inspection.picks import picks_of
+from aotc.tools.bisection.bisect_run import bisect_reports
+from aotc.tools.inspection.artifact_picks import picks_of
 from aotc.verify.rank_processes import compare_with_whole
 from aotc.verify.verdicts import VerifyReport
 

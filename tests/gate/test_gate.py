@@ -14,10 +14,10 @@ from aotc.records import Parameter, Signature, SizeRange, TensorLeaf
 from aotc.store.layout import oci
 from aotc.store.layout.oci import Descriptor
 from aotc.store.layout.store import Store
-from aotc.tools.bench.comparison import LatencyRatio, compare
+from aotc.tools.bench.latency_comparison import LatencyRatio, compare
 from aotc.tools.bench.subject import BenchSubject
-from aotc.tools.gate.document import CoverageLimit, ErrorLimit, Gate, LatencyLimit, StartupLimit, read_gate
-from aotc.tools.gate.inputs import check_inputs
+from aotc.tools.gate.gate_document import CoverageLimit, ErrorLimit, Gate, LatencyLimit, StartupLimit, read_gate
+from aotc.tools.gate.gate_inputs import check_inputs
 from aotc.tools.gate.limits import baseline_of, in_words, is_kept, limits_of
 from aotc.tools.gate.markdown import markdown
 from aotc.verification import Limit

@@ -23,7 +23,7 @@ from test_page import HOSTILE, hostile_store
 from aotc.store.layout.bundle import read_bundle
 from aotc.store.layout.store import Store
 from aotc.store.reference import Reference
-from aotc.tools.inspection.page import render_page
+from aotc.tools.inspection.bundle_page import render_page
 
 BROWSER = shutil.which("chromium")
 DRIVER = shutil.which("chromedriver")

@@ -18,7 +18,7 @@ from rich.console import Console
 from sample_artifacts import CREATED, stored_artifact
 
 from aotc.cli import _Main, main
-from aotc.cli.progress.transfer import TransferProgress
+from aotc.cli.progress.transfer_progress import TransferProgress
 from aotc.errors import (
     BindError,
     BuildError,

@@ -43,7 +43,7 @@ from aotc.store.layout.store import Store
 from aotc.store.maintenance.fsck import fsck
 from aotc.store.reference import parse_reference
 from aotc.store.remote.push import push
-from aotc.tools.inspection.picks import picks_of
+from aotc.tools.inspection.artifact_picks import picks_of
 
 TINY = parse_reference("tiny:v1")
 

@@ -10,9 +10,9 @@ from processes import ROOT, run_python
 
 from aotc.errors import StoreError
 from aotc.integrations.vllm.factors import FOLDER, Config, differences, keep, key_factors
-from aotc.integrations.vllm.libraries import NOTE, find_libraries, lacking, source_digest, write_note
 from aotc.integrations.vllm.plugin import receipt_line, register
 from aotc.integrations.vllm.replacements import REPLACEMENTS, apply_all
+from aotc.integrations.vllm.vllm_libraries import NOTE, find_libraries, lacking, source_digest, write_note
 from aotc.tools.caches.receipt import CompilerRun, Receipt
 
 CALL = {"main_code": "int f();", "device_type": "cpu", "extra_flags": (), "optimized_code": None}
@@ -65,7 +65,7 @@ def test_a_library_is_found_where_its_instructions_are_here(tmp_path: Path, monk
     assert lacking(moved, "sha256:other") == "a library of the source sha256:other…"
     (moved / f"c.main.so{NOTE}").write_bytes(b"{")
     assert find_libraries(moved) == {"sha256:b.main.so": moved / "b.main.so"}
-    monkeypatch.setattr("aotc.integrations.vllm.libraries.cpu_features", lambda: frozenset({"sse2"}))
+    monkeypatch.setattr("aotc.integrations.vllm.vllm_libraries.cpu_features", lambda: frozenset({"sse2"}))
     assert find_libraries(moved) == {}
 
 

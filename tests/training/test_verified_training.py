@@ -18,11 +18,11 @@ from aotc.models.tolerance import judge_gradients
 from aotc.records import PadRule
 from aotc.runtime.training.step import TrainingStep
 from aotc.store.reference import parse_reference
-from aotc.tools.doctor.bundle import check_bundle
+from aotc.tools.doctor.bundle_checks import check_bundle
 from aotc.verify.cases import VerifyStep
 from aotc.verify.compare_worker import _RANDOM, _verify_weights
 from aotc.verify.comparison import Comparison, VerifyJob
-from aotc.verify.launch import measured_launches
+from aotc.verify.launch_times import measured_launches
 from aotc.verify.training import _descend, compare_training
 
 HERE = ROOT / "tests" / "training"

@@ -30,7 +30,7 @@ from aotc.store.layout.bundle import read_bundle
 from aotc.store.layout.publishing import publish
 from aotc.store.layout.store import Store
 from aotc.store.reference import parse_reference
-from aotc.tools.doctor import bundle
+from aotc.tools.doctor import bundle_checks
 
 HERE = this_environment()
 GPU = {"cuda_capability": "9.0", "cuda": "12.8"}
@@ -135,7 +135,7 @@ def test_code_for_several_ranks_shows_how_many_gpus_there_are(
 
     for count, status in ((1, "warn"), (4, "ok")):
         monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
-        check = bundle.ranks_of("artifact", Parallel("tensor", 4), "cuda:sm_90")
+        check = bundle_checks.ranks_of("artifact", Parallel("tensor", 4), "cuda:sm_90")
         assert check.status == status and check.found == f"{count} GPU{'s' if count > 1 else ''}"
         assert ("other 3 ranks" in check.hint) == (status == "warn")
 

@@ -17,7 +17,7 @@ from aotc.compiler.messages import NO_PINS, Pins
 from aotc.errors import BuildError, CorruptError, ManifestError, SchemaVersionError
 from aotc.picks import Candidate, Pick, PickFile, UnitPicks, decode_picks, launch_pick, pinned_launch
 from aotc.records import LaunchPick
-from aotc.tools.inspection.picks import changes, exported
+from aotc.tools.inspection.artifact_picks import changes, exported
 
 FAST, SLOW = Candidate("triton_mm", {"BLOCK_M": 64}, ms=0.1), Candidate("mm", ms=0.15)
 BROKEN = Candidate("triton_mm", {"BLOCK_M": 128})

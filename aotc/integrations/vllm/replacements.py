@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from aotc.compiler.patches.machinery.patch import flaw_of
 from aotc.integrations.vllm.factors import keep, key_factors, watched_configs
-from aotc.integrations.vllm.libraries import find_libraries, lacking, source_digest, write_note
+from aotc.integrations.vllm.vllm_libraries import find_libraries, lacking, source_digest, write_note
 from aotc.versions import within
 
 VERSIONS = ">=0.32,<0.33"

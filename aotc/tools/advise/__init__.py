@@ -8,9 +8,9 @@ In the order of use:
 - `search`: the problem, and which algorithm solves it: `partition` (one padded dim, optimal) or `cover` (several)
 - `bound`: a waste below which no set of so many buckets can get, for several padded dims
 - `arrays`: sizes as arrays, for the two above
-- `dispatch`: which bucket takes which sizes, by the loader's rule, and what that costs
+- `bucket_dispatch`: which bucket takes which sizes, by the loader's rule, and what that costs
 - `advice`: all of it together
-- `page`: the advice as an HTML page; `picture`: its chart as a PNG
+- `advice_page`: the advice as an HTML page; `picture`: its chart as a PNG
 """
 
 from aotc.tools.advise.advice import Advice, Goal, advise

@@ -13,9 +13,9 @@ from aotc.errors import TraceError
 from aotc.records import Bucket, SizeRange, bucket_name
 from aotc.tools.advise.arrays import as_shapes, owners, table
 from aotc.tools.advise.bound import lower_bound
+from aotc.tools.advise.bucket_dispatch import Dispatch
 from aotc.tools.advise.costs import Cost, check_cost
 from aotc.tools.advise.cover import Cover
-from aotc.tools.advise.dispatch import Dispatch
 from aotc.tools.advise.partition import cheapest
 from aotc.tools.advise.trace import DimSizes, Trace
 

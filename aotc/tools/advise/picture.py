@@ -6,7 +6,7 @@ import io
 
 from aotc.errors import TraceError
 from aotc.tools.advise.advice import Advice
-from aotc.tools.advise.page import draw
+from aotc.tools.advise.advice_page import draw
 from aotc.tools.advise.trace import Trace
 
 WIDTH = 1200  # pixels, as all below

@@ -1,7 +1,8 @@
 """The measuring process: `python -P measure_worker.py JOB.json SPAWNED IMPORTS`.
 
-It starts one contender, step by step as a service does, and then answers requests (`aotc.tools.bench.messages`). It is
-run as a file, with nothing imported but what the standard library needs: importing aotc is a step of aotc's own start.
+It starts one contender, step by step as a service does, and then answers requests
+(`aotc.tools.bench.contender_messages`). It is run as a file, with nothing imported but what the standard library needs:
+importing aotc is a step of aotc's own start.
 """
 
 from __future__ import annotations
@@ -17,7 +18,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
-    from aotc.tools.bench.messages import Answer, Burst, Calls, ContenderJob, ContenderRequest, Launches, Started, Timed
+    from aotc.tools.bench.contender_messages import (
+        Answer,
+        Burst,
+        Calls,
+        ContenderJob,
+        ContenderRequest,
+        Launches,
+        Started,
+        Timed,
+    )
 
 COMPILERS = ("torch._dynamo", "torch._inductor", "triton", "sympy", "aotc.compiler")
 PROFILED_CALLS = 5
@@ -92,7 +102,7 @@ class Worker:
         return output
 
     def _started(self, clock: Clock, output: Any) -> Started:
-        from aotc.tools.bench.messages import Started
+        from aotc.tools.bench.contender_messages import Started
 
         used, compilers = self.memory(), imported_compilers()
         return Started(clock.seconds, compilers, difference(output, self.job.expected), *used)
@@ -100,7 +110,7 @@ class Worker:
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def answer(self, request: ContenderRequest) -> Answer:
-        from aotc.tools.bench.messages import Burst, Calls, Profile, SaveMega, Timed, Used
+        from aotc.tools.bench.contender_messages import Burst, Calls, Profile, SaveMega, Timed, Used
 
         with self.modes():
             match request:
@@ -122,7 +132,7 @@ class Worker:
 
     def time_calls(self, request: Calls) -> Timed:
         from aotc.machine.benchmarking import seconds_waited
-        from aotc.tools.bench.messages import Timed
+        from aotc.tools.bench.contender_messages import Timed
 
         for _ in range(request.warm):
             self._call_once(request.sizes)
@@ -139,7 +149,7 @@ class Worker:
         import msgspec
         import torch
 
-        from aotc.tools.bench.messages import Counted
+        from aotc.tools.bench.contender_messages import Counted
 
         alone, attach = self.call, self.contender.attach
         if attach is not None and self.contender.name == "aotc" and self.device.type == "cpu":
@@ -184,7 +194,7 @@ class Worker:
         return Counted(sum(counts), seconds)
 
     def count_launches(self, sizes: int) -> Launches:
-        from aotc.tools.bench.messages import Launches
+        from aotc.tools.bench.contender_messages import Launches
 
         if self.device.type != "cuda":
             return Launches(None, None)
@@ -295,7 +305,7 @@ def serve(job_file: Path, clock: Clock, answers: TextIO) -> None:
 
     from aotc.errors import AotcError
     from aotc.models.factory import told
-    from aotc.tools.bench.messages import ContenderJob, ContenderRequest, Failed
+    from aotc.tools.bench.contender_messages import ContenderJob, ContenderRequest, Failed
 
     encode = msgspec.json.encode
     worker = Worker(msgspec.json.decode(job_file.read_bytes(), type=ContenderJob), clock)

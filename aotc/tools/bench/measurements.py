@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import msgspec
 
 from aotc.provenance import WAITED
-from aotc.tools.bench.comparison import Latency, LatencyRatio, compare
+from aotc.tools.bench.contender_messages import Counted, Launches, Started, Used
 from aotc.tools.bench.contenders import CONTENDERS
-from aotc.tools.bench.messages import Counted, Launches, Started, Used
+from aotc.tools.bench.latency_comparison import Latency, LatencyRatio, compare
 
 
 class ContenderMeasurements(msgspec.Struct):
@@ -51,7 +51,7 @@ class BucketReport(msgspec.Struct):
     """One bucket at some sizes, by contender: latency; launches of a call; calls a second by the number of threads.
 
     first_calls: milliseconds of the bucket's first call in the steady process (of the first bucket, its second).
-    noise_floor: see `aotc.tools.bench.comparison`. failures: what a contender could not do.
+    noise_floor: see `aotc.tools.bench.latency_comparison`. failures: what a contender could not do.
     """
 
     bucket: str

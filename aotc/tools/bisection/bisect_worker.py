@@ -33,9 +33,9 @@ from aotc.reads.tensors import named_state
 from aotc.records import Bucket, Dims, SizeRange, bucket_name, decode
 from aotc.runtime.libraries.folder import FilesInFolder
 from aotc.runtime.load import bind_artifact
+from aotc.tools.bisection.bisection_messages import Bisection, BisectJob
 from aotc.tools.bisection.divergence import first_divergence
-from aotc.tools.bisection.messages import Bisection, BisectJob
-from aotc.tools.bisection.weights import not_followed, wrongly_bound
+from aotc.tools.bisection.foreign_weights import not_followed, wrongly_bound
 from aotc.verify.compare_worker import worst_of
 from aotc.verify.comparison import Comparison, CouldNotRun, JudgedCode
 

@@ -12,10 +12,10 @@ from aotc.runtime.dispatch import Dispatcher
 from aotc.store.opening import open_readable
 from aotc.store.reference import Reference, is_remote
 from aotc.tools.advise.trace import read_trace
-from aotc.tools.bench.comparison import LatencyRatio
+from aotc.tools.bench.latency_comparison import LatencyRatio
 from aotc.tools.bench.subject import BenchSubject, subject_of
-from aotc.tools.gate.document import LAST, CoverageLimit, ErrorLimit, Gate, LatencyLimit, StartupLimit
-from aotc.tools.gate.inputs import baseline_named, check_last
+from aotc.tools.gate.gate_document import LAST, CoverageLimit, ErrorLimit, Gate, LatencyLimit, StartupLimit
+from aotc.tools.gate.gate_inputs import baseline_named, check_last
 from aotc.tools.gate.releases import Measuring, measuring
 from aotc.verification import Limit
 from aotc.verify.verdicts import VerifyReport

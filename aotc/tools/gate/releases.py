@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from aotc.errors import VerifyError
-from aotc.tools.bench.comparison import LatencyRatio, compare, noise_floor
+from aotc.tools.bench.bench_setup import prepared
+from aotc.tools.bench.contender_messages import Calls, ContenderJob, Timed
+from aotc.tools.bench.contender_process import ContenderFailed, ContenderProcess
 from aotc.tools.bench.contenders import Attachment
-from aotc.tools.bench.messages import Calls, ContenderJob, Timed
-from aotc.tools.bench.prepare import prepared
-from aotc.tools.bench.session import ContenderFailed, ContenderProcess
+from aotc.tools.bench.latency_comparison import LatencyRatio, compare, noise_floor
 from aotc.tools.bench.subject import BenchSubject, CalledSizes
 
 STARTS = 3

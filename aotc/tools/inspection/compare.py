@@ -15,9 +15,9 @@ from aotc.store.layout.bundle import Bundle, BundleEntry, read_bundle
 from aotc.store.layout.units import find_built
 from aotc.store.readable import ReadableStore
 from aotc.store.reference import Reference
+from aotc.tools.inspection.artifact_picks import PickChange, unit_changes
 from aotc.tools.inspection.binaries import BinaryDifference, compare_binaries
 from aotc.tools.inspection.kernels import KernelDifference, KernelStatus, compare_kernels
-from aotc.tools.inspection.picks import PickChange, unit_changes
 
 BINARY_LIMIT = 1 << 30
 """Files above this many bytes are not compared byte by byte: they hold weights."""

@@ -11,6 +11,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from aotc.errors import one_line
+from aotc.tools.inspection.artifact_picks import PickChange
 from aotc.tools.inspection.binaries import BinaryDifference, SectionDifference
 from aotc.tools.inspection.compare import (
     ArtifactDifference,
@@ -20,7 +21,6 @@ from aotc.tools.inspection.compare import (
     VariantDifference,
 )
 from aotc.tools.inspection.kernels import KernelDifference
-from aotc.tools.inspection.picks import PickChange
 
 _SIGNS = {"added": ("+ ", "green"), "removed": ("- ", "red"), "changed": ("~ ", "yellow"), "renamed": ("→ ", "yellow")}
 

@@ -9,7 +9,7 @@ from aotc.errors import Issue, ManifestError, NotFoundError, ReferenceFormatErro
 from aotc.store.layout.bundle import read_bundle
 from aotc.store.opening import open_readable
 from aotc.store.reference import Reference, is_registry, is_remote, parse_reference
-from aotc.tools.gate.document import LAST, Gate
+from aotc.tools.gate.gate_document import LAST, Gate
 
 
 def baseline_named(asked: str, model: str, where: str) -> Reference:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from aotc.amounts import seconds_text
-from aotc.tools.advise.page import Tick
-from aotc.tools.bench.comparison import Latency, LatencyRatio, in_words
+from aotc.tools.advise.advice_page import Tick
 from aotc.tools.bench.contenders import CONTENDERS
+from aotc.tools.bench.latency_comparison import Latency, LatencyRatio, in_words
 from aotc.tools.bench.measurements import BenchReport, BucketReport, ContenderMeasurements, Replayed, TraceReport
 
 STEPS = {

@@ -14,7 +14,7 @@ from aotc.store.layout.built import read_built
 from aotc.store.layout.bundle import read_bundle
 from aotc.store.layout.store import Store
 from aotc.store.reference import Reference, is_remote
-from aotc.tools.bisection.messages import Bisection, BisectJob
+from aotc.tools.bisection.bisection_messages import Bisection, BisectJob
 from aotc.verify.cases import model_dispatcher
 from aotc.verify.comparison import VerifyJob
 from aotc.verify.runnable import spec_of

@@ -30,10 +30,8 @@ from typing import Literal, NamedTuple
 
 import aotc
 from aotc.amounts import counted, seconds_text
-from aotc.tools.bench.comparison import Latency, compare, latency_of, noise_floor
-from aotc.tools.bench.contenders import CHECKPOINT, CONTENDERS, Attachment, Contender, with_sources
-from aotc.tools.bench.measurements import BenchReport, BucketReport, ContenderMeasurements, Replayed, TraceReport
-from aotc.tools.bench.messages import (
+from aotc.tools.bench.bench_setup import prepared
+from aotc.tools.bench.contender_messages import (
     Burst,
     Calls,
     ContenderJob,
@@ -45,8 +43,10 @@ from aotc.tools.bench.messages import (
     Usage,
     Used,
 )
-from aotc.tools.bench.prepare import prepared
-from aotc.tools.bench.session import ContenderFailed, ContenderProcess
+from aotc.tools.bench.contender_process import ContenderFailed, ContenderProcess
+from aotc.tools.bench.contenders import CHECKPOINT, CONTENDERS, Attachment, Contender, with_sources
+from aotc.tools.bench.latency_comparison import Latency, compare, latency_of, noise_floor
+from aotc.tools.bench.measurements import BenchReport, BucketReport, ContenderMeasurements, Replayed, TraceReport
 from aotc.tools.bench.subject import BenchSubject, CalledSizes
 
 _log = logging.getLogger("aotc")

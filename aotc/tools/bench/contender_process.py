@@ -12,9 +12,9 @@ import msgspec
 
 from aotc.machine.processes import how_ended, last_lines
 from aotc.tools.bench import measure_worker
-from aotc.tools.bench.caches import own_caches
+from aotc.tools.bench.contender_caches import own_caches
+from aotc.tools.bench.contender_messages import Answer, ContenderJob, ContenderRequest, Failed, Started
 from aotc.tools.bench.contenders import CONTENDERS
-from aotc.tools.bench.messages import Answer, ContenderJob, ContenderRequest, Failed, Started
 
 A = TypeVar("A", bound=msgspec.Struct)
 

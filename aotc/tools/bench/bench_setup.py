@@ -1,4 +1,4 @@
-"""`python -m aotc.tools.bench.prepare JOB.json`: write what all contenders read, once, in a process that is not
+"""`python -m aotc.tools.bench.bench_setup JOB.json`: write what all contenders read, once, in a process that is not
 measured."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from aotc.errors import AotcError, VerifyError
 from aotc.machine.processes import Parent, answer_of
 from aotc.manifest.types import ModelSpec
 from aotc.records import Dims, Signature
-from aotc.tools.bench.caches import own_caches
+from aotc.tools.bench.contender_caches import own_caches
 from aotc.tools.bench.measure_worker import tensors_in
 from aotc.tools.bench.subject import BenchSubject
 
@@ -50,7 +50,7 @@ def prepared(
         *(str(work / "expected.pt"), checkpoint),
     )
     try:
-        answer = answer_of("aotc.tools.bench.prepare", job, BenchSetup, work, own_caches(work / "prepare"))
+        answer = answer_of("aotc.tools.bench.bench_setup", job, BenchSetup, work, own_caches(work / "prepare"))
         error = answer.error
     except ChildProcessError as ending:
         error = f"its process {ending}"

@@ -1,7 +1,7 @@
 """Locks between processes, all of them `flock`: it goes with its process, however that ends, and needs no clean-up.
 
-What a lock means, how long to wait for it, and what to say of its holder is the caller's: `aotc.store.files.locks` for
-the files of a store, `aotc.machine.benchmarking` for the devices of a machine.
+What a lock means, how long to wait for it, and what to say of its holder is the caller's:
+`aotc.store.files.store_locks` for the files of a store, `aotc.machine.benchmarking` for the devices of a machine.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from aotc.store.layout import oci
 from aotc.store.layout.oci import Descriptor, ImageIndex
 from aotc.store.reference import Reference
 from aotc.store.remote.interface import Traffic
-from aotc.store.remote.objects.interface import Condition, Objects, find_condition
+from aotc.store.remote.objects.object_interface import Condition, Objects, find_condition
 from aotc.store.remote.objects.object_store import ObjectStore
 
 __all__ = ["ObjectsSuite"]
@@ -38,7 +38,7 @@ TRIES = 100
 
 
 class ObjectsSuite:
-    """Tests of an implementation of `aotc.store.remote.objects.interface.Objects` that can be written to.
+    """Tests of an implementation of `aotc.store.remote.objects.object_interface.Objects` that can be written to.
 
     A blob (`blobs/sha256/…`) may appear with the next write of another name: a store names a blob only then.
     """

@@ -24,8 +24,8 @@ from aotc.compiler.pipeline import build, plan_build
 from aotc.compiler.planning.cache_lookup import PlannedUnit
 from aotc.compiler.publish.url_store import BuildStore
 from aotc.compiler.request import BuildRequest
-from aotc.compiler.workers import forks
-from aotc.compiler.workers.forks import ForkServers, unit_environment
+from aotc.compiler.workers import unit_servers
+from aotc.compiler.workers.unit_servers import ForkServers, unit_environment
 from aotc.manifest import Manifest, read_manifest
 
 _OF_ONE_TEST = (
@@ -57,7 +57,7 @@ def shared_servers(imports: tuple[str, ...] = ()) -> Iterator[ForkServers]:
             yield own
         return
     if imports not in _kept:
-        _kept[imports] = ForkServers(common=(*forks._COMMON, *imports))
+        _kept[imports] = ForkServers(common=(*unit_servers._COMMON, *imports))
         atexit.register(_kept[imports].close)
     servers = _kept[imports]
     try:
@@ -96,7 +96,7 @@ def run_here(
         during.enter_context(code_forgotten(*([] if cwd == ROOT else [cwd]), *folders))
         during.enter_context(chdir(cwd))
         servers = during.enter_context(shared_servers(imports))
-        during.enter_context(mock.patch.object(forks, "ForkServers", lambda: servers))
+        during.enter_context(mock.patch.object(unit_servers, "ForkServers", lambda: servers))
         during.enter_context(mock.patch.object(servers, "close"))
         during.enter_context(_handlers_kept())
         out, err = during.enter_context(_output_taken())

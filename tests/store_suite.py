@@ -26,7 +26,7 @@ from aotc.store.layout.publishing import publish
 from aotc.store.layout.store import Store
 from aotc.store.opening import open_readable, open_remote
 from aotc.store.reference import Reference
-from aotc.store.remote.fetch import fetch, of_targets
+from aotc.store.remote.fetching import fetch, of_targets
 from aotc.store.remote.push import push
 from aotc.store.tagging import remove_tag, set_tags
 

@@ -198,7 +198,7 @@ COMPILER = (
     "codegen",
     "training",
     "wrong_code",
-    *("planning.key", "planning.sources", "planning.plan"),
+    *("planning.key", "planning.model_sources", "planning.plan"),
     *("planning.cache_lookup", "planning.estimate", "build_report"),
     *("publish", "rank_kinds", "unit"),
     "smoke",

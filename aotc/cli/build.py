@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from aotc.compiler.planning.cache_lookup import PlannedUnit
     from aotc.compiler.planning.estimate import Estimate
     from aotc.compiler.request import BuildRequest
-    from aotc.compiler.workers.forks import ForkServers
+    from aotc.compiler.workers.unit_servers import ForkServers
     from aotc.manifest import Manifest
     from aotc.picks import PickFile
 
@@ -172,7 +172,7 @@ def build(**given: Any) -> None:
     """
     from aotc.compiler.messages import Settings
     from aotc.compiler.mistakes import read_checked
-    from aotc.compiler.workers.forks import ForkServers
+    from aotc.compiler.workers.unit_servers import ForkServers
 
     settings = Settings(**{name: given.pop(name) for name in Settings.__struct_fields__})
     options = BuildOptions(settings=settings, **given)
@@ -232,7 +232,7 @@ def _cluster(options: BuildOptions) -> RayOptions | None:
         if options.address or options.asks or options.runtime_env or options.wait_for_nodes:
             raise click.UsageError("--address, --ask, --runtime-env and --wait-for-nodes go with --executor ray")
         return None
-    from aotc.compiler.executors.ray.executor import read_runtime_env
+    from aotc.compiler.executors.ray.ray_executor import read_runtime_env
     from aotc.compiler.executors.ray.requests import RayOptions, parse_ask
 
     shipped = read_runtime_env(options.runtime_env) if options.runtime_env else {}

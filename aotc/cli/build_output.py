@@ -64,7 +64,7 @@ def _disk(known: Estimate, units: int) -> str:
 
 def show_native(planned: Sequence[PlannedUnit]) -> None:
     """Which target `native` became, and which machines load the result."""
-    from aotc.machine.native import resolve_target
+    from aotc.machine.native_target import resolve_target
 
     native = [plan.unit.target for plan in planned if "native" in plan.unit.spec.targets and plan.cached is None]
     if not native or (name := resolve_target("native")) not in {target.name for target in native}:

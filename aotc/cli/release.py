@@ -184,8 +184,8 @@ def fetch(
     from aotc.cli.progress.transfer_progress import TransferProgress
     from aotc.runtime.fetch import local_store, runnable
     from aotc.store.reference import parse_reference
-    from aotc.store.remote.fetch import fetch as run_fetch
-    from aotc.store.remote.fetch import of_targets
+    from aotc.store.remote.fetching import fetch as run_fetch
+    from aotc.store.remote.fetching import of_targets
     from aotc.store.signing.trust import read_trust
 
     end_on_sigterm()

@@ -53,7 +53,7 @@ def tune(
     """
     from aotc.compiler.messages import Settings
     from aotc.compiler.mistakes import read_checked
-    from aotc.compiler.workers.forks import ForkServers
+    from aotc.compiler.workers.unit_servers import ForkServers
     from aotc.store.files.writing import write_output
     from aotc.tools.inspection.artifact_picks import exported, picks_of
 

@@ -33,7 +33,7 @@ from aotc.compiler.unit import capture_unit
 from aotc.compiler.value_trials import Tried, try_values
 from aotc.errors import AotcError, BuildError, EnvironmentMismatchError, ManifestError
 from aotc.expressions import Expression
-from aotc.machine.native import resolve_target
+from aotc.machine.native_target import resolve_target
 from aotc.machine.processes import Parent
 from aotc.machine.targets import Target, parse_target
 from aotc.manifest import ModelSpec, read_manifest

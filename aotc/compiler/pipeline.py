@@ -45,9 +45,9 @@ from aotc.compiler.publish.bundles import Publication, UnitResult, publish_bundl
 from aotc.compiler.publish.unit_files import store_unit
 from aotc.compiler.publish.url_store import BuildStore, keeping, place_of, publish_remotely, with_remote_units
 from aotc.compiler.request import BuildRequest
-from aotc.compiler.workers.forks import ForkServers
 from aotc.compiler.workers.module_holder import modules_made_once
 from aotc.compiler.workers.process_failure import begin_log
+from aotc.compiler.workers.unit_servers import ForkServers
 from aotc.errors import AotcError
 from aotc.machine.environment import refuse_free_threading
 from aotc.machine.waits import SHORTEST
@@ -176,7 +176,7 @@ def executor_for(
 
 
 def _cluster(request: BuildRequest, units: Sequence[Unit], place: BuildStore, known: Estimate) -> Executor:
-    from aotc.compiler.executors.ray.executor import RayExecutor
+    from aotc.compiler.executors.ray.ray_executor import RayExecutor
 
     assert request.cluster is not None
     return RayExecutor(

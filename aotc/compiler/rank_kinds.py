@@ -16,7 +16,7 @@ from aotc.compiler.capture.ranges.dynamic_shapes import dynamic_shapes
 from aotc.compiler.capture.regions.equal_regions import find_regions, regions_of
 from aotc.compiler.capture.unit_graph import Exported, UnitModule, subject_of
 from aotc.compiler.messages import Job
-from aotc.compiler.publish.record import Snapshot, take_snapshot
+from aotc.compiler.publish.unit_record import Snapshot, take_snapshot
 from aotc.errors import BuildError
 from aotc.machine.targets import Target
 from aotc.models.factory import build_module

@@ -28,11 +28,11 @@ from aotc.compiler.cross_compile.capture import export_for_absent_gpu
 from aotc.compiler.messages import Autotuned, Job
 from aotc.compiler.patches.machinery.graph_operators import dtypes_by_operator
 from aotc.compiler.planning.key import code_key, triton_version
-from aotc.compiler.planning.sources import model_sources
-from aotc.compiler.publish.record import BuiltUnit, CapturedUnit, take_snapshot, write_record
+from aotc.compiler.planning.model_sources import model_sources
+from aotc.compiler.publish.unit_record import BuiltUnit, CapturedUnit, take_snapshot, write_record
 from aotc.compiler.rank_kinds import ranks_of_code, with_own_regions
 from aotc.compiler.toolchain.triton_compilers import begin_triton_compilers
-from aotc.compiler.training.compile import BACKWARD, compile_halves, differentiable_arguments, split
+from aotc.compiler.training.training_compile import BACKWARD, compile_halves, differentiable_arguments, split
 from aotc.errors import BuildError
 from aotc.machine.targets import Target
 from aotc.models.calls import modes_of

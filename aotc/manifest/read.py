@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from aotc.errors import Issue, ManifestError
-from aotc.manifest.check import check_models, sound_parts
+from aotc.manifest.check_models import check_models, sound_parts
 from aotc.manifest.document import read_document
 from aotc.manifest.findings import Findings, did_you_mean
 from aotc.manifest.recorded_values import with_recorded_values
@@ -38,7 +38,8 @@ def read_manifest(path: str | os.PathLike[str], only: Collection[str] = ()) -> M
 
 
 def read_sound_parts(path: str | os.PathLike[str], only: Collection[str] = ()) -> Manifest:
-    """What can be checked further of a manifest that `read_manifest` refuses: see `aotc.manifest.check.sound_parts`.
+    """What can be checked further of a manifest that `read_manifest` refuses: see
+    `aotc.manifest.check_models.sound_parts`.
 
     Raises ManifestError where nothing of it can be read.
     """

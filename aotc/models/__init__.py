@@ -6,7 +6,7 @@
   `extreme_inputs`: values at which compilers go wrong. `extreme_calls`: a call with them, compared with eager.
 - `signature`: the calling convention of its forward. `calls`: a call with values, and its modes.
   `entry_points`: a method in the place of its forward.
-- `gradients`: those of a call, to compare compiled code with eager. `reference`: the model in float64.
+- `gradients`: those of a call, to compare compiled code with eager. `float64_reference`: the model in float64.
   `tolerance`: when compiled results count as right; `decided_values`: when they do at extreme values.
 - `launch`: how code for a GPU is launched where that is not a matter of time.
 - `fake_ranks`: the process group of a parallel model, of fake ranks while it is built.

@@ -18,8 +18,8 @@ from aotc.manifest.types import ModelSpec
 from aotc.models.example_inputs import example_leaves
 from aotc.reads.tensors import plain_state, same_bits
 from aotc.records import TUPLE, ConstantLeaf, Parameter, Signature
-from aotc.tensors.comparison import Result
 from aotc.tensors.layouts import has_memory
+from aotc.tensors.rounding import Result
 from aotc.tensors.sharing import Sharing, kept_in_place, module_tensors, sharing
 
 

@@ -29,7 +29,7 @@ finite, the same value but for a relative √epsilon of the dtype; of integers a
 Witnesses are computed only where compiled code and eager differ. Where the model cannot be run in float64, none of its
 floating-point results is decided. Of complex numbers only their being finite is compared.
 
-The ordinary comparisons (`aotc.models.tolerance`, `aotc.tensors.comparison`) judge rounding, which this rule does not.
+The ordinary comparisons (`aotc.models.tolerance`, `aotc.tensors.rounding`) judge rounding, which this rule does not.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from aotc.models.reference import forget_failed_traces, in_double, in_float64
-from aotc.tensors.comparison import Result, uncompiled
+from aotc.models.float64_reference import forget_failed_traces, in_double, in_float64
 from aotc.tensors.contents import contents, same_values
+from aotc.tensors.rounding import Result, uncompiled
 
 _NUDGES = 6
 _MULTIPLE = 16.0

@@ -20,7 +20,7 @@ from aotc.models.calls import Called, has_drawn, names_of
 from aotc.models.decided_values import ends_the_process, first_wrong_value
 from aotc.models.extreme_inputs import Draw, Freedom, extreme_leaves
 from aotc.models.factory import told
-from aotc.tensors.comparison import Result, uncompiled
+from aotc.tensors.rounding import Result, uncompiled
 
 
 class AtExtremes(NamedTuple):

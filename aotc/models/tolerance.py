@@ -1,7 +1,7 @@
 """When compiled outputs count as right.
 
 Neither eager nor compiled code is exact, so both are judged against the same model computed in float64, also where the
-model asks for less (`aotc.models.reference`). The rule is that of PyTorch's own benchmark suite
+model asks for less (`aotc.models.float64_reference`). The rule is that of PyTorch's own benchmark suite
 (`torch._dynamo.utils.same`): the compiled error may be at most a small multiple of eager's own error, plus a floor. Two
 norms are used, since each sees what the other hides: the root mean square of the error, in which a systematic deviation
 shows, and its maximum, in which a single wrong element does.
@@ -29,7 +29,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from aotc.tensors.comparison import largest, rms
+from aotc.tensors.rounding import largest, rms
 
 RMS_MULTIPLE = 2.0
 MAX_MULTIPLE = 4.0

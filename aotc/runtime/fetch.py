@@ -23,8 +23,8 @@ from aotc.store.layout.bundle import Bundle, BundleEntry, read_bundle
 from aotc.store.layout.reader import StoreReader
 from aotc.store.layout.store import Store
 from aotc.store.reference import Reference, is_remote, parse_reference
-from aotc.store.remote.fetch import Choose, of_targets
-from aotc.store.remote.fetch import fetch as fetch_into
+from aotc.store.remote.fetching import Choose, of_targets
+from aotc.store.remote.fetching import fetch as fetch_into
 from aotc.store.signing.trust import TrustedKeys, read_trust
 
 if TYPE_CHECKING:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from aotc.runtime.parallel.ranks import RanksOfLoad
     from aotc.store.layout.bundle import BundleEntry
     from aotc.store.reference import Reference
-    from aotc.store.remote.fetch import Choose
+    from aotc.store.remote.fetching import Choose
 
     FilesOf = Callable[[Variant], LibraryFiles]
     Given = Weights | Checkpoint | CheckpointState | None

@@ -12,7 +12,7 @@ def cache_folder() -> Path:
     """`$AOTC_CACHE_DIR`, else `$XDG_CACHE_HOME/aotc`, else `~/.cache/aotc`. Raises StoreError without a home.
 
     folder/
-    ├── store/            what was fetched: an ordinary store (`aotc.store.remote.fetch`)
+    ├── store/            what was fetched: an ordinary store (`aotc.store.remote.fetching`)
     ├── remembered/       what `aotc.compile` builds: an ordinary store
     ├── remembered-copies/  of stores at URLs, in which it works (`aotc.tools.remembering.remote_memory`)
     ├── staging-v1/       stores of builds for a URL (`aotc.store.remote.staging`)

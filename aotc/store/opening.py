@@ -14,7 +14,7 @@ from aotc.store.readable import Listable
 from aotc.store.reference import REGISTRY_SCHEMES, is_remote
 from aotc.store.remote.interface import Limits, Remote, Traffic
 from aotc.store.remote.objects.folder import FolderObjects
-from aotc.store.remote.objects.interface import BUCKET_SCHEMES, WEB_SCHEMES, Objects
+from aotc.store.remote.objects.object_interface import BUCKET_SCHEMES, WEB_SCHEMES, Objects
 from aotc.store.remote.objects.object_store import ObjectStore
 from aotc.store.remote.registry.repository import Registry
 from aotc.store.remote.remote_store import RemoteStore

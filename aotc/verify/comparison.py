@@ -20,8 +20,8 @@ from aotc.models.calls import Called, arguments_of, has_drawn, modes_of, signatu
 from aotc.models.extreme_calls import AtExtremes, compare_at_extreme_values
 from aotc.models.extreme_inputs import Draw, freedoms
 from aotc.models.factory import build_module, told
+from aotc.models.float64_reference import forget_failed_traces, in_double, in_float64
 from aotc.models.input_forms import input_forms
-from aotc.models.reference import forget_failed_traces, in_double, in_float64
 from aotc.models.tolerance import QUANTISED, TF32, Judgement, failed, judge, may_use_tf32
 from aotc.reads.tensors import plain_state, same_bits
 from aotc.records import Dims, Signature, TensorLeaf
@@ -29,8 +29,8 @@ from aotc.runtime.call import CompiledCall
 from aotc.runtime.compiled import Compiled
 from aotc.runtime.load import load
 from aotc.runtime.options import Graphs, Ranks, Trust
-from aotc.tensors.comparison import Result
 from aotc.tensors.contents import Contents, contents, same_values
+from aotc.tensors.rounding import Result
 from aotc.tensors.sharing import differences, kept_in_place, module_tensors
 from aotc.tensors.subclasses import is_wrapper
 from aotc.verify.eight_bits import RoundingTo8Bits

@@ -9,7 +9,7 @@ import msgspec
 
 from aotc.errors import CorruptError, EnvironmentMismatchError, VerifyError
 from aotc.machine.environment import Compat
-from aotc.machine.native import resolve_target
+from aotc.machine.native_target import resolve_target
 from aotc.machine.targets import parse_target
 from aotc.manifest import ModelSpec
 from aotc.manifest.read import check_path

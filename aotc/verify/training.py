@@ -15,8 +15,8 @@ from torch.utils import _pytree as pytree
 
 from aotc.errors import LibraryError
 from aotc.models.calls import arguments_of, modes_of, signature_leaves
+from aotc.models.float64_reference import in_double
 from aotc.models.gradients import gradients_of, names_of_gradients
-from aotc.models.reference import in_double
 from aotc.models.tolerance import Judgement, error_of, judge, judge_gradients, named, size_of
 from aotc.optim import SGD
 from aotc.reads.tensors import plain_state

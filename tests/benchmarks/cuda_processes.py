@@ -136,7 +136,7 @@ def build(task: Task) -> dict[str, Any]:
     from aotc.compiler.messages import Settings
     from aotc.compiler.pipeline import build as run_build
     from aotc.compiler.request import BuildRequest
-    from aotc.compiler.workers.forks import ForkServers
+    from aotc.compiler.workers.unit_servers import ForkServers
     from aotc.manifest import read_manifest
 
     manifest = read_manifest(Path(task["manifest"]), ())

@@ -12,7 +12,7 @@ The families of tests/zoo/families.yaml have random weights and sizes that compi
 - built: by `aotc build`; the seconds are the unit's own
 - verified: by `aotc verify --seeds 1`, as passed of all sizes, with other weights too
 - loaded: from a checkpoint of other weights, in a process that imports neither transformers nor a compiler
-- equal: what the loaded code returns for new inputs is what eager returns but for rounding (`aotc.tensors.comparison`)
+- equal: what the loaded code returns for new inputs is what eager returns but for rounding (`aotc.tensors.rounding`)
 
 The table of the device in RESULTS.md is replaced, unless `--model` is given. `--work FOLDER` keeps the store there, and
 what was found: with `--part I/N`, every N-th family from the I-th, the table has those of earlier parts, too.
@@ -232,8 +232,8 @@ def run_loaded(task: dict[str, Any]) -> None:
 
     from aotc import load
     from aotc.runtime.libraries.operators import COMPILERS
-    from aotc.tensors.comparison import difference
     from aotc.tensors.contents import contents
+    from aotc.tensors.rounding import difference
 
     found: Found = {}
     for name in task["names"]:

@@ -43,7 +43,7 @@ from aotc.compiler.messages import Settings  # noqa: E402
 from aotc.compiler.pipeline import build  # noqa: E402
 from aotc.compiler.publish.unit_files import store_files  # noqa: E402
 from aotc.compiler.request import BuildRequest  # noqa: E402
-from aotc.compiler.workers.forks import ForkServers  # noqa: E402
+from aotc.compiler.workers.unit_servers import ForkServers  # noqa: E402
 from aotc.digest import sha256_bytes  # noqa: E402
 from aotc.manifest import read_manifest  # noqa: E402
 from aotc.records import Artifact, File  # noqa: E402
@@ -61,7 +61,7 @@ from aotc.store.maintenance.fsck import fsck  # noqa: E402
 from aotc.store.maintenance.gc import collect  # noqa: E402
 from aotc.store.maintenance.retention import Policy  # noqa: E402
 from aotc.store.reference import Reference, parse_reference  # noqa: E402
-from aotc.store.remote.fetch import fetch, of_targets  # noqa: E402
+from aotc.store.remote.fetching import fetch, of_targets  # noqa: E402
 from aotc.store.remote.push import push  # noqa: E402
 from examples.models import transformer_block  # noqa: E402
 

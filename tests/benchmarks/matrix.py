@@ -117,7 +117,7 @@ def here() -> dict[str, str]:
     import torch
 
     from aotc.machine.environment import this_environment
-    from aotc.machine.native import native_target
+    from aotc.machine.native_target import native_target
 
     environment = this_environment()
     gil = getattr(sys, "_is_gil_enabled", lambda: True)()

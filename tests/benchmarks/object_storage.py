@@ -17,7 +17,7 @@ import object_servers  # isort: skip
 
 from aotc.store.layout.store import Store
 from aotc.store.reference import Reference, parse_reference
-from aotc.store.remote.fetch import fetch, of_targets
+from aotc.store.remote.fetching import fetch, of_targets
 from aotc.store.remote.push import push
 
 

@@ -33,7 +33,7 @@ from torch import Tensor  # noqa: E402
 
 from aotc.compiler.codegen.inductor_options import inductor_options  # noqa: E402
 from aotc.compiler.wrong_code.lowering import Lowering, copy_of_graph  # noqa: E402
-from aotc.machine.native import resolve_target  # noqa: E402
+from aotc.machine.native_target import resolve_target  # noqa: E402
 from aotc.machine.targets import parse_target  # noqa: E402
 from aotc.manifest.types import ModelSpec  # noqa: E402
 from tests.benchmarks.op_db import NOT_TRIED, Chosen, flaw_at_extremes  # noqa: E402

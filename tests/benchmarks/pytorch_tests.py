@@ -49,8 +49,8 @@ from aotc.manifest import ModelSpec, read_manifest  # noqa: E402
 from aotc.manifest.sizes import extreme_dims  # noqa: E402
 from aotc.models.calls import arguments_of, signature_leaves  # noqa: E402
 from aotc.models.signature import make_signature  # noqa: E402
-from aotc.tensors.comparison import difference  # noqa: E402
 from aotc.tensors.contents import contents  # noqa: E402
+from aotc.tensors.rounding import difference  # noqa: E402
 from tests.benchmarks.outcomes import Said, build, in_processes, kind_of, parser, run, say  # noqa: E402
 from tests.benchmarks.pytorch_tests_models import IN_THE_WHEEL, Call, case_of, entry, names_of  # noqa: E402
 

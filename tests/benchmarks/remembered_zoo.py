@@ -35,7 +35,7 @@ from aotc.models.calls import arguments_of, modes_of, signature_leaves
 from aotc.models.factory import build_module
 from aotc.models.signature import make_signature
 from aotc.records import tuned_dims
-from aotc.tensors.comparison import difference
+from aotc.tensors.rounding import difference
 from aotc.tools.recording.module_factories import factory_of
 
 

@@ -30,7 +30,7 @@ from aotc.store.layout.bundle import read_bundle  # noqa: E402
 from aotc.store.layout.store import Store  # noqa: E402
 from aotc.store.reference import Reference, parse_reference  # noqa: E402
 from aotc.store.remote.copied import Copied  # noqa: E402
-from aotc.store.remote.fetch import fetch, of_targets  # noqa: E402
+from aotc.store.remote.fetching import fetch, of_targets  # noqa: E402
 from aotc.store.remote.push import push  # noqa: E402
 
 LOAD = """

@@ -16,7 +16,7 @@ from torch._inductor.select_algorithm import AlgorithmSelectorCache
 from torch._inductor.virtualized import V
 
 from aotc.compiler.autotune.algorithm_selection import _operator
-from aotc.compiler.autotune.hooks import picking
+from aotc.compiler.autotune.inductor_hooks import picking
 from aotc.compiler.autotune.picker import Picker
 from aotc.compiler.autotune.shared_picks import SharedPicks
 from aotc.picks import Pick

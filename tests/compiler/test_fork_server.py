@@ -17,7 +17,7 @@ import torch
 from processes import wait_until_none_names
 
 from aotc.compiler.workers import fork_server
-from aotc.compiler.workers.forks import ForkServers
+from aotc.compiler.workers.unit_servers import ForkServers
 from aotc.machine.processes import child_environment, whole_lines
 
 SERVED = """
@@ -273,7 +273,7 @@ def test_a_build_that_is_killed_leaves_no_server_and_nothing_that_it_started(
 ) -> None:
     code = f"""
 import sys, time
-from aotc.compiler.workers.forks import ForkServers
+from aotc.compiler.workers.unit_servers import ForkServers
 environment = {environment!r}
 server = ForkServers({{"served": ["slow_to_import"]}}, ())
 with open({str(tmp_path / "log")!r}, "ab") as errors:

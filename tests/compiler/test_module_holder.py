@@ -23,10 +23,10 @@ import aotc
 from aotc.compiler.capture.analysis.custom_operators import Registrations
 from aotc.compiler.planning import plan
 from aotc.compiler.planning.plan import LookedAt
-from aotc.compiler.workers import fork_server, forks
-from aotc.compiler.workers.forks import ForkServers, Holder
+from aotc.compiler.workers import fork_server, unit_servers
 from aotc.compiler.workers.module_holder import MadeModules, hold, make_modules
 from aotc.compiler.workers.process_group import Processes
+from aotc.compiler.workers.unit_servers import ForkServers, Holder
 from aotc.errors import ManifestError
 from aotc.machine.processes import child_environment
 from aotc.manifest import Manifest, read_manifest
@@ -378,7 +378,7 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, st
     for module in MODULES:
         (tmp_path / f"{module}.py").write_text(SERVED)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(forks, "_PRELOADED", dict.fromkeys(MODULES, ()))
+    monkeypatch.setattr(unit_servers, "_PRELOADED", dict.fromkeys(MODULES, ()))
     own = child_environment()
     return {**own, "PYTHONPATH": f"{tmp_path}{os.pathsep}{own['PYTHONPATH']}"}
 

@@ -21,7 +21,7 @@ from aotc.compiler.executors.ray.requests import Ask, ask_for, parse_ask, units_
 from aotc.compiler.messages import Unit
 from aotc.compiler.planning.key import unit_key
 from aotc.errors import BuildError
-from aotc.machine.native import native_target
+from aotc.machine.native_target import native_target
 from aotc.machine.targets import parse_target
 from aotc.manifest import read_manifest
 from aotc.records import Bucket

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from aotc.compiler.capture.checks.graph_run import check_traced
 from aotc.compiler.capture.checks.hidden_state import check_second_call
 from aotc.compiler.capture.checks.repeated_calls import check_repeated_calls
-from aotc.compiler.capture.checks.trace import check_traced
 from aotc.compiler.capture.export import capture
 from aotc.compiler.capture.module_objects import KeptObjects
 from aotc.errors import BuildError

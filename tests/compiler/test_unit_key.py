@@ -378,7 +378,7 @@ NOT_IN_KEYS = {
     "aotc.compiler.patches.machinery.reproducing": "finds out which patches a torch needs; no build runs it",
     "aotc.compiler.wrong_code": "says which operator is wrong, of a unit that has failed",
     "aotc.models.tolerance": "the same",
-    "aotc.models.reference": "the same",
+    "aotc.models.float64_reference": "the same",
     "aotc.compiler.workers.fork_server": "starts the process; what it starts is in",
     "aotc.compiler.workers": "has no code",
     "aotc.compiler.planning": "the same",
@@ -403,10 +403,10 @@ def test_every_module_that_a_unit_is_compiled_by_counts_in_its_key() -> None:
     ahead = [
         *(
             "aotc.compiler.workers.compile_worker",
-            "aotc.compiler.workers.forks",
+            "aotc.compiler.workers.unit_servers",
             "aotc.compiler.toolchain.pattern_warmup",
         ),
-        "aotc.compiler.smoke.launch",
+        "aotc.compiler.smoke.launch_choice",
         *(patch.module for patch in PATCHES),
     ]
     while ahead:

@@ -15,8 +15,8 @@ from processes import ZOO, run_aotc
 from torch import Tensor, nn
 
 from aotc.compiler.publish import bundles
-from aotc.compiler.workers.forks import SMOKE
 from aotc.compiler.workers.process_failure import hint_of
+from aotc.compiler.workers.unit_servers import SMOKE
 from aotc.errors import BuildError
 from aotc.manifest import read_manifest
 from aotc.models.signature import make_signature

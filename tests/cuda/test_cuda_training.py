@@ -14,7 +14,7 @@ from sharding import assert_sharded_as_whole
 from torch import Tensor, nn
 
 import aotc
-from aotc.machine.native import resolve_target
+from aotc.machine.native_target import resolve_target
 from aotc.manifest import read_manifest
 from aotc.models.factory import build_module
 from aotc.verify.comparison import Comparison, VerifyJob

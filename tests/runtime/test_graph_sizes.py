@@ -7,7 +7,7 @@ import pytest
 import torch
 from hand_built import make_artifact, tensor
 
-from aotc.compiler.smoke.launch import pick_launch
+from aotc.compiler.smoke.launch_choice import pick_launch
 from aotc.manifest.types import ModelSpec
 from aotc.models.launch import listed_sizes
 from aotc.records import Bucket, LaunchPick, SizeRange

@@ -31,7 +31,7 @@ from aotc.compiler.capture.ranges.range_solver import settled
 from aotc.compiler.messages import Job, Unit
 from aotc.compiler.unit import compile_unit
 from aotc.errors import BuildError
-from aotc.machine.native import resolve_target
+from aotc.machine.native_target import resolve_target
 from aotc.machine.targets import parse_target
 from aotc.manifest import ModelSpec, read_manifest
 from aotc.models.calls import signature_leaves

@@ -13,7 +13,7 @@ from aotc.store.layout.store import Store
 from aotc.store.opening import open_transfer
 from aotc.store.reference import Reference, is_remote, parse_reference
 from aotc.store.remote.copied import Copied
-from aotc.store.remote.fetch import fetch, of_targets
+from aotc.store.remote.fetching import fetch, of_targets
 from aotc.store.remote.interface import Limits
 from aotc.store.remote.remote_store import RemoteStore
 from aotc.store.remote.transfer import OnTransfer

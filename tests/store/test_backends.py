@@ -13,7 +13,7 @@ from store_backends import QUICK, STARTS, WRITTEN_OVER_A_NETWORK, Backend
 from aotc.errors import StoreError
 from aotc.store.opening import open_objects, open_remote
 from aotc.store.remote.interface import Limits, Traffic
-from aotc.store.remote.objects.interface import Objects
+from aotc.store.remote.objects.object_interface import Objects
 from aotc.testing import ObjectsSuite
 
 OBJECTS = [pytest.param(name, marks=STARTS[name][1]) for name in WRITTEN_OVER_A_NETWORK if name != "registry"]

@@ -18,7 +18,7 @@ from aotc.store.layout.publishing import publish
 from aotc.store.layout.store import Store
 from aotc.store.opening import open_readable, open_remote
 from aotc.store.reference import Reference, parse_reference
-from aotc.store.remote.fetch import fetch, of_targets
+from aotc.store.remote.fetching import fetch, of_targets
 from aotc.store.remote.interface import Limits
 from aotc.store.remote.push import push
 from aotc.store.signing.attachments import reader_of

@@ -18,7 +18,7 @@ from aotc.store.layout.bundle import Bundle, read_bundle
 from aotc.store.layout.store import Store
 from aotc.store.opening import open_readable
 from aotc.store.reference import Reference, parse_reference
-from aotc.store.remote.fetch import fetch, of_targets
+from aotc.store.remote.fetching import fetch, of_targets
 from aotc.store.remote.push import push
 from aotc.store.signing.attachments import (
     COUNT_LIMIT,

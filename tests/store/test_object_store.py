@@ -38,7 +38,7 @@ from aotc.store.maintenance.fsck import fsck
 from aotc.store.opening import open_objects, open_readable, open_remote
 from aotc.store.reference import Reference, parse_reference
 from aotc.store.remote.interface import CHUNK, Limits, Traffic
-from aotc.store.remote.objects.interface import Objects, find_condition
+from aotc.store.remote.objects.object_interface import Objects, find_condition
 from aotc.store.remote.objects.object_store import ObjectStore
 from aotc.store.remote.push import parse_destination, push
 from aotc.store.remote.staging import Staging

@@ -26,7 +26,7 @@ from aotc.store.maintenance.fsck import fsck
 from aotc.store.maintenance.gc import collect
 from aotc.store.maintenance.retention import Policy
 from aotc.store.reference import Reference, parse_reference
-from aotc.store.remote import fetch
+from aotc.store.remote import fetching
 from aotc.store.remote.interface import Deadline, Limits, Retry, retrying
 from aotc.store.remote.push import push
 from aotc.store.tagging import remove_tag
@@ -173,7 +173,7 @@ def test_gc_beside_a_pull_takes_no_old_download_for_garbage(
     left = store.path / "blobs" / "sha256" / f".tmp-{blob}"
     left.write_bytes((source.path / "blobs" / "sha256" / blob).read_bytes())
     os.utime(left, (0, 0))
-    monkeypatch.setattr(fetch, "fetch_signatures", lambda *_: collect(store, Policy()))
+    monkeypatch.setattr(fetching, "fetch_signatures", lambda *_: collect(store, Policy()))
     fetch_all(parse_reference(where), store.path, limits=LIMITS)
     assert fsck(store.path).errors == []
 
@@ -184,7 +184,7 @@ def test_a_pull_sets_no_tag_where_a_blob_has_gone_meanwhile(
     blob = blob_of(source)
     store = Store.create(tmp_path / "copy")
     with monkeypatch.context() as patch:
-        patch.setattr(fetch, "fetch_signatures", lambda *_: store.blobs.path(f"sha256:{blob}").unlink())
+        patch.setattr(fetching, "fetch_signatures", lambda *_: store.blobs.path(f"sha256:{blob}").unlink())
         with pytest.raises(NotFoundError, match=blob) as caught:
             fetch_all(parse_reference(where), store.path, limits=LIMITS)
     assert "fetch" in caught.value.hint

@@ -380,6 +380,6 @@ def test_the_store_imports_neither_torch_nor_yaml() -> None:
     code = """
 import sys
 sys.modules.update(dict.fromkeys(["torch", "yaml", "aotc.compiler", "aotc.runtime", "aotc.manifest"]))  # import fails
-import aotc.store, aotc.store.layout.units, aotc.store.remote.fetch
+import aotc.store, aotc.store.layout.units, aotc.store.remote.fetching
 """
     finish(python(code))

@@ -22,7 +22,7 @@ from aotc.store.layout.units import UnitRecord, put_unit
 from aotc.store.maintenance.gc import collect
 from aotc.store.maintenance.retention import Policy
 from aotc.store.reference import parse_reference
-from aotc.store.remote.fetch import fetch, of_targets
+from aotc.store.remote.fetching import fetch, of_targets
 from aotc.store.tagging import set_tags
 
 KEYS = ("AOTC_TRUSTED_KEYS", "AOTC_SIGNED_AFTER", "AOTC_STORE")

@@ -12,8 +12,8 @@ from torch._inductor import config as inductor_config
 from torch.nn import functional as F
 
 from aotc.compiler.capture.export import capture
-from aotc.compiler.training.compile import check_sparse
 from aotc.compiler.training.halves import Halves, halves_of
+from aotc.compiler.training.training_compile import check_sparse
 from aotc.errors import BuildError
 from aotc.records import Argument, Parameter, Saved, Signature, TensorLeaf
 

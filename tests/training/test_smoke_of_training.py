@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import aotc
-from aotc.compiler.smoke.gradients import compare_at_extremes, compare_gradients
+from aotc.compiler.smoke.gradient_check import compare_at_extremes, compare_gradients
 from aotc.compiler.smoke.smoke_run import _compare_with_eager
 from aotc.errors import LibraryError
 from aotc.models.calls import Called
 from aotc.records import Parameter, Signature, TensorLeaf, Variant
 from aotc.runtime.training.library import TrainingLibrary
-from aotc.tensors.comparison import _RoundedOtherwise
+from aotc.tensors.rounding import _RoundedOtherwise
 
 HERE = ROOT / "tests" / "training"
 Tamper = Callable[[list[Tensor]], None]

@@ -11,7 +11,7 @@ from open_libraries import libraries_of
 from processes import ROOT
 from torch import Tensor
 
-from aotc.machine.native import resolve_target
+from aotc.machine.native_target import resolve_target
 from aotc.manifest import read_manifest
 from aotc.models.calls import signature_leaves
 from aotc.models.tolerance import judge_gradients

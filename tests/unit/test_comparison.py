@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from aotc.tensors.comparison import REPEATED, difference, first_difference, is_repeated, rounded_otherwise, said_of
+from aotc.tensors.rounding import REPEATED, difference, first_difference, is_repeated, rounded_otherwise, said_of
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:

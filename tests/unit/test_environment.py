@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from small_artifact import small_artifact
 
 import aotc.machine.environment as environment
-import aotc.machine.native as native
+import aotc.machine.native_target as native
 from aotc.errors import EnvironmentMismatchError, Issue
 from aotc.machine.environment import mismatches, runs, this_environment
 from aotc.machine.explain_mismatch import explain_mismatch

@@ -8,7 +8,7 @@ import math
 import msgspec
 import pytest
 
-from aotc.compiler.autotune import hooks
+from aotc.compiler.autotune import inductor_hooks
 from aotc.compiler.autotune.algorithm_selection import failed_among
 from aotc.compiler.autotune.padding import padding_hooks
 from aotc.compiler.autotune.picker import Picker
@@ -120,9 +120,9 @@ def test_a_torch_with_which_nothing_could_be_pinned_fails_the_unit_and_all_diffe
         "select_algorithm:AlgorithmSelectorCache.gone": (),
         "select_algorithm:AlgorithmSelectorCache.do_autotuning": ("moon",),
     }
-    monkeypatch.setattr(hooks, "_PARTS", parts)
-    monkeypatch.setattr(hooks, "_unknown_parts", hooks._unknown_parts.__wrapped__)
-    with pytest.raises(BuildError, match="neither recorded nor pinned") as caught, hooks.picking(Picker()):
+    monkeypatch.setattr(inductor_hooks, "_PARTS", parts)
+    monkeypatch.setattr(inductor_hooks, "_unknown_parts", inductor_hooks._unknown_parts.__wrapped__)
+    with pytest.raises(BuildError, match="neither recorded nor pinned") as caught, inductor_hooks.picking(Picker()):
         pytest.fail("Inductor would decide")
     gone, changed = caught.value.issues
     assert "AlgorithmSelectorCache.gone" in gone.message
@@ -130,7 +130,7 @@ def test_a_torch_with_which_nothing_could_be_pinned_fails_the_unit_and_all_diffe
 
 
 def test_the_hooks_fit_this_torch() -> None:
-    assert not hooks._unknown_parts()
+    assert not inductor_hooks._unknown_parts()
 
 
 # -- the file ---------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import torch
 from processes import run_python
 from torch import Tensor
 
-from aotc.models.reference import in_float64
+from aotc.models.float64_reference import in_float64
 from aotc.models.tolerance import judge
 
 
@@ -109,7 +109,7 @@ def test_complex_numbers_are_complex128_and_bits_stay_bits() -> None:
 
 def test_no_compiler_is_imported_for_it() -> None:
     run_python(
-        "import sys, torch; from aotc.models.reference import in_float64\n"
+        "import sys, torch; from aotc.models.float64_reference import in_float64\n"
         "with in_float64(): assert torch.ones(2).float().dtype == torch.float64\n"
         "assert 'torch._dynamo' not in sys.modules"
     )

@@ -8,12 +8,12 @@ In the order in which a unit meets the modules:
   build's other units; it records each measurement, with all candidates and their times.
 - `benchmarks`: a measurement has its device to itself.
 - `attention`: before Inductor begins, choose one of torch's attention backends.
-- `hooks`: make Inductor ask the picker, through the next four.
+- `inductor_hooks`: make Inductor ask the picker, through the next four.
 - `padding`: whether a matrix product is padded (`pad_mm`).
 - `algorithm_selection`: the library call or template of a matrix product, … (`AlgorithmSelectorCache`).
 - `fusion`: whether a template is fused with its neighbour (`Scheduler.speedup_by_fusion`).
 - `triton_configs`: the configuration of each Triton kernel (`CachingAutotuner`).
-- After the smoke run, `aotc.compiler.smoke.launch`: a direct launch or a CUDA graph.
+- After the smoke run, `aotc.compiler.smoke.launch_choice`: a direct launch or a CUDA graph.
 
 Nothing else in a build depends on time. The candidates of a pinned decision are neither compiled nor timed, and the
 code path is the one after a measurement: equal picks give equal code. The same holds for decisions measured by another

@@ -16,11 +16,11 @@ from aotc.compiler.capture.analysis.assigned_attributes import Assigned, assigne
 from aotc.compiler.capture.analysis.attribute_reads import AttributeReads, absences, attributes_read
 from aotc.compiler.capture.analysis.output_dims import output_dims, padded_dims
 from aotc.compiler.capture.analysis.outside_reads import outside_reads
+from aotc.compiler.capture.checks.graph_run import check_traced
 from aotc.compiler.capture.checks.hidden_state import check_second_call
 from aotc.compiler.capture.checks.left_out import check_defaults
 from aotc.compiler.capture.checks.repeated_calls import check_repeated_calls
 from aotc.compiler.capture.checks.specialization import LeavesAt, check_edges
-from aotc.compiler.capture.checks.trace import check_traced
 from aotc.compiler.capture.collectives import name_groups
 from aotc.compiler.capture.export import NOTHING, capture, model_fails
 from aotc.compiler.capture.lifting.lift import Capture

@@ -14,7 +14,7 @@ import torch
 
 from aotc.compiler.autotune.attention import attention_chosen
 from aotc.compiler.autotune.benchmarks import gpu_benchmarks_alone
-from aotc.compiler.autotune.hooks import picking
+from aotc.compiler.autotune.inductor_hooks import picking
 from aotc.compiler.autotune.picker import Picker
 from aotc.compiler.capture.lifting.lift import Capture
 from aotc.compiler.capture.replaced_functions import called_as_torchs
@@ -22,7 +22,7 @@ from aotc.compiler.codegen.called_operators import calls_checked
 from aotc.compiler.codegen.generated_kernels import kernels_of, kernels_recorded
 from aotc.compiler.codegen.instruction_sets import code_for
 from aotc.compiler.codegen.library_constants import constants_left_out
-from aotc.compiler.cross_compile.lowering import lowering_without_gpu
+from aotc.compiler.cross_compile.absent_gpu import lowering_without_gpu
 from aotc.compiler.messages import Job
 from aotc.compiler.patches.machinery.apply import patched
 from aotc.compiler.patches.machinery.graph_operators import operators_recorded

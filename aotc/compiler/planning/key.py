@@ -164,8 +164,11 @@ _BUILDERS = (
         f"compiler/{room}/**/*"
         for room in ("cross_compile", "autotune", "capture", "codegen", "patches", "toolchain", "training")
     ),
-    *(f"compiler/{name}.py" for name in ("messages", "planning/sources", "rank_kinds", "unit")),
-    *(f"compiler/{name}.py" for name in ("publish/record", "smoke/launch", "workers/compile_worker", "workers/forks")),
+    *(f"compiler/{name}.py" for name in ("messages", "planning/model_sources", "rank_kinds", "unit")),
+    *(
+        f"compiler/{name}.py"
+        for name in ("publish/unit_record", "smoke/launch_choice", "workers/compile_worker", "workers/unit_servers")
+    ),
     *(
         f"{name}.py"
         for name in ("adapters", "constants", "expressions", "picks", "strided_views", "syntax", "versions")

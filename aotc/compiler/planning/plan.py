@@ -25,7 +25,7 @@ from aotc.compiler.planning.key import (
     unit_factors,
     unit_key,
 )
-from aotc.compiler.planning.sources import model_sources
+from aotc.compiler.planning.model_sources import model_sources
 from aotc.errors import (
     AotcError,
     BuildError,
@@ -38,7 +38,7 @@ from aotc.errors import (
 from aotc.machine.environment import cpu_features
 from aotc.machine.gpus import Gpu, gpu_for, known_targets
 from aotc.machine.memory import memory_here
-from aotc.machine.native import resolve_target
+from aotc.machine.native_target import resolve_target
 from aotc.machine.targets import CPU_FEATURES, Target, parse_target
 from aotc.manifest import Manifest, ModelSpec
 from aotc.manifest.findings import did_you_mean, nearest

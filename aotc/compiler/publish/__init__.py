@@ -1,6 +1,6 @@
 """From compiled units to tagged bundles.
 
-- `record`: in the unit's process, write its record, and the files beside its library.
+- `unit_record`: in the unit's process, write its record, and the files beside its library.
 - `unit_files`: put these files into the store as blobs, and the record under the unit's key.
 - `target_artifacts`: units of one target become one artifact. `bundles`: artifacts of a model become its bundle.
 - `merging`: the same from the stores of several machines (`aotc merge`). `url_store`: build into a store at a URL.

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from aotc.compiler.messages import STAGE, Doing, FinishedUnit, OnProgress, StageCosts, Unit, span_here
-from aotc.compiler.publish.record import folder_of_kind
+from aotc.compiler.publish.unit_record import folder_of_kind
 from aotc.provenance import BuiltArtifact
 from aotc.records import File
 from aotc.store.layout.blobs import Blob

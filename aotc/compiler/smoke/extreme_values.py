@@ -17,7 +17,7 @@ from aotc.models.extreme_calls import compare_at_extreme_values
 from aotc.models.extreme_inputs import Freedom
 from aotc.models.tolerance import TF32, may_use_tf32
 from aotc.records import Dims
-from aotc.tensors.comparison import Result
+from aotc.tensors.rounding import Result
 
 AT_EXTREMES = "at extreme values (NaN, infinities, limits of dtypes)"
 

@@ -19,8 +19,8 @@ from torch.utils import _pytree as pytree
 from aotc.compiler.messages import Job, Message, Span, UnitFailed, UnitRan, wait_here
 from aotc.compiler.smoke.call_times import TimedCall, call_times
 from aotc.compiler.smoke.extreme_values import compare_at_the_extremes
-from aotc.compiler.smoke.gradients import compare_at_extremes, compare_gradients, inputs_of_any_value
-from aotc.compiler.smoke.launch import pick_launch
+from aotc.compiler.smoke.gradient_check import compare_at_extremes, compare_gradients, inputs_of_any_value
+from aotc.compiler.smoke.launch_choice import pick_launch
 from aotc.compiler.smoke.region_cost import region_cost
 from aotc.errors import AotcError, Issue, LibraryError
 from aotc.machine.processes import Parent
@@ -49,7 +49,7 @@ from aotc.runtime.load import bind_artifact, open_variant
 from aotc.runtime.options import Graphs
 from aotc.runtime.regions import CompiledRegions
 from aotc.runtime.state.weights import bind_state
-from aotc.tensors.comparison import Result, first_difference, said_of
+from aotc.tensors.rounding import Result, first_difference, said_of
 from aotc.tensors.sharing import Sharing, differences, module_tensors
 
 OTHER_STRIDES = (

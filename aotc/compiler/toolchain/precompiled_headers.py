@@ -23,7 +23,7 @@ from aotc.compiler.toolchain.wrapper_split import Compile
 from aotc.digest import sha256_json
 from aotc.errors import StoreError
 from aotc.machine.waits import waiting
-from aotc.store.files.locks import locked
+from aotc.store.files.store_locks import locked
 
 ENOUGH_UNITS = 6
 """The number of units from which precompiling headers is faster than reading them in each."""

@@ -1,6 +1,6 @@
 """The training step: from a captured graph to the libraries of its forward and its backward.
 
-- `compile`: both libraries of a unit.
+- `training_compile`: both libraries of a unit.
 - `halves`: the joint graph of forward and backward, by AOTAutograd, and its partition into two graphs.
-- `sizes`: symbolic sizes that the backward needs, read from its tensors.
+- `backward_sizes`: symbolic sizes that the backward needs, read from its tensors.
 """

@@ -23,7 +23,7 @@ from torch.autograd.graph import get_gradient_edge
 from aotc.compiler.capture.lifting.lift import Capture
 from aotc.compiler.capture.lifting.shared_memory import views_of
 from aotc.compiler.explain_failure import line_named
-from aotc.compiler.training.sizes import read_from_tensors, symbols_of
+from aotc.compiler.training.backward_sizes import read_from_tensors, symbols_of
 from aotc.errors import BuildError
 from aotc.records import Argument, Backward, Gradient, Saved, Total
 

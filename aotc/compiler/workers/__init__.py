@@ -1,7 +1,7 @@
 """The processes of a build.
 
-- `forks`, `fork_server`: fork processes that have torch and its compiler imported. `module_holder`: slow models, built
-  before the fork.
+- `unit_servers`, `fork_server`: fork processes that have torch and its compiler imported. `module_holder`: slow models,
+  built before the fork.
 - `unit_process`: the processes of one unit, one after the other. `compile_worker`: the first, which compiles;
   `aotc.compiler.smoke.smoke_run`: the second. Where that finds wrong results, the first again, which says where.
 - `process_group`: all processes of a build, ended at once.

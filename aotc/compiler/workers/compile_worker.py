@@ -47,7 +47,7 @@ def main() -> int:
     from aotc.compiler.explain_failure import explain_failure
     from aotc.compiler.unit import compile_unit
     from aotc.compiler.workers.inductor_progress import observed
-    from aotc.compiler.wrong_code.unit import wrong_part
+    from aotc.compiler.wrong_code.diagnose_unit import wrong_part
 
     config.compile_threads = config.decide_compile_threads()  # from this process's environment, not its parent's
     try:

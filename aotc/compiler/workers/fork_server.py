@@ -1,5 +1,5 @@
 """The fork server: imports torch and its compiler once, and forks a process for each request of
-`aotc.compiler.workers.forks`. `python -m aotc.compiler.workers.fork_server`.
+`aotc.compiler.workers.unit_servers`. `python -m aotc.compiler.workers.fork_server`.
 
 CUDA cannot be used in a fork of a process that has initialised it, so imports here ask NVML, not CUDA, whether there
 are GPUs. If CUDA is initialised all the same, each forked process starts a fresh interpreter.

@@ -23,7 +23,7 @@ from torch import nn
 from aotc.compiler.capture.analysis.custom_operators import Registrations
 from aotc.compiler.planning.plan import LookedAt, look_at_models
 from aotc.compiler.workers.fork_server import ASK_NVML
-from aotc.compiler.workers.forks import ForkServers, Holder
+from aotc.compiler.workers.unit_servers import ForkServers, Holder
 from aotc.manifest import Manifest
 from aotc.models.factory import made_before
 from aotc.reads.modes import take_ambient

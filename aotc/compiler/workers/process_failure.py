@@ -9,7 +9,7 @@ from pathlib import Path
 
 from aotc.compiler.explain_failure import hint_for
 from aotc.compiler.messages import Unit, UnitFailed, WrongPart
-from aotc.compiler.workers.forks import SMOKE
+from aotc.compiler.workers.unit_servers import SMOKE
 from aotc.errors import BuildError
 from aotc.machine.cpp_compiler import compiler_name
 from aotc.machine.processes import CRASHES, how_ended

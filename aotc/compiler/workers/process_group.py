@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from aotc.compiler.workers.forks import Forked, ForkServers
+from aotc.compiler.workers.unit_servers import Forked, ForkServers
 from aotc.machine.benchmarking import stoppable
 from aotc.machine.memory import MemoryWatch
 from aotc.machine.processes import with_variables

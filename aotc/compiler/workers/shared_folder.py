@@ -13,7 +13,7 @@ from pathlib import Path
 
 from aotc.compiler.unit import SHARED_PICKS
 from aotc.store.files.disk import typed_errors
-from aotc.store.files.locks import held_folder
+from aotc.store.files.store_locks import held_folder
 
 KERNELS_LIMIT = 2 << 30
 """Bytes of compiled kernels, above which later units begin with an empty cache."""

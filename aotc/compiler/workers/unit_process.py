@@ -35,11 +35,11 @@ from aotc.compiler.messages import (
     UnitRan,
     WrongPart,
 )
-from aotc.compiler.publish.record import RECORD, folder_of_kind
-from aotc.compiler.workers.forks import SMOKE, WORKER, Forked, unit_environment
+from aotc.compiler.publish.unit_record import RECORD, folder_of_kind
 from aotc.compiler.workers.process_failure import died, failed, with_part
 from aotc.compiler.workers.process_group import Processes
 from aotc.compiler.workers.shared_folder import SharedFolder
+from aotc.compiler.workers.unit_servers import SMOKE, WORKER, Forked, unit_environment
 from aotc.errors import BuildError, StoreError
 from aotc.machine.memory import MemoryWatch
 from aotc.machine.processes import whole_lines
@@ -48,7 +48,7 @@ from aotc.picks import pinned_launch
 from aotc.provenance import BuiltArtifact, Smoked
 from aotc.records import LaunchPick, decode
 from aotc.store.files.disk import typed_errors
-from aotc.store.files.locks import held_folder
+from aotc.store.files.store_locks import held_folder
 
 R = TypeVar("R", bound=Reply)
 

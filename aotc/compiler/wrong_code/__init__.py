@@ -7,6 +7,6 @@ gradients, and `aotc verify --bisect` does.
 - `search`: the smallest part that differs.
 - `ladder`: one step of the compiler after the other, up to the first wrong one.
 - `remedies`: options and patches without which a part is right.
-- `findings`: the result, as data.
-- `unit`: that of a unit whose smoke run has failed.
+- `bisection_records`: the result, as data.
+- `diagnose_unit`: that of a unit whose smoke run has failed.
 """

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 from torch import fx
 
-from aotc.compiler.wrong_code.findings import CompileStage, Culprit, Remedy
+from aotc.compiler.wrong_code.bisection_records import CompileStage, Culprit, Remedy
 from aotc.compiler.wrong_code.lowering import Lowering, LoweringStep
 from aotc.compiler.wrong_code.remedies import remedies, where_decomposed
 from aotc.compiler.wrong_code.search import FaultyPart, culprit_of, difference, smallest

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from aotc.compiler.patches.machinery.registry import PATCHES
-from aotc.compiler.wrong_code.findings import Remedy
+from aotc.compiler.wrong_code.bisection_records import Remedy
 from aotc.compiler.wrong_code.lowering import CompileOverrides, Lowering, LoweringStep
 from aotc.compiler.wrong_code.search import difference
 from aotc.compiler.wrong_code.subgraphs import Part

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from aotc.compiler.explain_failure import lines_shown
-from aotc.compiler.wrong_code.findings import Culprit, WorstElement
+from aotc.compiler.wrong_code.bisection_records import Culprit, WorstElement
 from aotc.compiler.wrong_code.lowering import Lowering, LoweringStep
 from aotc.compiler.wrong_code.subgraphs import OF, Part, exact, groups_of, in_eager, needed_for, part_of, values_of
 from aotc.compiler.wrong_code.trials import BudgetSpent, Ended, in_fork

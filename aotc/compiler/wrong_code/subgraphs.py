@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from aotc.models.reference import in_double, in_float64
+from aotc.models.float64_reference import in_double, in_float64
 
 _CONVERT = torch.ops.prims.convert_element_type.default
 _COPY = torch.ops.aten._to_copy.default

@@ -19,7 +19,7 @@ import torch
 
 from aotc.digest import sha256_json
 from aotc.machine.environment import cpu_features
-from aotc.machine.native import python_abi
+from aotc.machine.native_target import python_abi
 from aotc.store.files.writing import temporary_name
 from aotc.tools.caches.origin import instructions
 

@@ -17,8 +17,8 @@ from aotc.errors import CorruptError
 from aotc.locks import lock
 from aotc.records import Record
 from aotc.store.files.disk import open_regular, typed_errors
-from aotc.store.files.locks import is_held, this_process
 from aotc.store.files.status import status_of
+from aotc.store.files.store_locks import is_held, this_process
 from aotc.store.files.writing import make_folder
 
 _NAME = re.compile(r"[0-9a-f]{16}")

@@ -15,7 +15,7 @@ from aotc.digest import sha256_stream
 from aotc.errors import CorruptError, NotFoundError, SchemaVersionError, StoreError
 from aotc.records import File
 from aotc.store.files.disk import open_regular, read_limited, typed_errors
-from aotc.store.files.locks import is_held
+from aotc.store.files.store_locks import is_held
 from aotc.store.files.writing import refuse_links
 from aotc.store.layout import oci
 from aotc.store.layout.built import with_provenance

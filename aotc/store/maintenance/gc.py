@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 from aotc.errors import AotcError, StoreError
 from aotc.store.files.disk import open_regular, typed_errors
-from aotc.store.files.locks import is_held
 from aotc.store.files.status import files_in, status_of
+from aotc.store.files.store_locks import is_held
 from aotc.store.files.writing import fsync_folder, refuse_links, remove_file
 from aotc.store.layout import oci
 from aotc.store.layout.bundle import each_file

@@ -20,7 +20,7 @@ from aotc.errors import CorruptError, Issue, SignatureError, StoreError
 from aotc.records import decode
 from aotc.store.cache_folder import cache_folder
 from aotc.store.files.disk import read_limited, typed_errors
-from aotc.store.files.locks import locked
+from aotc.store.files.store_locks import locked
 from aotc.store.files.writing import write_atomically
 from aotc.store.layout.bundle import Bundle, read_bundle
 from aotc.store.layout.names import hex_of

@@ -15,9 +15,9 @@ from aotc.compiler.capture.export import capture
 from aotc.compiler.capture.lifting.lift import Capture
 from aotc.compiler.codegen.inductor_options import inductor_options
 from aotc.compiler.messages import Job, Unit
-from aotc.compiler.publish.record import RECORD
+from aotc.compiler.publish.unit_record import RECORD
 from aotc.compiler.unit import compile_unit
-from aotc.compiler.wrong_code.findings import CompileStage, Culprit, Remedy
+from aotc.compiler.wrong_code.bisection_records import CompileStage, Culprit, Remedy
 from aotc.compiler.wrong_code.ladder import walk
 from aotc.compiler.wrong_code.lowering import Lowering
 from aotc.digest import sha256_bytes

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from aotc.compiler.wrong_code.findings import CompileStage, Culprit, Remedy
+from aotc.compiler.wrong_code.bisection_records import CompileStage, Culprit, Remedy
 from aotc.records import Bucket, Dims, Record
 from aotc.verify.comparison import VerifyJob
 

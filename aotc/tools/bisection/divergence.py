@@ -17,10 +17,10 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from aotc.compiler.explain_failure import lines_shown
-from aotc.compiler.wrong_code.findings import Culprit
+from aotc.compiler.wrong_code.bisection_records import Culprit
 from aotc.compiler.wrong_code.search import line_of, module_of, operator_name, shown_shape
 from aotc.compiler.wrong_code.subgraphs import values_of
-from aotc.tensors.comparison import REPEATED, difference
+from aotc.tensors.rounding import REPEATED, difference
 
 
 def first_divergence(graph: fx.GraphModule, inputs: Sequence[Any], run_eager: Callable[[], object]) -> Culprit | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from aotc.compiler.wrong_code.findings import Culprit
+from aotc.compiler.wrong_code.bisection_records import Culprit
 from aotc.compiler.wrong_code.search import numbers_of
 from aotc.records import Argument
 from aotc.verify.comparison import Comparison, CouldNotRun

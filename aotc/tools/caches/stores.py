@@ -10,7 +10,7 @@ from aotc.runtime.fetch import local_store
 from aotc.store.layout.bundle import Bundle, read_bundle
 from aotc.store.layout.store import Store
 from aotc.store.reference import DEFAULT_TAG, Reference, is_remote, parse_reference
-from aotc.store.remote.fetch import fetch, of_targets
+from aotc.store.remote.fetching import fetch, of_targets
 from aotc.store.remote.push import push
 from aotc.store.remote.transfer import OnTransfer
 from aotc.store.signing.trust import read_trust, read_trusted

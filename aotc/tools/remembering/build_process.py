@@ -171,7 +171,7 @@ class Attempt:
         self.failed = dict.fromkeys(models, f"the build took more than {job.seconds:g} s")
 
     def run(self) -> None:
-        from aotc.compiler.workers.forks import ForkServers
+        from aotc.compiler.workers.unit_servers import ForkServers
 
         with suppress(KeyboardInterrupt), contextlib.closing(ForkServers()) as self.servers:
             self.servers.begin()  # they import torch and its compiler while this process does

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from aotc.errors import CorruptError
-from aotc.store.files.locks import is_held, locked
+from aotc.store.files.store_locks import is_held, locked
 from aotc.store.files.writing import write_atomically
 from aotc.tools.remembering.identity import IdentityFacts
 

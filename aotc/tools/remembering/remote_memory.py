@@ -24,7 +24,7 @@ from aotc.store.layout.oci import Descriptor
 from aotc.store.layout.store import Store
 from aotc.store.opening import open_transfer
 from aotc.store.reference import Reference, is_registry, parse_reference
-from aotc.store.remote.fetch import fetch, of_targets
+from aotc.store.remote.fetching import fetch, of_targets
 from aotc.store.remote.interface import Limits
 from aotc.store.remote.push import change_attachment, push
 from aotc.store.signing.attachments import DocumentKind, Encoded, Layer, encode_layers, read_layers

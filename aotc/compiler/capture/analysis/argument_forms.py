@@ -24,7 +24,7 @@ from aotc.manifest.inputs import InputTree
 from aotc.models.calls import arguments_of, state_put_back
 from aotc.reads.tensors import named_state, plain_state
 from aotc.records import TUPLE, ConstantLeaf, Parameter, Signature
-from aotc.tensors.comparison import uncompiled
+from aotc.tensors.rounding import uncompiled
 
 MOST_KEYS = 24
 """Mappings with more keys are accepted in the captured order only; no other order is tried."""

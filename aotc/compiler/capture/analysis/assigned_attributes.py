@@ -19,7 +19,7 @@ from aotc.digest import sha256_json
 from aotc.models.calls import call_model
 from aotc.reads.attributes import module_attributes
 from aotc.records import Signature
-from aotc.tensors.comparison import Result, is_repeated
+from aotc.tensors.rounding import Result, is_repeated
 
 Name = tuple[str, str]
 """A submodule's path, and its attribute."""

@@ -14,7 +14,7 @@ from aotc.models.calls import state_put_back
 from aotc.reads.tensors import plain_state
 from aotc.records import Dims, Output, StridedView
 from aotc.strided_views import make_view
-from aotc.tensors.comparison import Result
+from aotc.tensors.rounding import Result
 
 
 def call_captured(

@@ -26,7 +26,7 @@ from aotc.errors import BuildError
 from aotc.models.calls import ContainersChanged, arguments_of, call_model, containers_changed, state_put_back
 from aotc.reads.tensors import plain_state, same_bits
 from aotc.records import Signature
-from aotc.tensors.comparison import Result, is_repeated
+from aotc.tensors.rounding import Result, is_repeated
 
 TRIED = 32
 """The number of changes that are tried alone, to name the one that matters."""

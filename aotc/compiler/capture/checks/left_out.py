@@ -12,7 +12,7 @@ from aotc.compiler.capture.module_objects import KeptObjects
 from aotc.errors import BuildError
 from aotc.models.calls import call_model
 from aotc.records import Signature, TensorLeaf
-from aotc.tensors.comparison import Result, first_difference
+from aotc.tensors.rounding import Result, first_difference
 
 
 def check_defaults(
@@ -21,7 +21,7 @@ def check_defaults(
     """Raises BuildError where the model fails for None, or does something else than for the default.
 
     Also with ids that are all padding, by the module's configuration: some models make a mask of these for None.
-    Rounding and random numbers make no difference, see `aotc.tensors.comparison`. Afterwards the state called `written`
+    Rounding and random numbers make no difference, see `aotc.tensors.rounding`. Afterwards the state called `written`
     and the objects of `kept` are restored.
     """
     defaults = [

@@ -27,9 +27,9 @@ from aotc.errors import BuildError
 from aotc.models.calls import call_model
 from aotc.reads.tensors import named_state, plain_state
 from aotc.records import Signature
-from aotc.tensors.comparison import uncompiled
 from aotc.tensors.contents import contents
 from aotc.tensors.layouts import has_memory
+from aotc.tensors.rounding import uncompiled
 
 _log = logging.getLogger("aotc")
 

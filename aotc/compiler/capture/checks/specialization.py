@@ -23,7 +23,7 @@ from aotc.errors import BuildError
 from aotc.expressions import Expression
 from aotc.models.calls import call_model, names_of, writable_buffers
 from aotc.records import Bucket, Dims, Signature, SizeRange, TensorLeaf, tuned_dims
-from aotc.tensors.comparison import Result, first_difference
+from aotc.tensors.rounding import Result, first_difference
 
 _FAILS = "the model itself fails there"
 

@@ -19,7 +19,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 from aotc.adapters import unregistered_scale
-from aotc.compiler.capture.lifting.errors import (
+from aotc.compiler.capture.lifting.export_errors import (
     another_view,
     becomes_another,
     branch_returns_view,

@@ -42,8 +42,8 @@ from aotc.records import (
     has_range,
     tuned_dims,
 )
-from aotc.tensors.comparison import uncompiled
 from aotc.tensors.layouts import MEMORY_FORMATS
+from aotc.tensors.rounding import uncompiled
 from aotc.tensors.subclasses import descriptions, unwrapped
 
 Layout = Literal["contiguous", "channels_last", "channels_last_3d"]

@@ -18,7 +18,7 @@ from torch import nn
 from aotc.compiler.capture.regions.equal_regions import find_regions, left_as_it_was, regions_of
 from aotc.compiler.explain_failure import explain_failure, model_line
 from aotc.errors import AotcError
-from aotc.machine.native import resolve_target
+from aotc.machine.native_target import resolve_target
 from aotc.machine.targets import parse_target
 from aotc.manifest import ModelSpec
 from aotc.models.calls import arguments_of, modes_of, signature_leaves

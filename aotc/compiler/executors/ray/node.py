@@ -28,7 +28,7 @@ from aotc.compiler.messages import (
 from aotc.compiler.planning.key import explain, machine_factors
 from aotc.compiler.planning.plan import check_buildable
 from aotc.compiler.publish.unit_files import store_unit
-from aotc.compiler.workers.forks import ForkServers
+from aotc.compiler.workers.unit_servers import ForkServers
 from aotc.errors import AotcError, BuildError, Issue
 from aotc.machine.environment import cpu_features
 from aotc.store.remote.staging import Staging

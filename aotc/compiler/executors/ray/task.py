@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from aotc.compiler.workers.forks import ForkServers, unit_environment
+from aotc.compiler.workers.unit_servers import ForkServers, unit_environment
 from aotc.digest import sha256_json
 from aotc.machine.processes import with_variables
 

@@ -13,10 +13,10 @@ from typing import BinaryIO, Literal
 from aotc.digest import sha256_bytes
 from aotc.errors import ReferenceFormatError
 from aotc.store.files.disk import open_regular, read_limited, typed_errors
-from aotc.store.files.locks import locked
+from aotc.store.files.store_locks import locked
 from aotc.store.files.writing import draft, remove_file, write_atomically
 from aotc.store.remote.interface import CHUNK, Traffic
-from aotc.store.remote.objects.interface import StoredObject, Version
+from aotc.store.remote.objects.object_interface import StoredObject, Version
 
 LOCK_TIMEOUT = 60.0  # seconds; the lock is held for a few milliseconds
 

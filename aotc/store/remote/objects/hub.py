@@ -36,7 +36,7 @@ from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progr
 
 from aotc.errors import AotcError, ReferenceFormatError, RemoteError
 from aotc.store.remote.interface import CHUNK, Limits, Traffic
-from aotc.store.remote.objects.interface import StoredObject, Version, too_large
+from aotc.store.remote.objects.object_interface import StoredObject, Version, too_large
 
 MAIN = "main"
 IN_MEMORY = 10 << 20  # bytes; the Hub keeps larger files apart from git, so they are not part of a commit's request

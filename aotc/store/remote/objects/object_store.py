@@ -22,7 +22,7 @@ from aotc.store.layout.tags import TagEntry
 from aotc.store.layout.units import UNIT_LIMIT
 from aotc.store.reference import Reference
 from aotc.store.remote.interface import Traffic
-from aotc.store.remote.objects.interface import Condition, Objects, StoredObject, find_condition
+from aotc.store.remote.objects.object_interface import Condition, Objects, StoredObject, find_condition
 
 SINGLE_WRITER = "AOTC_SINGLE_WRITER"
 

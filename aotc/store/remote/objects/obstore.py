@@ -22,7 +22,7 @@ from obstore import exceptions, store
 
 from aotc.errors import AotcError, RemoteError, StoreError
 from aotc.store.remote.interface import CHUNK, Limits, Traffic
-from aotc.store.remote.objects.interface import BUCKET_SCHEMES, StoredObject, Version, too_large
+from aotc.store.remote.objects.object_interface import BUCKET_SCHEMES, StoredObject, Version, too_large
 from aotc.store.remote.registry.credentials import home_folder
 
 PART = 8 << 20  # bytes of a larger upload that go in one request

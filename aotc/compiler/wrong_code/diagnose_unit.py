@@ -16,8 +16,8 @@ from aotc.compiler.capture.lifting.lift import Capture
 from aotc.compiler.capture.unit_graph import subject_of
 from aotc.compiler.codegen.inductor_options import inductor_options, options_of_the_model_undone
 from aotc.compiler.messages import Job, WrongPart
-from aotc.compiler.training.compile import differentiable_arguments
 from aotc.compiler.training.halves import draws
+from aotc.compiler.training.training_compile import differentiable_arguments
 from aotc.compiler.wrong_code.ladder import Walk, walk, whole_of
 from aotc.compiler.wrong_code.lowering import Lowering
 from aotc.compiler.wrong_code.search import difference

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from aotc.errors import NotFoundError, ReferenceFormatError
 from aotc.records import Artifact
-from aotc.store.files.locks import locked
+from aotc.store.files.store_locks import locked
 from aotc.store.layout import oci
 from aotc.store.layout.bundle import Bundle, BundleEntry, read_artifact
 from aotc.store.layout.names import hex_of

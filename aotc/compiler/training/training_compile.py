@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from aotc.compiler.autotune.benchmarks import gpu_benchmarks_alone
-from aotc.compiler.autotune.hooks import picking
+from aotc.compiler.autotune.inductor_hooks import picking
 from aotc.compiler.autotune.picker import Picker
 from aotc.compiler.capture.lifting.lift import Capture
 from aotc.compiler.capture.unit_graph import UnitModule
 from aotc.compiler.codegen.aot_inductor import CompiledFiles, compile_capture
-from aotc.compiler.cross_compile.lowering import lowering_without_gpu
+from aotc.compiler.cross_compile.absent_gpu import lowering_without_gpu
 from aotc.compiler.explain_failure import line_named
 from aotc.compiler.messages import Job
 from aotc.compiler.patches.machinery.apply import patched

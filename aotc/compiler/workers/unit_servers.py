@@ -40,7 +40,7 @@ _COMMON = (
     "aotc.reads.sources",
 )
 _PRELOADED = {
-    SMOKE: ("aotc.runtime.load", "aotc.compiler.smoke.launch", "aotc.compiler.smoke.region_cost"),
+    SMOKE: ("aotc.runtime.load", "aotc.compiler.smoke.launch_choice", "aotc.compiler.smoke.region_cost"),
     WORKER: (
         *("aotc.compiler.unit", "aotc.compiler.explain_failure", "aotc.compiler.workers.inductor_progress"),
         "torch._inductor.compile_fx",

@@ -18,7 +18,7 @@ from aotc.compiler.capture.module_objects import KeptObjects
 from aotc.errors import BuildError
 from aotc.models.calls import call_model, names_of
 from aotc.records import Dims, Signature
-from aotc.tensors.comparison import Result, first_difference
+from aotc.tensors.rounding import Result, first_difference
 
 
 def check_traced(
@@ -34,7 +34,7 @@ def check_traced(
     `call_model` gave for these leaves, which are of `sizes`.
 
     Errors of the graph are ignored here: the smoke run reports them. Rounding and random numbers make no difference,
-    see `aotc.tensors.comparison`. Afterwards the module's state and `kept` are restored.
+    see `aotc.tensors.rounding`. Afterwards the module's state and `kept` are restored.
     """
     values = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     try:

@@ -29,11 +29,11 @@ from aotc.errors import LibraryError
 from aotc.manifest.inputs import TensorInput, parse_inputs
 from aotc.manifest.types import ModelSpec
 from aotc.models.calls import Called, has_drawn
+from aotc.models.float64_reference import forget_failed_traces, in_double, in_float64
 from aotc.models.gradients import change_along, count_of_results, gradients_of, names_of_gradients
-from aotc.models.reference import forget_failed_traces, in_double, in_float64
 from aotc.models.tolerance import TF32, Judgement, judge_gradients, may_use_tf32
 from aotc.records import Signature, Variant
-from aotc.tensors.comparison import MULTIPLE, Allowed, Result, difference, first_difference, rounded_otherwise, said_of
+from aotc.tensors.rounding import MULTIPLE, Allowed, Result, difference, first_difference, rounded_otherwise, said_of
 
 WIDER, STEEPER = 8.0, 100.0
 """Inputs and gradients of results are so many times as large where code that saturates or clips shows."""

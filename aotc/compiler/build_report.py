@@ -14,6 +14,7 @@ from aotc.compiler.planning.cache_lookup import PlannedUnit
 from aotc.compiler.planning.estimate import Estimate
 from aotc.errors import AotcError
 from aotc.manifest import ModelSpec
+from aotc.provenance import CallTimes
 from aotc.store.layout.bundle import each_file
 from aotc.store.layout.units import Shared, UnitRecord
 
@@ -21,6 +22,8 @@ UnitStatus = Literal["built", "reused", "cached", "failed"]
 
 LITTLE_CODE = 16 << 10
 """Bytes of machine code that the GPU's driver may compile in a service without a note: each cuDNN operator is 4 KB."""
+SLOWER = 0.95
+"""A lower speed-up over eager is noted; one that a busy machine or few calls leave open is not."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -139,9 +142,10 @@ def as_event(unit: Unit, progress: Progress) -> Event:
 
 
 def _notes(record: UnitRecord, log: Path) -> tuple[str, ...]:
-    """Notes on a finished unit: its launch mode, a region's cost, code that the driver compiles, dropped candidates."""
-    notes = []
+    """Notes on a finished unit: code that is slower than eager, its launch mode, a region's cost, code that the driver
+    compiles, dropped candidates."""
     launch = record.artifact.variants[0].launch
+    notes = _slower_than_eager(record.times) if launch is None or not launch.graph else []
     if launch is not None:
         how = "as a CUDA graph" if launch.graph else "directly"
         timed = launch.direct_ms is not None and launch.graph_ms is not None
@@ -161,6 +165,15 @@ def _notes(record: UnitRecord, log: Path) -> tuple[str, ...]:
     if record.failed_candidates:
         notes.append(f"{record.failed_candidates} autotuning candidates failed and were dropped: {log}")
     return tuple(notes)
+
+
+def _slower_than_eager(times: CallTimes | None) -> list[str]:
+    if times is None or times.eager is None or (speedup := times.speedup) is None or speedup >= SLOWER:
+        return []
+    return [
+        f"SLOWER THAN EAGER: a call takes {times.compiled.least_ms:.3f} ms, and {times.eager.least_ms:.3f} in eager; "
+        "compare with `weights: frozen` or another `mode`, or leave it to eager: `aotc bench` shows both"
+    ]
 
 
 def _autotuning_notes(unit: Unit, autotuned: Autotuned | None) -> list[str]:

@@ -148,7 +148,8 @@ def test_a_build_from_pins_measures_nothing_and_gives_the_same_code_and_picks_el
     measured: Path, pinned: Path, tmp_path: Path
 ) -> None:
     units = json.loads((pinned / "report.json").read_text())["units"]
-    assert [unit["notes"] for unit in units] == [[f"{len(races_of(measured))} picks pinned, 0 measured"]] * len(WANTED)
+    notes = [[note for note in unit["notes"] if "SLOWER THAN EAGER" not in note] for unit in units]
+    assert notes == [[f"{len(races_of(measured))} picks pinned, 0 measured"]] * len(WANTED)
     assert files(pinned / "store", "winners") == files(measured / "store", "two-layers")
     run("picks", "winners", "--store", pinned / "store", "--export", tmp_path / "again.json")
     (first,), (again,) = (

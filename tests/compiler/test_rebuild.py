@@ -23,6 +23,7 @@ from aotc.digest import sha256_file
 from aotc.errors import BuildError
 from aotc.machine.targets import parse_target
 from aotc.manifest import read_manifest
+from aotc.provenance import CallTimes, Spread
 from aotc.store.layout.store import Store
 from aotc.store.layout.units import StoredUnits, latest_unit, put_unit, unit_costs
 
@@ -54,12 +55,37 @@ def test_what_a_gpu_s_driver_compiled_in_the_smoke_run_is_said_each_time_unless_
     for batch, size in ((2, 300 << 10), (4, 4 << 10)):
         unit = latest_unit(copied, "linear", {"batch": batch}, target)
         assert unit is not None
-        put_unit(copied, msgspec.structs.replace(unit, driver_compiled=size))
+        put_unit(copied, msgspec.structs.replace(unit, driver_compiled=size, times=None))
     large, little = build_here(LINEAR, copied.path).outcomes
     assert [large.bucket, little.bucket] == ["batch=2", "batch=4"]
     (note,) = large.notes
     assert "compiles 300 KB" in note and "CUDA_CACHE_PATH" in note
     assert little.notes == ()
+
+
+def test_code_that_is_slower_than_eager_is_said_each_time(copied: Store) -> None:
+    """Not where a busy machine or few calls leave it open, and not of equals."""
+    target = artifact_of(copied, "linear").target
+    slower = CallTimes(Spread(3.0, 3.1, 50), Spread(2.0, 2.1, 50))
+    for batch, times in (
+        (2, slower),
+        (4, CallTimes(Spread(2.05, 2.06, 50), Spread(2.0, 2.02, 50))),
+    ):
+        unit = latest_unit(copied, "linear", {"batch": batch}, target)
+        assert unit is not None
+        put_unit(copied, msgspec.structs.replace(unit, times=times))
+    told, equal = build_here(LINEAR, copied.path).outcomes
+    (note,) = told.notes
+    assert note.startswith("SLOWER THAN EAGER: a call takes 3.000 ms, and 2.000 in eager")
+    assert equal.notes == ()
+    for open_question in (
+        msgspec.structs.replace(slower, waited=0.5),
+        CallTimes(Spread(3.0, 3.1, 5), Spread(2.0, 2.1, 5)),
+    ):
+        unit = latest_unit(copied, "linear", {"batch": 2}, target)
+        assert unit is not None
+        put_unit(copied, msgspec.structs.replace(unit, times=open_question))
+        assert build_here(LINEAR, copied.path).outcomes[0].notes == ()
 
 
 def test_another_folder_of_the_same_models_compiles_nothing(copied: Store, tmp_path: Path) -> None:

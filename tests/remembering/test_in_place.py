@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import io
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,32 @@ def test_a_copy_is_the_module_s(tmp_path: Path) -> None:
     assert type(copied) is Net
     assert torch.equal(copied.head.weight, model.head.weight)
     assert copied.head.weight is not model.head.weight
+
+
+@pytest.mark.parametrize("called", [False, True])
+def test_it_has_the_module_s_class_and_what_is_pickled_is_the_module(tmp_path: Path, called: bool) -> None:
+    model = remembered(Net().eval(), tmp_path)
+    ids = torch.zeros(1, 4, dtype=torch.int64)
+    with torch.no_grad():
+        want = model(ids) if called else model.module(ids)
+    assert model.__class__ is Net and isinstance(model, Net)
+    saved = io.BytesIO()
+    torch.save(model, saved)
+    saved.seek(0)
+    parent = nn.ModuleDict({"net": model})
+    copies = [pickle.loads(pickle.dumps(model, protocol)) for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1)]
+    copies += [pickle.loads(pickle._dumps(model)), torch.load(saved, weights_only=False)]  # type: ignore[attr-defined]
+    copies += [pickle.loads(pickle.dumps(parent))["net"], copy.copy(model)]
+    for each in copies:
+        assert type(each) is Net
+        with torch.no_grad():
+            assert torch.equal(each(ids), want)
+
+    class Other(Net):
+        pass
+
+    model.__class__ = Other
+    assert type(model.module) is Other and model.__class__ is Other
 
 
 def test_calls_in_training_mode_and_calls_that_record_gradients_are_eager_s(

@@ -41,6 +41,15 @@ class Remembered(nn.Module):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Skip the `__init_subclass__` of the module's class: this class is not a model of its own."""
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> type[nn.Module]:
+        """The module's own class: callers ask for it, and pickle compares it with that of the copy."""
+        return type(self.module)
+
+    @__class__.setter
+    def __class__(self, cls: type[nn.Module]) -> None:
+        self.module.__class__ = cls
+
     @property
     def module(self) -> nn.Module:
         """The module that it stands for."""

@@ -82,6 +82,8 @@ class CompiledFunction:
             options = options._replace(regions=[f"module.{pattern}" for pattern in patterns])
         self._options = options
         self._first = next(iter(inspect.signature(function).parameters), "")
+        for name in ("explain", "stats", "wait"):  # a decorator above, as torch.no_grad(), takes what is in __dict__
+            vars(self)[name] = getattr(self, name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module = args[0] if args else kwargs.get(self._first)

@@ -41,6 +41,12 @@ def open_remote(url: str, limits: Limits) -> Remote:
     Raises StoreError for an unknown scheme or a missing library, ReferenceFormatError for any other text.
     """
     if url.partition("://")[0] in REGISTRY_SCHEMES:
+        try:
+            import_module("aotc.store.remote.registry.session")
+        except ImportError as error:
+            if (error.name or "").partition(".")[0] == "aotc":
+                raise
+            raise _missing(url, "oci", error) from error
         return Registry(url, limits)
     return ObjectStore(open_objects(url, limits, traffic := Traffic()), traffic)
 
@@ -91,7 +97,12 @@ def _installed(backend: str, extra: str, url: str) -> Callable[..., Objects]:
     except ImportError as error:
         if (error.name or "").partition(".")[0] == "aotc":
             raise
-        raise StoreError(
-            f"{url} needs a library that is not installed: {error.name or error}", hint=f"pip install 'aotc[{extra}]'"
-        ) from error
+        raise _missing(url, extra, error) from error
     return found
+
+
+def _missing(url: str, extra: str, error: ImportError) -> StoreError:
+    from aotc.store.extras import install_hint
+
+    message = f"{url} needs a library that is not installed: {error.name or error}"
+    return StoreError(message, hint=install_hint(extra))

@@ -93,7 +93,7 @@ VALUES = {
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A model whose calls are recorded, and never built."""
-    monkeypatch.setattr(Builds, "start", lambda self: None)
+    monkeypatch.setattr(Builds, "start", lambda self, **given: None)
     monkeypatch.setattr("aotc.tools.remembering.manifest.made_from", lambda *given: _Made())
     return aotc.compile(Odd().eval(), store=tmp_path, build="exit")
 
@@ -174,7 +174,7 @@ def test_the_reason_of_each_form_is_told_in_both_modes(tmp_path: Path) -> None:
 
 
 def test_with_on_miss_error_no_call_runs_in_eager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Builds, "start", lambda self: None)
+    monkeypatch.setattr(Builds, "start", lambda self, **given: None)
     model: Any = aotc.compile(Net().eval(), store=tmp_path, build="exit", on_miss="error")
     ids = torch.zeros(2, 17, dtype=torch.int64)
     model._remembering._eager = lambda *given: pytest.fail("it ran in eager")

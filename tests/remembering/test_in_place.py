@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from remembered_nets import Net
 from torch import nn
 
 import aotc
+from aotc.store.extras import install_hint
 from aotc.tools.remembering.identity import differences, facts_of, name_of
 
 
@@ -148,6 +150,18 @@ def test_without_pyyaml_it_says_what_to_install(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(aotc.ManifestError, match=r"PyYAML is missing\n.*aotc\[build\]"):
         aotc.compile(Net(), store=tmp_path)
     assert isinstance(remembered(Net(), tmp_path), Net)
+
+
+def test_a_library_that_a_store_lacks_is_told_at_once_with_a_hint_that_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "requests", None)
+    monkeypatch.delitem(sys.modules, "aotc.store.remote.registry.session", raising=False)
+    with pytest.raises(aotc.StoreError, match="needs a library that is not installed: requests") as caught:
+        aotc.compile(Net(), store="oci://127.0.0.1:9/team/remembered")
+    assert caught.value.hint.startswith("pip install 'requests>=")  # no index has aotc, of which it would be an extra
+    monkeypatch.setattr("importlib.metadata.requires", lambda name: None)
+    assert install_hint("oci") == "pip install 'aotc[oci]'"
 
 
 def test_the_name_is_the_same_for_other_values_of_weights_and_another_one_for_other_forms() -> None:

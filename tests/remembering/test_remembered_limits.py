@@ -28,7 +28,7 @@ CALL = {"ids": {"shape": [2, 16], "dtype": "int64", "low": 0, "high": 49}}
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A model whose calls are recorded, and never built."""
-    monkeypatch.setattr(Builds, "start", lambda self: None)
+    monkeypatch.setattr(Builds, "start", lambda self, **given: None)
     return aotc.compile(Net().eval(), store=tmp_path, build="exit")
 
 
@@ -186,7 +186,7 @@ def test_a_build_begins_3_seconds_after_the_last_new_form_and_30_after_the_first
     clock, found = Clock(), list[float]()
     monkeypatch.setattr(builds, "time", clock)
     monkeypatch.setattr("threading.Timer", clock.timer)
-    monkeypatch.setattr(Builds, "start", lambda self: found.append(clock.now))
+    monkeypatch.setattr(Builds, "start", lambda self, **given: found.append(clock.now))
     of_module = background()
     for form in forms:
         clock.advance(form)

@@ -27,6 +27,7 @@ from aotc.errors import AotcError, BuildError, RemoteError, StoreError
 from aotc.machine.memory import memory_here
 from aotc.records import Dims
 from aotc.tools.remembering.memory import Kind, Memory, Place
+from aotc.tools.remembering.progress import ProgressWriter
 
 _log = logging.getLogger("aotc")
 
@@ -53,12 +54,14 @@ class BuildJob(msgspec.Struct, frozen=True):
     cores: int
     lock: int
     url: str = ""
+    niceness: int = NICENESS
+    """Is added to this process's own."""
 
 
 def main() -> None:
     job = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=BuildJob)
     Path(sys.argv[1]).unlink()
-    os.nice(NICENESS)
+    os.nice(job.niceness)
     if job.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-job.cores :])
     os.set_inheritable(job.lock, False)  # the processes of this build do not hold it
@@ -98,6 +101,7 @@ def _build_missing(job: BuildJob, place: Place) -> None:
     memory = place.read()
     if memory is not None and (kinds := place.unbuilt(memory)):
         memory = msgspec.structs.replace(job.made, kinds=memory.kinds, attempts=memory.attempts)
+        ProgressWriter(place, memory.facts["target"]).say("waits for memory, and imports the compiler")
         wait_for_memory(memory.facts["target"].partition(":")[0], memory.state_bytes)
         _build(job, place, memory, kinds)
 
@@ -168,6 +172,7 @@ class Attempt:
 
     def __init__(self, job: BuildJob, place: Place, memory: Memory, models: dict[str, Kind]) -> None:
         self.job, self.place, self.memory, self.models = job, place, memory, models
+        self.progress = ProgressWriter(place, memory.facts["target"])
         self.failed = dict.fromkeys(models, f"the build took more than {job.seconds:g} s")
 
     def run(self) -> None:
@@ -228,7 +233,7 @@ class Attempt:
             manifest = read_checked(self.place.manifest)
         check_settings(manifest)
         settings = Settings(jobs=self.job.cores or None)
-        report = build(BuildRequest(manifest, Path(self.job.store), settings=settings), self.servers)
+        report = build(BuildRequest(manifest, Path(self.job.store), settings=settings), self.servers, self.progress)
         for model in report.bundles:
             self.models[model].regions = list(manifest.models[model].regions)
         reasons = dict(report.unpublished)
@@ -242,6 +247,7 @@ class Attempt:
         from aotc.compiler.capture.regions.suggest_regions import suggest_regions
         from aotc.compiler.mistakes import read_checked
 
+        self.progress.say("looks for repeated submodules that can be compiled by themselves")
         self.place.manifest.write_text(self._manifest(models, True)[0])
         reasons: dict[str, str] = {}
         for model, spec in read_checked(self.place.manifest).models.items():

@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,8 +19,17 @@ import msgspec
 from aotc.amounts import counted
 from aotc.errors import AotcError
 from aotc.locks import close_lock, lock, open_lock
+from aotc.machine.memory import cores_here
 from aotc.machine.processes import child_command, child_environment
 from aotc.tools.remembering.memory import Memory, Place
+from aotc.tools.remembering.progress import (
+    cost_in_words,
+    progress_file,
+    progress_shown,
+    raise_priority,
+    read_progress,
+    usual_cost,
+)
 
 if TYPE_CHECKING:
     from aotc.tools.remembering.remembering import Options
@@ -103,17 +113,17 @@ class Builds:
         """Whether something has no code yet that may get it; or the store at a URL lacks it."""
         return memory is not None and bool(place.unbuilt(memory) or (self.options.url and memory.unpushed()))
 
-    def start(self) -> Building | None:
-        """Start a process that builds what has no code yet, unless another one does. None where there is nothing to
-        build, or it may not be."""
+    def start(self, *, urgent: bool = False) -> Building | None:
+        """Start a process that builds what has no code yet, unless another one does: `urgent`, at this process's
+        priority. None where there is nothing to build, or it may not be."""
         with self._lock:
             try:
-                return self._started()
+                return self._started(urgent)
             except (AotcError, OSError) as error:
                 self._note(f"no build can be started: {error}")
                 return None
 
-    def _started(self) -> Building | None:
+    def _started(self, urgent: bool) -> Building | None:
         if self._process is not None and self._process.poll() is None:
             return self._process
         place, options = self.place, self.options
@@ -128,8 +138,9 @@ class Builds:
         descriptor = open_lock(place.lock)
         try:
             if lock(descriptor, wait=False):
-                self._process = started = self._start_process(place, descriptor)
-                _log.info("aotc.compile: %s is built by process %d; its log: %s", place.name, started.pid, place.log)
+                self._process = started = self._start_process(place, descriptor, urgent)
+                told = "aotc.compile: %s is built by process %d: %s; its log, with its stages: %s"
+                _log.info(told, place.name, started.pid, self.cost(), place.log)
             else:
                 self._process = BuiltElsewhere(place)
                 _log.info("aotc.compile: %s is built by another process; its log: %s", place.name, place.log)
@@ -138,21 +149,22 @@ class Builds:
         threading.Thread(target=self._await, args=(self._process, place), daemon=True).start()
         return self._process
 
-    def _start_process(self, place: Place, descriptor: int) -> subprocess.Popen[bytes]:
+    def _start_process(self, place: Place, descriptor: int, urgent: bool) -> subprocess.Popen[bytes]:
         """The process that builds; it holds the lock from now until its end, however that comes."""
-        from aotc.tools.remembering.build_process import BuildJob
+        from aotc.tools.remembering.build_process import NICENESS, BuildJob
 
         given = self.options
         assert self.made is not None
         job = BuildJob(
             *(str(place.folder), place.name, str(place.store), self.made),
-            *(given.seconds, given.cores, descriptor, given.url),
+            *(given.seconds, given.cores, descriptor, given.url, 0 if urgent else NICENESS),
         )
         with tempfile.NamedTemporaryFile(prefix="aotc-build-", suffix=".job", delete=False) as file:
             file.write(msgspec.json.encode(job))
         paths = [path or str(Path.cwd()) for path in sys.path]
         environment = child_environment()
         environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([environment["PYTHONPATH"], *paths]))
+        progress_file(place).unlink(missing_ok=True)  # that of an earlier build names another process
         with place.log.open("wb") as log:
             return subprocess.Popen(
                 child_command("aotc.tools.remembering.build_process", file.name),
@@ -173,11 +185,34 @@ class Builds:
         with self._lock:
             if self._timer is not None:
                 self._timer.cancel()
-        while (process := self.start()) is not None:
-            try:
-                status = process.wait(None if ends is None else max(0.0, ends - time.monotonic()))
-            except subprocess.TimeoutExpired:
+        while (process := self.start(urgent=True)) is not None:
+            if (status := self._watched(process, ends)) is None:
                 return False
             if status:
                 break
         return True
+
+    def _watched(self, process: Building, ends: float | None) -> int | None:
+        """The status of a build that has ended, shown while it goes on; None where it goes on after `ends`."""
+        is_slow = True
+        with progress_shown(self.place, self.cost()) as show:
+            while True:
+                if is_slow and self.place is not None and (found := read_progress(self.place)) is not None:
+                    is_slow = False
+                    if not raise_priority(found.process):
+                        _log.info("aotc.compile: a build goes on at its low priority: no process may raise it here")
+                left = LOOKS_EVERY if ends is None else min(LOOKS_EVERY, max(0.0, ends - time.monotonic()))
+                with suppress(subprocess.TimeoutExpired):
+                    return process.wait(left)
+                if ends is not None and time.monotonic() >= ends:
+                    return None
+                show()
+
+    def cost(self) -> str:
+        """What the build of what has no code yet costs, in words, from what such builds took in this store."""
+        place, memory = self.place, self.place.read() if self.place is not None else None
+        if place is None or memory is None or self.made is None:
+            return ""
+        models = len(place.unbuilt(memory))
+        usual = usual_cost(place.store, place.name, self.made.facts["target"])
+        return cost_in_words(usual, models, self.options.cores or cores_here())

@@ -20,6 +20,7 @@ from aotc.records import Mode
 from aotc.runtime.compiled import Compiled, class_for
 from aotc.runtime.explain.arguments import options_error
 from aotc.store.cache_folder import cache_folder
+from aotc.store.extras import install_hint
 from aotc.store.reference import is_remote
 from aotc.tools.remembering.by_mode import ByMode, remembering_of
 from aotc.tools.remembering.call_counts import CallCounts
@@ -217,7 +218,7 @@ def compile(
         _check_remote(where)
     if build != "never" and importlib.util.find_spec("yaml") is None:
         message = "aotc.compile writes a manifest to build from, for which PyYAML is missing"
-        raise ManifestError(message, hint="pip install 'aotc[build]'; or give build=\"never\" to load only")
+        raise ManifestError(message, hint=f'{install_hint("build")}; or give build="never" to load only')
     where = where if is_remote(where) else str(Path(where).absolute())
     asked = os.environ.get("AOTC_COMPILE", "")
     if asked == "off":

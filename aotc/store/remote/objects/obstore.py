@@ -21,6 +21,7 @@ import obstore
 from obstore import exceptions, store
 
 from aotc.errors import AotcError, RemoteError, StoreError
+from aotc.store.extras import install_hint
 from aotc.store.remote.interface import CHUNK, Limits, Traffic
 from aotc.store.remote.objects.object_interface import BUCKET_SCHEMES, StoredObject, Version, too_large
 from aotc.store.remote.registry.credentials import home_folder
@@ -239,7 +240,7 @@ def _aws_profile(url: str) -> Callable[[], Any] | None:
     except ImportError as error:
         raise StoreError(
             f"{url}: the credentials of an AWS profile need boto3, which is not installed",
-            hint="pip install 'aotc[aws]', or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+            hint=f"{install_hint('aws')}, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
         ) from error
     return Boto3CredentialProvider()
 

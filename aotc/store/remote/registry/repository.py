@@ -303,13 +303,6 @@ class _Body:
 
 
 def _session(base: str, host: str, repository: str, limits: Limits, traffic: Traffic) -> Session:
-    try:
-        from aotc.store.remote.registry.session import Session
-    except ImportError as error:
-        if (error.name or "").partition(".")[0] == "aotc":
-            raise
-        raise StoreError(
-            f"a registry needs a library that is not installed: {error.name or error}",
-            hint="pip install 'aotc[oci]'",
-        ) from error
+    from aotc.store.remote.registry.session import Session  # `aotc.store.opening` has seen that it can be imported
+
     return Session(base, host, repository, limits, traffic)

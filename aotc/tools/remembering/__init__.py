@@ -6,7 +6,7 @@
 - `by_mode`: calls in training mode beside the others.
 - `region_calls`: how a module runs compiled regions, in these calls alone.
 - `call_counts`: what calls ran, by form, and why in eager.
-- `builds`: when code is built, and by which process. `progress`: how far that is, and what it costs.
+- `builds`: when code is built, and by which process. `while_waiting`: how far that is, and what it costs.
 - `identity`: what a module's name in the store depends on. `memory`: the files beside the store's own;
   `checked_kinds`: what may stand in them.
 - `remote_memory`: what a store at a URL remembers, for many machines.

@@ -27,7 +27,7 @@ from aotc.errors import AotcError, BuildError, RemoteError, StoreError
 from aotc.machine.memory import memory_here
 from aotc.records import Dims
 from aotc.tools.remembering.memory import Kind, Memory, Place
-from aotc.tools.remembering.progress import ProgressWriter
+from aotc.tools.remembering.while_waiting import ProgressWriter
 
 _log = logging.getLogger("aotc")
 

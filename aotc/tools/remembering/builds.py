@@ -22,7 +22,7 @@ from aotc.locks import close_lock, lock, open_lock
 from aotc.machine.memory import cores_here
 from aotc.machine.processes import child_command, child_environment
 from aotc.tools.remembering.memory import Memory, Place
-from aotc.tools.remembering.progress import (
+from aotc.tools.remembering.while_waiting import (
     cost_in_words,
     progress_file,
     progress_shown,
@@ -157,7 +157,8 @@ class Builds:
         assert self.made is not None
         job = BuildJob(
             *(str(place.folder), place.name, str(place.store), self.made),
-            *(given.seconds, given.cores, descriptor, given.url, 0 if urgent else NICENESS),
+            *(given.seconds, given.cores, descriptor, given.url),
+            niceness=0 if urgent else NICENESS,
         )
         with tempfile.NamedTemporaryFile(prefix="aotc-build-", suffix=".job", delete=False) as file:
             file.write(msgspec.json.encode(job))

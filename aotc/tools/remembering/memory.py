@@ -4,7 +4,7 @@ STORE/.aotc/remembered/
 ├── <name>.json        the facts, how the module is made again, and the forms of its calls, built or not: `Memory`
 ├── <name>.yaml        the manifest of the last build
 ├── <name>.log         its log
-├── <name>.progress    how far it is (`aotc.tools.remembering.progress`)
+├── <name>.progress    how far it is (`aotc.tools.remembering.while_waiting`)
 ├── <model>.failed     a tombstone: why there is no code for that model, as text. Without it, it is tried again
 ├── <name>.lock        held by the process that builds, as long as it does
 └── memory.lock        held while a `Memory` is replaced

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from aotc.tools.remembering import progress
+from aotc.tools.remembering import while_waiting
 from aotc.tools.remembering.memory import Place
-from aotc.tools.remembering.progress import (
+from aotc.tools.remembering.while_waiting import (
     ProgressWriter,
     UsualCost,
     cost_in_words,
@@ -38,7 +38,7 @@ def test_a_build_says_its_stages_in_its_log_and_how_far_it_is(tmp_path: Path, ca
     assert found.line(found.began + 30) == "1 of 2 units, compiles (30 s of about 60 s)"
     assert found.share(found.began + 45) == 0.75
     assert found.share(found.began + 600) == 0.95
-    progress.progress_file(place).write_text("{")
+    while_waiting.progress_file(place).write_text("{")
     assert read_progress(place) is None
 
 
@@ -69,7 +69,7 @@ def test_a_notebook_shows_a_bar_in_its_cell(tmp_path: Path, monkeypatch: pytest.
     place = Place(tmp_path, "net")
     ProgressWriter(place, "cpu").say("compiles <this>")
     shown: list[str] = []
-    monkeypatch.setattr(progress, "_notebook_cell", lambda: shown.append)
+    monkeypatch.setattr(while_waiting, "_notebook_cell", lambda: shown.append)
     with progress_shown(place, "1 model") as show:
         show()
     assert '<progress value="0.000" max="1">' in shown[0] and "compiles &lt;this&gt;" in shown[0]
@@ -101,7 +101,7 @@ def test_a_build_that_is_waited_for_has_the_program_s_priority_and_tells_its_sta
         "called(model, (2, 16))\n"
         "builds = model._remembering.builds\n"
         "process = builds.start()\n"
-        "from aotc.tools.remembering.progress import read_progress\n"
+        "from aotc.tools.remembering.while_waiting import read_progress\n"
         "while process.poll() is None and read_progress(builds.place) is None: time.sleep(0.05)\n"
         "before = os.getpriority(os.PRIO_PROCESS, process.pid)\n"
         "waited = threading.Thread(target=model.wait); waited.start(); seen = set()\n"

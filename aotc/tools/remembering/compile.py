@@ -42,8 +42,8 @@ class Remembered(nn.Module):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Skip the `__init_subclass__` of the module's class: this class is not a model of its own."""
 
-    @property
-    def __class__(self) -> type[nn.Module]:  # type: ignore[override]
+    @property  # type: ignore[override]
+    def __class__(self) -> type[nn.Module]:
         """The module's own class: callers ask for it, and pickle compares it with that of the copy."""
         return type(self.module)
 

@@ -10,7 +10,7 @@ In the order in which a load and then a call meet the modules:
   equal), `guards` (with `aliases`), `variant` (its library). `conversions` of arguments and results, where the caller's
   are of another form. `native` writes the tables by which the evaluator in C++ (`aotc.core`) makes calls, from the
   first one on; what it does not decide, Python makes or refuses.
-- `regions`: for a model that is compiled by regions. `training`: for one with gradients. `parallel`: for one rank of
-  several. `cuda`: graphs and streams. `stats`, `forks`.
+- `compiled_regions`: for a model that is compiled by regions. `training`: for one with gradients. `parallel`: for one
+  rank of several. `cuda`: graphs and streams. `stats`, `forks`.
 - `explain`: why something was refused; imported only then.
 """

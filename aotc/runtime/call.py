@@ -26,9 +26,9 @@ from aotc.runtime.variant import Attached, direct_launch
 from aotc.tensors.layouts import with_strides
 
 if TYPE_CHECKING:
-    from aotc.runtime.checkpoints.files import Checkpoint, Weights
+    from aotc.runtime.checkpoints.checkpoint_files import Checkpoint, Weights
     from aotc.runtime.checkpoints.swap import Streams
-    from aotc.runtime.conversions.left_out import Maker
+    from aotc.runtime.conversions.default_tensors import Maker
     from aotc.runtime.cuda.graphs import GraphPool
     from aotc.runtime.explain.misses import Explanation
     from aotc.runtime.load import Loaded
@@ -128,7 +128,7 @@ class CompiledCall:
         )
         self.makers: Sequence[Maker] = ()
         if any(isinstance(leaf, TensorLeaf) and leaf.default is not None for leaf in signature.leaves):
-            from aotc.runtime.conversions.left_out import makers_of, with_defaults
+            from aotc.runtime.conversions.default_tensors import makers_of, with_defaults
 
             self.makers = makers_of(signature, device)
             self._bind = with_defaults(self._bind, self.makers)
@@ -203,7 +203,7 @@ class CompiledCall:
             return self._miss(args, kwargs, form, leaves)
         ran = leaves
         if not self._guards.hold(leaves, plan.shapes):
-            from aotc.runtime.conversions.forms import in_compiled_layout
+            from aotc.runtime.conversions.call_forms import in_compiled_layout
 
             copies = in_compiled_layout(self._guards, leaves, plan.shapes)
             if copies is None:
@@ -269,7 +269,7 @@ class CompiledCall:
                 self.on_sizes(sizes)
             return self._dispatcher.plan(sizes)
         except Exception:
-            from aotc.runtime.conversions.forms import have_sizes
+            from aotc.runtime.conversions.call_forms import have_sizes
 
             if have_sizes(self._guards, leaves):
                 raise

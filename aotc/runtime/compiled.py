@@ -20,7 +20,7 @@ from aotc.runtime.call import CompiledCall, ModelSignature, OnMiss
 from aotc.runtime.memory_errors import tells_of_memory
 
 if TYPE_CHECKING:
-    from aotc.runtime.checkpoints.files import Weights
+    from aotc.runtime.checkpoints.checkpoint_files import Weights
     from aotc.runtime.explain.misses import Explanation
     from aotc.runtime.stats import Stats
 
@@ -238,7 +238,7 @@ def compiled_module(call: CompiledCall) -> Compiled:
         return CompiledAlone(call)
     base = Compiled
     if call.artifact.regions:
-        from aotc.runtime.regions import CompiledByRegions
+        from aotc.runtime.compiled_regions import CompiledByRegions
 
         base = CompiledByRegions
     own = class_for(base, type(call.module), call.artifact.method)

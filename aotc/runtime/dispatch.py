@@ -21,8 +21,8 @@ from aotc.records import Dims, Leaf, Signature, TensorLeaf, Variant, bucket_name
 from aotc.tensors.layouts import strides_in
 
 if TYPE_CHECKING:
+    from aotc.runtime.padding.padded_tensors import Crop, Pad
     from aotc.runtime.padding.rules import Rules
-    from aotc.runtime.padding.tensors import Crop, Pad
 
 _log = logging.getLogger("aotc")
 

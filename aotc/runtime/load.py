@@ -31,10 +31,10 @@ from aotc.store.layout.reader import StoreReader
 from aotc.store.reference import is_remote, parse_reference, store_named
 
 if TYPE_CHECKING:
-    from aotc.runtime.checkpoints.files import Checkpoint, Weights
+    from aotc.runtime.checkpoints.checkpoint_files import Checkpoint, Weights
     from aotc.runtime.checkpoints.state import CheckpointState
-    from aotc.runtime.libraries.folder import LibraryFiles
-    from aotc.runtime.libraries.operators import Imports
+    from aotc.runtime.libraries.library_folder import LibraryFiles
+    from aotc.runtime.libraries.required_operators import Imports
     from aotc.runtime.options import Graphs, Ranks, Trust
     from aotc.runtime.parallel.ranks import RanksOfLoad
     from aotc.store.layout.bundle import BundleEntry
@@ -120,7 +120,7 @@ def load(
     Returns:
         A callable with the calling convention of `module.forward`, which is an `nn.Module` and can stand where the
         module stood: `parent.child = compiled`. Of a model that was built by regions, one that runs the module with
-        compiled regions in it (`aotc.runtime.regions`); its `detach()` takes them out again.
+        compiled regions in it (`aotc.runtime.compiled_regions`); its `detach()` takes them out again.
 
     Raises:
         ReferenceFormatError, NotFoundError: `ref` names nothing, or another store than `store`.
@@ -361,7 +361,7 @@ def bind_artifact(
             message = f"the artifact of `{artifact.model}` for {artifact.target} holds no variant"
             raise CorruptError(message, hint="it was not written by `aotc build`: build it again")
         if artifact.trains:
-            from aotc.runtime.training.library import check_trainable
+            from aotc.runtime.training.training_library import check_trainable
 
             check_trainable(artifact, module, graphs)
             graphs = None
@@ -369,7 +369,7 @@ def bind_artifact(
         if artifact.regions:
             libraries = _open_all(artifact, files_of, device, concurrency, allow_imports)
             timer.took("libraries")
-            from aotc.runtime.regions import attach_regions
+            from aotc.runtime.compiled_regions import attach_regions
 
             attached = attach_regions(artifact, libraries, module, device, on_miss, ignore, read_file, on_gpu, ranks)
             timer.took("module")
@@ -385,7 +385,7 @@ def bind_artifact(
         with no_collection():
             make = CompiledCall
             if ranks is not None:
-                from aotc.runtime.parallel.call import ParallelCall
+                from aotc.runtime.parallel.rank_call import ParallelCall
 
                 make = functools.partial(ParallelCall, ranks=ranks)  # type: ignore[assignment]
             compiled = make(
@@ -507,7 +507,7 @@ def _open_all(
     artifact: Artifact, files_of: FilesOf, device: torch.device, concurrency: int, allow_imports: Imports
 ) -> list[Library]:
     if needs := artifact.operators:
-        from aotc.runtime.libraries.operators import provide_operators
+        from aotc.runtime.libraries.required_operators import provide_operators
 
         provide_operators(needs, allow_imports)
     with no_collection():
@@ -530,7 +530,7 @@ def open_variant(files: LibraryFiles, variant: Variant, device: torch.device, co
     check_counts(library, variant)
     if variant.backward is None:
         return library
-    from aotc.runtime.training.library import open_backward, with_backward
+    from aotc.runtime.training.training_library import open_backward, with_backward
 
     backward = open_backward(files.of(variant.backward.library), device, concurrency)
     return with_backward(library, variant, backward)

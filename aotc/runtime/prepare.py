@@ -23,14 +23,14 @@ from aotc.runtime.call import OnMiss
 from aotc.runtime.compiled import Compiled
 from aotc.runtime.forks import end_threads, end_threads_before_forks
 from aotc.runtime.libraries.library import calls_back, opened
-from aotc.runtime.libraries.operators import Imports, provide_operators
+from aotc.runtime.libraries.required_operators import Imports, provide_operators
 from aotc.runtime.load import FoundBundle, LoadRequest, Timer, blaming_the_record, check_options
 from aotc.runtime.memory_errors import tells_of_memory
 from aotc.runtime.native import open_core
 from aotc.runtime.select import select_target
 
 if TYPE_CHECKING:
-    from aotc.runtime.checkpoints.files import Weights
+    from aotc.runtime.checkpoints.checkpoint_files import Weights
     from aotc.runtime.load import Entries, Given, Read
     from aotc.runtime.options import Graphs, Ranks, Trust
     from aotc.store.layout.bundle import BundleEntry
@@ -281,7 +281,7 @@ def _prepared_weights(asked: LoadRequest, found: FoundBundle) -> Given:
     if asked.weights is None:
         return None
     from aotc.early import read_ahead
-    from aotc.runtime.checkpoints.files import FileCheckpoint, open_weights
+    from aotc.runtime.checkpoints.checkpoint_files import FileCheckpoint, open_weights
     from aotc.runtime.checkpoints.state import CheckpointState, bind_weights
 
     checkpoint = open_weights(asked.weights)  # type: ignore[arg-type]

@@ -45,7 +45,7 @@ class Attached:
         `launch` is another one than the variant's own."""
         ran = leaves
         if plan.pads:
-            from aotc.runtime.padding.tensors import apply_pad
+            from aotc.runtime.padding.padded_tensors import apply_pad
 
             ran = list(leaves)
             for pad in plan.pads:
@@ -53,7 +53,7 @@ class Attached:
         if self._written or self.variant.mutated_leaves:
             self._mark_written(state, given)
         if plan.crops:
-            from aotc.runtime.padding.tensors import cropped
+            from aotc.runtime.padding.padded_tensors import cropped
 
             launch = cropped(launch or self.launch, plan.crops)
         raw = (launch or self.launch)(ran, state)
@@ -156,7 +156,7 @@ def _maker(tree: ResultContainer, plain: bool) -> Callable[[Sequence[Any]], Any]
     if tree.type == "dict" and len(set(tree.keys)) == len(tree.keys) == len(tree.items):
         keys = tree.keys
         return lambda items: dict(zip(keys, items, strict=True))
-    from aotc.runtime.conversions.result_classes import maker
+    from aotc.runtime.conversions.result_containers import maker
 
     return maker(tree, plain=plain)
 

@@ -231,7 +231,7 @@ def run_loaded(task: dict[str, Any]) -> None:
     import torch
 
     from aotc import load
-    from aotc.runtime.libraries.operators import COMPILERS
+    from aotc.runtime.libraries.required_operators import COMPILERS
     from aotc.tensors.contents import contents
     from aotc.tensors.rounding import difference
 

@@ -13,7 +13,7 @@ from aotc.compiler.capture.export import capture
 from aotc.compiler.explain_failure import hint_for
 from aotc.errors import BuildError, CorruptError
 from aotc.records import Parameter, ResultContainer, Signature, TensorLeaf, Variant
-from aotc.runtime.conversions.result_classes import maker
+from aotc.runtime.conversions.result_containers import maker
 from aotc.runtime.variant import make_assembler
 from aotc.tensors.caches import register_caches
 from aotc.tensors.contents import contents, same_values
@@ -84,9 +84,9 @@ def test_a_cache_is_what_eager_gives_at_every_size(library: Any, kind: str) -> N
 
 
 def test_a_cache_is_a_dict_where_its_class_is_not_imported(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aotc.runtime.conversions.result_classes.find_cache", lambda name: None)
+    monkeypatch.setattr("aotc.runtime.conversions.result_containers.find_cache", lambda name: None)
     x = torch.randn(2, 9, 8)
-    monkeypatch.setattr("aotc.runtime.conversions.result_classes.pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE", {})
+    monkeypatch.setattr("aotc.runtime.conversions.result_containers.pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE", {})
     cache = result_of(Caching(library.DynamicCache), x, plain=True)["cache"]
     assert torch.equal(cache["layers"][1]["keys"], x[:, None] + 1)
 

@@ -22,8 +22,8 @@ from aotc.compiler.pipeline import build
 from aotc.compiler.request import BuildRequest
 from aotc.manifest import read_manifest
 from aotc.records import CONSTANTS, File
-from aotc.runtime.libraries.constants import LibraryConstants, MappedWeights
 from aotc.runtime.libraries.files import FilesInMemory
+from aotc.runtime.libraries.frozen_weights import LibraryConstants, MappedWeights
 from aotc.runtime.libraries.runner import open_runner
 from aotc.store.layout.store import Store
 from aotc.store.maintenance.fsck import fsck

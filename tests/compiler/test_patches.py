@@ -177,7 +177,7 @@ def test_torch_is_replaced_by_patches_and_listed_hooks_alone() -> None:
     """Any other module of the compiler that takes `mock` to hand would be a patch that is on no list."""
     hooks = {
         *HOOKS,
-        "autotune/hooks.py",
+        "autotune/inductor_hooks.py",
         "autotune/benchmarks.py",
         "workers/inductor_progress.py",
     }

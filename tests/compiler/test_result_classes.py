@@ -14,7 +14,7 @@ from aotc.compiler.capture.export import capture
 from aotc.compiler.capture.lifting.lift import _paths
 from aotc.errors import BuildError
 from aotc.records import Parameter, ResultContainer, Signature, TensorLeaf
-from aotc.runtime.conversions.result_classes import maker
+from aotc.runtime.conversions.result_containers import maker
 
 MODEL = """
 from typing import NamedTuple

@@ -231,7 +231,7 @@ def test_large_weights_go_through_small_pinned_buffers(
     pinned: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of several sizes and layouts, some of which are copied plainly; all are, where no memory can be pinned."""
-    from aotc.runtime.checkpoints import files, staged
+    from aotc.runtime.checkpoints import checkpoint_files, staged
 
     monkeypatch.setattr(staged, "SMALL", 64 << 20)
     if not pinned:
@@ -247,7 +247,7 @@ def test_large_weights_go_through_small_pinned_buffers(
     for placed, _ in copies:
         placed.fill_(-1)  # on the caller's stream, just before
     with caplog.at_level("INFO", logger="aotc"):
-        files._copy_all(copies, device)
+        checkpoint_files._copy_all(copies, device)
     assert all(torch.equal(placed.cpu(), source.cpu()) for placed, source in copies)
     assert ("no memory can be pinned" in caplog.text) is not pinned
 

@@ -43,7 +43,7 @@ from aotc.records import (
     decode_artifact,
 )
 from aotc.runtime.call import CompiledCall
-from aotc.runtime.checkpoints.files import open_weights
+from aotc.runtime.checkpoints.checkpoint_files import open_weights
 from aotc.runtime.checkpoints.state import bind_checkpoint
 from aotc.runtime.load import bind_artifact
 from aotc.runtime.select import select_artifact

@@ -45,8 +45,8 @@ from aotc.records import (
     Total,
     decode_artifact,
 )
-from aotc.runtime.conversions.result_classes import maker
-from aotc.runtime.libraries.folder import FilesInFolder
+from aotc.runtime.conversions.result_containers import maker
+from aotc.runtime.libraries.library_folder import FilesInFolder
 from aotc.runtime.load import bind_artifact
 from aotc.store.layout.check_record import DEEPEST, DTYPES, check_record
 

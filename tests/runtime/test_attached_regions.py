@@ -36,8 +36,8 @@ from aotc.records import (
 )
 from aotc.runtime.checkpoints import region_swap, swap
 from aotc.runtime.compiled import compiled_module
-from aotc.runtime.regions import CompiledRegions, attach_regions
-from aotc.runtime.state import gate, weights
+from aotc.runtime.compiled_regions import CompiledRegions, attach_regions
+from aotc.runtime.state import read_write_lock, weights
 from aotc.store.layout.check_record import check_record
 from aotc.telemetry import sample_shapes
 
@@ -323,7 +323,7 @@ def test_no_call_sees_a_mixture_of_weights() -> None:
 def test_an_update_that_is_interrupted_at_any_line_leaves_all_weights_old_or_all_new() -> None:
     compiled, left, before = attached(made()), 0, 1.0
     compiled.update_weights(weights_of(before))
-    files = [module.__file__ for module in (region_swap, swap, weights, gate)]
+    files = [module.__file__ for module in (region_swap, swap, weights, read_write_lock)]
 
     def interrupt(frame: FrameType, event: str, argument: Any) -> Any:
         nonlocal left

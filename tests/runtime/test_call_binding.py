@@ -17,7 +17,7 @@ from torch import ones
 from aotc.errors import MissError
 from aotc.records import ConstantLeaf, Parameter, Signature, TensorLeaf
 from aotc.runtime.bind import StructureMismatch, make_binder
-from aotc.runtime.conversions.left_out import makers_of, with_defaults
+from aotc.runtime.conversions.default_tensors import makers_of, with_defaults
 from aotc.runtime.explain.values import describe
 
 KINDS = {

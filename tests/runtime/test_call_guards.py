@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from aotc.errors import BindError, Issue, LibraryError, MissError
 from aotc.reads.modes import mode_readers
 from aotc.records import Ambient, ConstantLeaf, Output, SizeRange
-from aotc.runtime.checkpoints.files import open_weights
+from aotc.runtime.checkpoints.checkpoint_files import open_weights
 
 
 def miss(compiled: Any, *args: Any, **kwargs: Any) -> tuple[Issue, ...]:

@@ -20,7 +20,7 @@ from aotc.errors import BindError, CorruptError
 from aotc.reads.state_specs import named_constants
 from aotc.records import Artifact, StateSpec
 from aotc.runtime.call import CompiledCall
-from aotc.runtime.checkpoints.files import Weights, open_weights
+from aotc.runtime.checkpoints.checkpoint_files import Weights, open_weights
 from aotc.runtime.checkpoints.state import bind_checkpoint
 
 X = torch.ones(1)

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from aotc.runtime.libraries.cuda_library import CudaCLibrary
-from aotc.runtime.libraries.folder import FilesInFolder
 from aotc.runtime.libraries.library import open_library
-from aotc.runtime.training.library import open_backward
+from aotc.runtime.libraries.library_folder import FilesInFolder
+from aotc.runtime.training.training_library import open_backward
 
 
 @pytest.mark.parametrize("concurrency", [1, 4])

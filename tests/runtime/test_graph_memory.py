@@ -15,11 +15,11 @@ from test_attached_regions import artifact_of, made
 from torch import Tensor
 
 from aotc.errors import LibraryError
+from aotc.runtime.compiled_regions import attach_regions
 from aotc.runtime.cuda.captures import run_captured
 from aotc.runtime.cuda.graphs import Graph, GraphPool, graphs_of
 from aotc.runtime.dispatch import Dispatcher
 from aotc.runtime.options import Graphs
-from aotc.runtime.regions import attach_regions
 from aotc.runtime.state.weights import State
 from aotc.runtime.variant import Attached
 

@@ -19,7 +19,7 @@ import os, sys
 sys.path.insert(0, sys.argv[1])
 import torch, aotc
 from aotc.records import OperatorNeed
-from aotc.runtime.libraries.operators import provide_operators
+from aotc.runtime.libraries.required_operators import provide_operators
 
 for module, allowed in eval(sys.argv[2]):
     if os.fork() == 0:  # each with nothing imported

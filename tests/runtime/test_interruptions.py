@@ -13,7 +13,7 @@ from torch import Tensor
 
 from aotc.errors import BindError
 from aotc.runtime.libraries.runner import CallingBack
-from aotc.runtime.state.gate import ReadWriteLock
+from aotc.runtime.state.read_write_lock import ReadWriteLock
 
 WITHIN = 20
 

@@ -17,7 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import aotc
-from aotc.runtime.checkpoints.files import open_weights
+from aotc.runtime.checkpoints.checkpoint_files import open_weights
 from aotc.runtime.memory_errors import tells_of_memory
 from aotc.store.files.disk import read_limited
 
@@ -28,7 +28,7 @@ import resource, sys
 from pathlib import Path
 import aotc, torch
 from examples.models import transformer_block
-from aotc.runtime.checkpoints.files import open_weights
+from aotc.runtime.checkpoints.checkpoint_files import open_weights
 module = transformer_block(width=256, heads=4).eval()
 def limit(mib):
     now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

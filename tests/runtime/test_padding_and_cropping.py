@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aotc.records import Output, PadRule
-from aotc.runtime.padding.tensors import Pad, apply_pad
+from aotc.runtime.padding.padded_tensors import Pad, apply_pad
 
 EDGE = PadRule(edge=True)
 

@@ -16,9 +16,9 @@ from torch.distributed import destroy_process_group  # before aotc is imported
 
 import aotc
 from aotc.errors import BindError, GradientError, GroupError
-from aotc.runtime.parallel.call import ParallelCall
+from aotc.runtime.parallel.graph_release import released_with
+from aotc.runtime.parallel.rank_call import ParallelCall
 from aotc.runtime.parallel.ranks import RanksOfLoad
-from aotc.runtime.parallel.release import released_with
 from aotc.runtime.parallel.watching import Watch
 
 

@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from aotc.errors import BindError
 from aotc.runtime.call import CompiledCall
 from aotc.runtime.checkpoints import module_swap, swap
-from aotc.runtime.checkpoints.files import open_weights
+from aotc.runtime.checkpoints.checkpoint_files import open_weights
 from aotc.runtime.checkpoints.state import bind_checkpoint
 from aotc.runtime.checkpoints.swap import Streams
 from aotc.runtime.explain.arguments import mistyped
-from aotc.runtime.state import gate
+from aotc.runtime.state import read_write_lock
 from aotc.runtime.state import weights as weights_module
 from aotc.runtime.state.weights import bind_state
 
@@ -382,7 +382,7 @@ def test_what_a_signals_handler_calls_amid_an_update_of_its_thread_sees_no_mixtu
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
         begun = compiled._updating._is_owned()
-        files = (swap.__file__, weights_module.__file__, module_swap.__file__, gate.__file__)
+        files = (swap.__file__, weights_module.__file__, module_swap.__file__, read_write_lock.__file__)
         return handle if begun and frame.f_code.co_filename in files else None
 
     with no_deadlock():
@@ -425,7 +425,9 @@ def test_an_exception_at_one_line_after_another_of_an_update_leaves_all_weights_
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
         return (
-            interrupt if frame.f_code.co_filename in (swap.__file__, weights_module.__file__, gate.__file__) else None
+            interrupt
+            if frame.f_code.co_filename in (swap.__file__, weights_module.__file__, read_write_lock.__file__)
+            else None
         )
 
     seen = set()

@@ -20,7 +20,7 @@ from aotc.machine.elf import needed_versions, undefined_symbols
 from aotc.machine.environment import libstdcxx_versions
 from aotc.records import Artifact, Backward, File
 from aotc.runtime.libraries.files import FilesInMemory
-from aotc.runtime.libraries.folder import FilesInFolder
+from aotc.runtime.libraries.library_folder import FilesInFolder
 from aotc.runtime.libraries.torch_abi import check_symbols
 
 PROMISED = ("aoti_torch_delete_tensor_object", "torch_get_thread_idx", "Sleef_expf8_u10", "_Znwm", "malloc")

@@ -25,7 +25,7 @@ from aotc.compiler.planning.plan import plan_units
 from aotc.errors import BindError, CorruptError, StoreError
 from aotc.manifest import read_manifest
 from aotc.reads.attributes import module_attributes
-from aotc.runtime.libraries.folder import FilesInFolder
+from aotc.runtime.libraries.library_folder import FilesInFolder
 from aotc.runtime.load import bind_artifact
 from aotc.store.layout.store import Store
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from aotc.runtime.training.library import TrainingLibrary
+from aotc.runtime.training.training_library import TrainingLibrary
 
 
 def libraries_of(call: Any) -> Iterator[TrainingLibrary]:

@@ -20,7 +20,7 @@ from aotc.compiler.smoke.smoke_run import _compare_with_eager
 from aotc.errors import LibraryError
 from aotc.models.calls import Called
 from aotc.records import Parameter, Signature, TensorLeaf, Variant
-from aotc.runtime.training.library import TrainingLibrary
+from aotc.runtime.training.training_library import TrainingLibrary
 from aotc.tensors.rounding import _RoundedOtherwise
 
 HERE = ROOT / "tests" / "training"

@@ -2,7 +2,7 @@
 
 By default AOTInductor puts the constants of a graph into each library, and a library copies them into its own memory
 when it is opened. Without them, the library expects the process that opens it to supply them, as
-`aotc.runtime.libraries.constants` does.
+`aotc.runtime.libraries.frozen_weights` does.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from torch import Tensor
 from aotc.compiler.smoke.call_times import synchronize
 from aotc.machine.benchmarking import device_alone
 from aotc.provenance import RegionCost
+from aotc.runtime.compiled_regions import CompiledRegions
 from aotc.runtime.libraries.library import Library
-from aotc.runtime.regions import CompiledRegions
 
 ROUNDS = 7
 SECONDS = 1.0

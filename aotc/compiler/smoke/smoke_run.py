@@ -44,10 +44,10 @@ from aotc.provenance import FORMS, BuiltArtifact, CallTimes, Smoked
 from aotc.reads.tensors import dtype_name, plain_state
 from aotc.records import Artifact, LaunchPick, SizeRange, Variant, decode, tuned_dims
 from aotc.runtime.call import CompiledCall
-from aotc.runtime.libraries.folder import FilesInFolder
+from aotc.runtime.compiled_regions import CompiledRegions
+from aotc.runtime.libraries.library_folder import FilesInFolder
 from aotc.runtime.load import bind_artifact, open_variant
 from aotc.runtime.options import Graphs
-from aotc.runtime.regions import CompiledRegions
 from aotc.runtime.state.weights import bind_state
 from aotc.tensors.rounding import Result, first_difference, said_of
 from aotc.tensors.sharing import Sharing, differences, module_tensors

@@ -12,8 +12,8 @@ from aotc.errors import BindError, Issue
 from aotc.reads.state_specs import state_specs
 from aotc.reads.tensors import named_state, same_bits
 from aotc.records import StateSpec
-from aotc.runtime.checkpoints.files import Checkpoint, by_inner_names, check_forms, read_tensors
-from aotc.runtime.state.gate import ReadWriteLock, set_all
+from aotc.runtime.checkpoints.checkpoint_files import Checkpoint, by_inner_names, check_forms, read_tensors
+from aotc.runtime.state.read_write_lock import ReadWriteLock, set_all
 from aotc.runtime.state.weights import ModuleState, State, Swap, names_of, saw
 from aotc.tensors.layouts import has_memory, with_strides
 from aotc.tensors.overlaps import overlapping

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from aotc.reads.tensors import plain_state
 from aotc.runtime.checkpoints.module_swap import commit, in_every_place, swapped
-from aotc.runtime.state.gate import ReadWriteLock
-from aotc.runtime.state.subclasses import SubclassState
+from aotc.runtime.state.inner_tensors import SubclassState
+from aotc.runtime.state.read_write_lock import ReadWriteLock
 from aotc.runtime.state.weights import ModuleState, State, Swap
 
 

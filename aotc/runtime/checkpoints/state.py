@@ -14,7 +14,7 @@ from aotc.errors import BindError, CorruptError
 from aotc.reads.outside import ReadFile
 from aotc.reads.tensors import dtype_name
 from aotc.records import Artifact, StateSpec
-from aotc.runtime.checkpoints.files import (
+from aotc.runtime.checkpoints.checkpoint_files import (
     Checkpoint,
     Placing,
     Weights,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from aotc.errors import BindError, LibraryError
 from aotc.machine.cuda_capture import is_captured
-from aotc.runtime.checkpoints.files import Checkpoint, Weights, open_weights
+from aotc.runtime.checkpoints.checkpoint_files import Checkpoint, Weights, open_weights
 from aotc.runtime.cuda.captures import run_captured
 from aotc.runtime.cuda.graphs import Graph, graphs_of
 from aotc.runtime.state.weights import Bound, State, Swap, TakeState

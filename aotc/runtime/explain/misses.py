@@ -17,7 +17,7 @@ from aotc.reads.tensors import dtype_name
 from aotc.records import Signature, TensorLeaf, bucket_name
 from aotc.runtime.bind import DoesNotBind, StructureMismatch
 from aotc.runtime.call import own_forward
-from aotc.runtime.conversions.forms import form_of, in_compiled_layout
+from aotc.runtime.conversions.call_forms import form_of, in_compiled_layout
 from aotc.runtime.explain.dispatch import nearest, obstacles, unexplained
 from aotc.runtime.explain.guards import guard_issues, no_sizes, shape_hint, shape_issue, tangent_issues
 from aotc.runtime.explain.values import describe, describe_form

@@ -19,7 +19,7 @@ from torch import Tensor
 from aotc.runtime.libraries.library import CLibrary, opened
 
 if TYPE_CHECKING:
-    from aotc.runtime.libraries.folder import LibraryFiles
+    from aotc.runtime.libraries.library_folder import LibraryFiles
 
 
 def open_cuda_library(files: LibraryFiles, device: torch.device) -> CudaCLibrary:

@@ -28,7 +28,7 @@ from aotc.records import CONSTANTS, File, Variant
 if TYPE_CHECKING:
     import torch
 
-    from aotc.runtime.libraries.constants import LibraryConstants, MappedWeights
+    from aotc.runtime.libraries.frozen_weights import LibraryConstants, MappedWeights
     from aotc.store.layout.blob_reader import BlobReader
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ R = TypeVar("R")
 
 class FilesInMemory:
     """A library of a store, and the files that it reads beside itself: open descriptors of anonymous files, closed when
-    this object goes. `aotc.runtime.libraries.folder` has the same of a build's folder."""
+    this object goes. `aotc.runtime.libraries.library_folder` has the same of a build's folder."""
 
     def __init__(
         self, variant: Variant, source: BlobReader, weights: Mapping[str, MappedWeights] | None = None
@@ -93,7 +93,7 @@ class FilesInMemory:
         """The library's constants; None for a library that holds them itself."""
         if not self._constants:
             return None
-        from aotc.runtime.libraries.constants import LibraryConstants
+        from aotc.runtime.libraries.frozen_weights import LibraryConstants
 
         return LibraryConstants(self._constants, self._weights, device)
 
@@ -105,7 +105,7 @@ def read_all(variants: Sequence[Variant], source: BlobReader) -> Mapping[tuple[F
     mapped = list({file.blob: file for variant in distinct for file in variant.files if file.mapped}.values())
     weights = {}
     if mapped:
-        from aotc.runtime.libraries.constants import MappedWeights
+        from aotc.runtime.libraries.frozen_weights import MappedWeights
 
         opened = _side_by_side(source.open_mapped, mapped, mapped)
         weights = {file.blob: MappedWeights(stream) for file, stream in zip(mapped, opened, strict=True)}

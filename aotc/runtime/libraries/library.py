@@ -25,8 +25,8 @@ from aotc.records import Variant, bucket_name
 from aotc.runtime.forks import end_threads_before_forks, renew_in_child
 
 if TYPE_CHECKING:
-    from aotc.runtime.libraries.constants import LibraryConstants
-    from aotc.runtime.libraries.folder import LibraryFiles
+    from aotc.runtime.libraries.frozen_weights import LibraryConstants
+    from aotc.runtime.libraries.library_folder import LibraryFiles
 
 _aoti = cast(Any, torch._C)._aoti
 

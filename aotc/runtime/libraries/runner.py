@@ -23,8 +23,8 @@ from aotc.runtime.forks import end_threads_before_forks, renew_in_child
 from aotc.runtime.libraries.library import Library, opened
 
 if TYPE_CHECKING:
-    from aotc.runtime.libraries.constants import LibraryConstants
-    from aotc.runtime.libraries.folder import LibraryFiles
+    from aotc.runtime.libraries.frozen_weights import LibraryConstants
+    from aotc.runtime.libraries.library_folder import LibraryFiles
 
 _aoti = cast(Any, torch._C)._aoti
 

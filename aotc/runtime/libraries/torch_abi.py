@@ -27,7 +27,7 @@ from aotc.runtime.libraries.files import FilesInMemory
 from aotc.runtime.libraries.library import opened
 
 if TYPE_CHECKING:
-    from aotc.runtime.libraries.folder import LibraryFiles
+    from aotc.runtime.libraries.library_folder import LibraryFiles
 
 
 def check_symbols(artifact: Artifact, files_of: Callable[[Variant], LibraryFiles]) -> None:

@@ -16,7 +16,7 @@ from aotc.errors import CorruptError
 from aotc.expressions import Expression, paddable_dims, parse, tightness
 from aotc.records import Dims, PadRule, Size, SizeRange, TensorLeaf, bucket_name, takes
 from aotc.runtime.dispatch import Dispatcher, Plan, Shape, named_axes
-from aotc.runtime.padding.tensors import Crop, Pad
+from aotc.runtime.padding.padded_tensors import Crop, Pad
 
 
 class Rules:

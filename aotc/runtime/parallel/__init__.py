@@ -4,5 +4,5 @@
   time, through the group's store: no collective runs before all have the same code.
 - `watching`: a call that waits for a rank which has failed, or is gone, is ended by aborting the group.
 - `slices`: a rank's part of a checkpoint of the whole model.
-- `call`: `CompiledCall` with both. `release`: graphs that hold collectives go before their group does.
+- `rank_call`: `CompiledCall` with both. `graph_release`: graphs that hold collectives go before their group does.
 """

@@ -17,7 +17,7 @@ from aotc.errors import AotcError, BindError, GroupError, Issue
 from aotc.records import Artifact, Parallel
 
 if TYPE_CHECKING:
-    from aotc.runtime.checkpoints.files import Checkpoint
+    from aotc.runtime.checkpoints.checkpoint_files import Checkpoint
 
 _C = cast("Any", torch._C)._distributed_c10d
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from aotc.records import StateSpec
-from aotc.runtime.checkpoints.files import Checkpoint, TensorHeader
+from aotc.runtime.checkpoints.checkpoint_files import Checkpoint, TensorHeader
 from aotc.runtime.state.weights import names_of
 from aotc.tensors.subclasses import paths_in
 

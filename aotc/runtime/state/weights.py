@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from aotc.reads.tensors import dtype_of, plain_state
 from aotc.records import Artifact, StateSpec
-from aotc.runtime.state.gate import ReadWriteLock
+from aotc.runtime.state.read_write_lock import ReadWriteLock
 from aotc.tensors.layouts import has_memory, with_strides
 
 if TYPE_CHECKING:
-    from aotc.runtime.checkpoints.files import Checkpoint
+    from aotc.runtime.checkpoints.checkpoint_files import Checkpoint
 
 T = TypeVar("T")
 StateForm = tuple[Any, ...]
@@ -123,7 +123,7 @@ def bind_state(
     if module is not None:
         written = written_state(artifact)
         if any(spec.subclass is not None for spec in artifact.state):
-            from aotc.runtime.state.subclasses import SubclassState
+            from aotc.runtime.state.inner_tensors import SubclassState
 
             return SubclassState(module, artifact.state, device, written, gate)
         return ModuleState(module, artifact.state, device, written, gate)

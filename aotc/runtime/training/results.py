@@ -23,7 +23,7 @@ from torch.autograd.function import Function
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from aotc.records import Total
-from aotc.runtime.padding.tensors import Crop, apply_crops, cut, without_gaps
+from aotc.runtime.padding.padded_tensors import Crop, apply_crops, cut, without_gaps
 
 _current_pass: Callable[[], int] = torch._C._current_graph_task_id
 _is_asked_for: Callable[[Any], bool] = torch._C._will_engine_execute_node

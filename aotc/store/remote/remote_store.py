@@ -1,4 +1,4 @@
-"""A remote as a store that is read: its documents, and small files. Loads fetch first (`remote.fetch`)."""
+"""A remote as a store that is read: its documents, and small files. Loads fetch first (`remote.fetching`)."""
 
 from __future__ import annotations
 

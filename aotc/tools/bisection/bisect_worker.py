@@ -31,7 +31,7 @@ from aotc.models.tolerance import Judgement, judge
 from aotc.provenance import BuiltArtifact
 from aotc.reads.tensors import named_state
 from aotc.records import Bucket, Dims, SizeRange, bucket_name, decode
-from aotc.runtime.libraries.folder import FilesInFolder
+from aotc.runtime.libraries.library_folder import FilesInFolder
 from aotc.runtime.load import bind_artifact
 from aotc.tools.bisection.bisection_messages import Bisection, BisectJob
 from aotc.tools.bisection.divergence import first_divergence

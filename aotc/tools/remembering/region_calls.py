@@ -18,7 +18,7 @@ from torch import nn
 
 from aotc.errors import AotcError, BindError, GradientError
 from aotc.runtime.call import CompiledCall, own_forward
-from aotc.runtime.regions import CompiledRegions
+from aotc.runtime.compiled_regions import CompiledRegions
 
 
 class Run:

@@ -30,7 +30,7 @@ from aotc.records import Artifact
 from aotc.runtime.call import CompiledCall
 from aotc.runtime.forks import renew_in_child
 from aotc.runtime.load import load
-from aotc.runtime.state.gate import ReadWriteLock
+from aotc.runtime.state.read_write_lock import ReadWriteLock
 from aotc.store.reference import is_registry, is_remote
 from aotc.tools.remembering.builds import Builds
 from aotc.tools.remembering.call_counts import CallCounter, CallCounts, in_words

@@ -49,11 +49,12 @@ HOOKS: Mapping[str, tuple[str, ...]] = {
     "training/halves.py": ("torch._decomp.decompositions:select_one_layer_lstm_function(input, hx, params)",),
     "capture/analysis/custom_operators.py": ("torch:_ops._Ops.load_library(path)", "torch.library:define"),
     "capture/distributed_tensors.py": ("torch._export.wrappers:_maybe_find_pre_dispatch_tf_mode_for_export()",),
-    "cross_compile/lowering.py": (
+    "cross_compile/absent_gpu.py": (
         "torch._inductor.codegen.wrapper:PythonWrapperCodegen.generate_and_run_autotune_block()",
         "torch._inductor.fx_passes.joint_graph:UniformValueConstantFolder._deduce_value(node)",
     ),
 }
 """Targets of hooks in other modules of the compiler, which observe torch or answer it for a unit. They change no
 result, so they have no bounds and no reproducers: a build needs them in every torch. The hooks of
-`autotune/hooks.py` have a list there, and those of `workers/inductor_progress.py` none: a build does without them."""
+`autotune/inductor_hooks.py` have a list there, and those of `workers/inductor_progress.py` none: a build does without
+them."""

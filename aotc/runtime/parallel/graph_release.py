@@ -61,7 +61,7 @@ def _wrap() -> None:
 
 def _released_first(group: Any = None) -> None:
     # It runs in the place of torch's code, among the globals of torch's module.
-    from aotc.runtime.parallel.release import destroy_released
+    from aotc.runtime.parallel.graph_release import destroy_released
 
     destroy_released(group)
 

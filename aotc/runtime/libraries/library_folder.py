@@ -13,7 +13,7 @@ from aotc.runtime.libraries.files import FilesInMemory
 if TYPE_CHECKING:
     import torch
 
-    from aotc.runtime.libraries.constants import LibraryConstants
+    from aotc.runtime.libraries.frozen_weights import LibraryConstants
 
 
 class FilesInFolder:
@@ -36,7 +36,7 @@ class FilesInFolder:
     def constants(self, device: torch.device) -> LibraryConstants | None:
         if CONSTANTS not in self.names:
             return None
-        from aotc.runtime.libraries.constants import LibraryConstants, MappedWeights
+        from aotc.runtime.libraries.frozen_weights import LibraryConstants, MappedWeights
 
         files = {path.name: MappedWeights(path.open("rb")) for path in self.folder.glob("weights-*.bin")}
         return LibraryConstants((self.folder / CONSTANTS).read_bytes(), files, device)

@@ -23,11 +23,11 @@ from aotc.reads.watch import ModuleWatch
 from aotc.records import Artifact, Region, part_name
 from aotc.runtime.call import CompiledCall, OnMiss, own_forward, streams_on
 from aotc.runtime.compiled import HOOKS, Compiled
-from aotc.runtime.conversions.forms import has_form
+from aotc.runtime.conversions.call_forms import has_form
 from aotc.runtime.explain.misses import Explanation
 from aotc.runtime.forks import renew_in_child
 from aotc.runtime.libraries.library import Library
-from aotc.runtime.state.gate import ReadWriteLock, set_all
+from aotc.runtime.state.read_write_lock import ReadWriteLock, set_all
 from aotc.runtime.state.weights import Bound, ModuleState, State, bind_state
 from aotc.runtime.stats import BucketStats, Stats
 from aotc.runtime.variant import Attached
@@ -35,7 +35,7 @@ from aotc.runtime.variant import Attached
 if TYPE_CHECKING:
     from aotc.runtime.cuda.graphs import GraphPool
     from aotc.runtime.options import Graphs
-    from aotc.runtime.padding.calls import PaddedCalls
+    from aotc.runtime.padding.padded_regions import PaddedCalls
     from aotc.runtime.parallel.ranks import RanksOfLoad
 
 
@@ -133,7 +133,7 @@ class CompiledRegions(CompiledCall):
         self._graphs, self._pool = graphs, _pool_of(graphs, device)
         self._padded: PaddedCalls | None = None
         if artifact.calls:
-            from aotc.runtime.padding.calls import PaddedCalls
+            from aotc.runtime.padding.padded_regions import PaddedCalls
 
             self._padded = PaddedCalls(artifact, device)
         self.artifact = artifact
@@ -376,7 +376,7 @@ def attach_regions(
     with no_collection():
         make = CompiledRegions
         if ranks is not None:
-            from aotc.runtime.parallel.call import ParallelRegions
+            from aotc.runtime.parallel.rank_call import ParallelRegions
 
             make = functools.partial(ParallelRegions, ranks=ranks)  # type: ignore[assignment]
         return make(artifact, libraries, module, device, on_miss, graphs=graphs, watch=watch, check_again=check)

@@ -13,7 +13,7 @@ import msgspec
 from torch import Tensor
 
 from aotc.records import StateSpec
-from aotc.runtime.checkpoints.files import Checkpoint, MappingCheckpoint, TensorHeader
+from aotc.runtime.checkpoints.checkpoint_files import Checkpoint, MappingCheckpoint, TensorHeader
 from aotc.runtime.state.weights import names_of
 from aotc.tensors.subclasses import agrees, inner_name, paths_in, unwrapped, wrappers
 

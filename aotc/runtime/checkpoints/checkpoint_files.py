@@ -76,7 +76,7 @@ def open_weights(weights: Weights | Checkpoint) -> Checkpoint:
         return weights
     if isinstance(weights, Mapping):
         if any(hasattr(tensor, "__tensor_flatten__") for tensor in weights.values()):
-            from aotc.runtime.checkpoints.subclasses import open_mapping
+            from aotc.runtime.checkpoints.checkpoint_subclasses import open_mapping
 
             return open_mapping(weights)
         return MappingCheckpoint(weights)
@@ -93,7 +93,7 @@ def by_inner_names(checkpoint: Checkpoint, specs: Sequence[StateSpec]) -> Checkp
     are. Raises BindError where the subclass or its context (a block size) is not that of the specs."""
     if all(spec.subclass is None for spec in specs):
         return checkpoint
-    from aotc.runtime.checkpoints.subclasses import Renamed
+    from aotc.runtime.checkpoints.checkpoint_subclasses import Renamed
 
     return Renamed(checkpoint, specs)
 
@@ -156,7 +156,7 @@ class FileCheckpoint:
 
     @property
     def subclasses(self) -> Mapping[str, Any]:
-        from aotc.runtime.checkpoints.subclasses import described_in
+        from aotc.runtime.checkpoints.checkpoint_subclasses import described_in
 
         return {name: each for part in self._opened for name, each in described_in(part.metadata)}
 

@@ -14,14 +14,14 @@ from aotc.errors import AotcError, BindError, GroupError, LibraryError
 from aotc.machine.cuda_capture import is_captured
 from aotc.reads.tensors import dtype_name
 from aotc.runtime.call import CompiledCall
+from aotc.runtime.compiled_regions import CompiledRegions, RegionForward
 from aotc.runtime.dispatch import Plan
+from aotc.runtime.parallel.graph_release import released_with
 from aotc.runtime.parallel.ranks import RanksOfLoad
-from aotc.runtime.parallel.release import released_with
 from aotc.runtime.parallel.watching import Watch
-from aotc.runtime.regions import CompiledRegions, RegionForward
 
 if TYPE_CHECKING:
-    from aotc.runtime.checkpoints.files import Checkpoint
+    from aotc.runtime.checkpoints.checkpoint_files import Checkpoint
 
 _OF_COLLECTIVES = re.compile(r"gloo|nccl|process ?group|connection (closed|reset)|peer|all_?reduce", re.IGNORECASE)
 

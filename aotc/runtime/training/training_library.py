@@ -17,13 +17,13 @@ from aotc.errors import BindError, CorruptError, GradientError, Issue
 from aotc.reads.tensors import dtype_name, named_state
 from aotc.records import Artifact, Saved, Variant, bucket_name
 from aotc.runtime.libraries.library import Library, calls_back, open_library
-from aotc.runtime.padding.tensors import take_crops
+from aotc.runtime.padding.padded_tensors import take_crops
 from aotc.runtime.training.results import Pass, RunBackward, separated
 from aotc.store.layout.check_record import backward_issues
 from aotc.tensors.layouts import has_memory
 
 if TYPE_CHECKING:
-    from aotc.runtime.libraries.folder import LibraryFiles
+    from aotc.runtime.libraries.library_folder import LibraryFiles
     from aotc.runtime.options import Graphs
 
 

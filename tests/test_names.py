@@ -1,4 +1,4 @@
-"""One name, one concept: a public type's name is defined once in `aotc`."""
+"""One name, one concept: a public type's name is defined once in `aotc`, and so is a module's."""
 
 from __future__ import annotations
 
@@ -38,4 +38,16 @@ def test_a_public_type_s_name_is_defined_once() -> None:
         for defined in types_of(path):
             homes[defined].append(name)
     assert len(homes) > 500
+    assert {name: found for name, found in homes.items() if len(found) > 1} == {}
+
+
+def test_a_module_s_name_is_defined_once() -> None:
+    """But for those that are named after something else: modules of the command line after their commands, those of
+    `runtime/explain` after the modules whose refusals they explain."""
+    named_after = ("aotc/cli/", "aotc/runtime/explain/")
+    homes = defaultdict(list)
+    for name, path in FILES.items():
+        if path.stem not in ("__init__", "__main__") and not name.startswith(named_after):
+            homes[path.stem].append(name)
+    assert len(homes) > 300
     assert {name: found for name, found in homes.items() if len(found) > 1} == {}

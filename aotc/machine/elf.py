@@ -1,6 +1,7 @@
 """What a shared library asks of the libraries that it is loaded with: its undefined symbols, and versions of symbols.
 
 The format is that of the System V ABI and of the Linux Standard Base (5.0, "Symbol Versioning"), 64 bit, little-endian.
+A load reads it too (`compat="abi"`), which needs no package beyond torch: hence not pyelftools.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Edit the text of a manifest, and keep all else in it: comments, order, layout."""
+"""Edit the text of a manifest, and keep all else in it: comments, order, layout.
+
+By the positions of PyYAML's nodes. ruamel.yaml writes a manifest anew, and so moves lists and comments, and drops the
+braces of `[{batch: 2}]`.
+"""
 
 from __future__ import annotations
 

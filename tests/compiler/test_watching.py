@@ -27,7 +27,7 @@ from aotc.compiler.planning.estimate import Estimate, estimate, remaining
 from aotc.compiler.planning.key import unit_key
 from aotc.compiler.toolchain.precompiled_headers import ENOUGH_UNITS
 from aotc.compiler.workers.build_trace import BuildTrace
-from aotc.machine import memory, waits
+from aotc.machine import resources, waits
 from aotc.machine.targets import parse_target
 from aotc.manifest import read_manifest
 from aotc.picks import PICKS_SCHEMA_VERSION, Candidate, Pick, PickFile, UnitPicks
@@ -308,16 +308,16 @@ def test_a_container_limits_cores_and_memory(monkeypatch: pytest.MonkeyPatch, tm
     group.mkdir(parents=True)
     (proc / "self" / "cgroup").write_text("0::/pod/build\n")
     (proc / "meminfo").write_text(f"MemTotal: {64 << 20} kB\nMemAvailable: {32 << 20} kB\n")
-    monkeypatch.setattr(memory, "_PROC", proc)
-    monkeypatch.setattr(memory, "_CGROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(resources, "_PROC", proc)
+    monkeypatch.setattr(resources, "_CGROUP", tmp_path / "cgroup")
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(16)))
-    assert memory.cores_here() == 16
-    assert memory.memory_here() == 32 * GIB
+    assert resources.cores_here() == 16
+    assert resources.memory_here() == 32 * GIB
     (group / "cpu.max").write_text("max 100000\n")
     (group.parent / "cpu.max").write_text("250000 100000\n")
     (group / "memory.max").write_text("max\n")
     (group.parent / "memory.max").write_text(f"{8 * GIB}\n")
     (group.parent / "memory.current").write_text(f"{6 * GIB}\n")
     (group.parent / "memory.stat").write_text(f"anon 1\ninactive_file {GIB}\n")
-    assert memory.cores_here() == 2
-    assert memory.memory_here() == 3 * GIB
+    assert resources.cores_here() == 2
+    assert resources.memory_here() == 3 * GIB

@@ -15,7 +15,7 @@ import pytest
 from processes import start
 
 from aotc.machine.benchmarking import device_alone, stoppable
-from aotc.machine.memory import MemoryWatch, cores_here, families, memory_here
+from aotc.machine.resources import MemoryWatch, cores_here, families, memory_here
 
 BUSY = "import time\nwhile True: time.sleep(0.01)"
 BENCHMARK = """

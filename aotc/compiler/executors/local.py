@@ -14,7 +14,7 @@ from aotc.compiler.workers.process_group import Processes
 from aotc.compiler.workers.shared_folder import SharedFolder
 from aotc.compiler.workers.unit_process import compile_and_run, work_folder
 from aotc.compiler.workers.unit_servers import ForkServers
-from aotc.machine.memory import cores_here, memory_here
+from aotc.machine.resources import cores_here, memory_here
 
 COMPILE_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 

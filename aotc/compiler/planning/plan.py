@@ -37,8 +37,8 @@ from aotc.errors import (
 )
 from aotc.machine.environment import cpu_features
 from aotc.machine.gpus import Gpu, gpu_for, known_targets
-from aotc.machine.memory import memory_here
 from aotc.machine.native_target import resolve_target
+from aotc.machine.resources import memory_here
 from aotc.machine.targets import CPU_FEATURES, Target, parse_target
 from aotc.manifest import Manifest, ModelSpec
 from aotc.manifest.findings import did_you_mean, nearest

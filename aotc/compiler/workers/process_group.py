@@ -12,8 +12,8 @@ from typing import IO
 
 from aotc.compiler.workers.unit_servers import Forked, ForkServers
 from aotc.machine.benchmarking import stoppable
-from aotc.machine.memory import MemoryWatch
 from aotc.machine.processes import with_variables
+from aotc.machine.resources import MemoryWatch
 from aotc.store.files.disk import typed_errors
 
 

@@ -41,8 +41,8 @@ from aotc.compiler.workers.process_group import Processes
 from aotc.compiler.workers.shared_folder import SharedFolder
 from aotc.compiler.workers.unit_servers import SMOKE, WORKER, Forked, unit_environment
 from aotc.errors import BuildError, StoreError
-from aotc.machine.memory import MemoryWatch
 from aotc.machine.processes import whole_lines
+from aotc.machine.resources import MemoryWatch
 from aotc.models.launch import unmeasured_launch
 from aotc.picks import pinned_launch
 from aotc.provenance import BuiltArtifact, Smoked

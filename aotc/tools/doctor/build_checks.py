@@ -150,7 +150,7 @@ def _targets(spec: ModelSpec, devices: set[str]) -> list[Check]:
 def _room(devices: set[str], store: str) -> list[Check]:
     """Memory for one unit, beside its weights; and disk."""
     from aotc.compiler.executors.local import BASE
-    from aotc.machine.memory import cores_here, memory_here
+    from aotc.machine.resources import cores_here, memory_here
 
     free, checks = memory_here(), list[Check]()
     for device in sorted(devices):

@@ -24,7 +24,7 @@ import msgspec
 
 from aotc.amounts import size_text
 from aotc.errors import AotcError, BuildError, RemoteError, StoreError
-from aotc.machine.memory import memory_here
+from aotc.machine.resources import memory_here
 from aotc.records import Dims
 from aotc.tools.remembering.memory import Kind, Memory, Place
 from aotc.tools.remembering.while_waiting import ProgressWriter

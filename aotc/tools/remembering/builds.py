@@ -19,8 +19,8 @@ import msgspec
 from aotc.amounts import counted
 from aotc.errors import AotcError
 from aotc.locks import close_lock, lock, open_lock
-from aotc.machine.memory import cores_here
 from aotc.machine.processes import child_command, child_environment
+from aotc.machine.resources import cores_here
 from aotc.tools.remembering.memory import Memory, Place
 from aotc.tools.remembering.while_waiting import (
     cost_in_words,

@@ -1,4 +1,7 @@
-"""Memory and cores: what the units' processes take and wait for, and what is free on this machine."""
+"""Memory and cores: what the units' processes take and wait for, and what is free on this machine.
+
+Read from Linux: psutil has no schedstat, no control groups and no limits of containers.
+"""
 
 from __future__ import annotations
 

@@ -190,6 +190,43 @@ def test_with_on_miss_error_no_call_runs_in_eager(tmp_path: Path, monkeypatch: p
         aotc.compile(Net(), on_miss="raise")  # type: ignore[arg-type]
 
 
+def test_with_fullgraph_a_form_that_cannot_be_compiled_raises_and_others_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Builds, "start", lambda self, **given: None)
+    model: Any = aotc.compile(Net().eval(), store=tmp_path, build="exit", fullgraph=True)
+    ids = torch.zeros(2, 17, dtype=torch.int64)
+    with torch.no_grad():
+        model(ids)
+        model._remembering._place.fail(0, "net.py:7: a value in a tensor decides\nlog: x")
+        model._remembering._runs.clear()
+        for _ in range(2):
+            with pytest.raises(
+                aotc.MissError, match=r"cannot be compiled whole: net.py:7: a value in a tensor decides"
+            ):
+                model(ids)
+        model(ids, double=True)
+    assert [form.eager for form in model.stats().forms] == [1, 1]
+
+
+def test_a_failure_is_told_once_on_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Builds, "start", lambda self, **given: None)
+    model: Any = aotc.compile(Net().eval(), store=tmp_path, build="exit")
+    ids, state = torch.zeros(2, 17, dtype=torch.int64), model._remembering
+    with torch.no_grad():
+        model(ids)
+        state._place.fail(0, "a value in a tensor decides\nlog: x")
+        state._ended(state._place, 0)
+        for _ in range(5):
+            model(ids)
+    told = [record.getMessage() for record in caplog.records if "a value in a tensor decides" in record.getMessage()]
+    assert len(told) == 1 and "\\n" not in told[0] and "to try again, remove" in told[0]
+    assert str(model.explain()).count("a value in a tensor decides") == 1
+    assert "a value in a tensor decides" in model.stats().forms[0].reason
+
+
 @pytest.mark.compile
 def test_with_code_that_is_loaded_other_calls_are_eager_s_too(program: Any) -> None:
     told = program.run(

@@ -152,6 +152,40 @@ def test_without_pyyaml_it_says_what_to_install(tmp_path: Path, monkeypatch: pyt
     assert isinstance(remembered(Net(), tmp_path), Net)
 
 
+def test_a_line_of_torch_compile_is_taken(tmp_path: Path) -> None:
+    net = Net().eval()
+    ids = torch.zeros(2, 4, dtype=torch.int64)
+    for given in (
+        {"fullgraph": True, "dynamic": True, "mode": "max-autotune"},
+        {"backend": "inductor", "options": None, "dynamic": False, "mode": None},
+    ):
+        model = remembered(net, tmp_path, **given)
+        with torch.no_grad():
+            assert torch.equal(model(ids), net(ids))
+    assert aotc.compile(net, disable=True) is net
+    assert aotc.compile(model=net, store=tmp_path, build="never").module is net  # type: ignore[call-arg]
+    assert aotc.compile(fullgraph=True, store=tmp_path, build="never")(net).module is net
+
+
+@pytest.mark.parametrize(
+    ("given", "said", "hint"),
+    [
+        ({"backend": "eager"}, "backend is 'eager'", "another backend has no code"),
+        ({"options": {"max_autotune": True}}, "options is {'max_autotune': True}", "give mode="),
+        ({"dynamic": "auto"}, "dynamic is 'auto', and may be None, True or False", ""),
+        ({"recompile_limit": 8}, "recompile_limit=8 is torch.compile's alone", "builds= bounds the builds"),
+        ({"modes": "default"}, "modes is no argument of aotc.compile", "write mode="),
+    ],
+)
+def test_other_arguments_of_torch_compile_are_refused_with_what_to_do(
+    tmp_path: Path, given: dict[str, Any], said: str, hint: str
+) -> None:
+    with pytest.raises(aotc.BindError) as caught:
+        remembered(Net(), tmp_path, **given)
+    assert isinstance(caught.value, TypeError)
+    assert said in str(caught.value) and hint in str(caught.value)
+
+
 def test_a_library_that_a_store_lacks_is_told_at_once_with_a_hint_that_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,6 +39,16 @@ def test_a_length_that_varies_is_a_range_wider_than_what_was_seen(tmp_path: Path
     assert spec_of(memory_of((2, 16)), tmp_path).buckets == ({"batch": 2, "seq": 16},)
 
 
+def test_sizes_are_ranges_at_once_or_never_as_dynamic_says(tmp_path: Path) -> None:
+    at_once = spec_of(memory_of((1, 16), asked={"dynamic": True}), tmp_path)
+    assert at_once.buckets == ({"batch": 1, "seq": SizeRange(2, 32, tune_at=32)},)
+    assert spec_of(memory_of((2, 16), asked={"dynamic": True}), tmp_path, wide=False).buckets == (
+        {"batch": 2, "seq": 16},
+    )
+    never = spec_of(memory_of((2, 16), (2, 24), asked={"dynamic": False}), tmp_path)
+    assert never.buckets == ({"batch": 2, "seq": 16}, {"batch": 2, "seq": 24})
+
+
 def test_a_range_that_was_asked_for_is_taken(tmp_path: Path) -> None:
     asked = memory_of((2, 16), asked={"ranges": {"seq": [1, 512]}, "mode": "max-autotune"})
     spec = spec_of(asked, tmp_path)

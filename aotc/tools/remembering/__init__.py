@@ -2,6 +2,7 @@
 
 - `compile`: the function, and the module that stands in the place of another one.
 - `remembering`: its calls, in the order in which they meet things; `forms`: what each call is looked at for.
+- `torch_arguments`: which arguments of torch.compile it takes.
 - `methods`: the same of a method, and as a decorator. `functions`: of a function that takes its module first.
 - `by_mode`: calls in training mode beside the others.
 - `region_calls`: how a module runs compiled regions, in these calls alone.

@@ -185,7 +185,7 @@ class Attempt:
                 self._each([model for model, kind in self.models.items() if not kind.regions], self._find_regions)
             if models := [model for model, kind in self.models.items() if asked != "auto" or kind.regions]:
                 self._try(models)
-            if asked is None:
+            if asked is None and not self.memory.asked.get("fullgraph"):
                 self._try([model for model in self.failed if self._can_be_in_parts(model)])
 
     def _try(self, models: list[str]) -> None:

@@ -26,6 +26,7 @@ from aotc.tools.remembering.by_mode import ByMode, remembering_of
 from aotc.tools.remembering.call_counts import CallCounts
 from aotc.tools.remembering.methods import RememberedMethod, decorated, of_method
 from aotc.tools.remembering.remembering import CompileState, Options, Remembering, When
+from aotc.tools.remembering.torch_arguments import check_torch_arguments
 
 _log = logging.getLogger("aotc")
 
@@ -131,7 +132,7 @@ def compile(
     kwargs: Mapping[str, Any] | None = None,
     store: str | os.PathLike[str] | None = None,
     ranges: Mapping[str, Sequence[int]] | None = None,
-    mode: Mode = "default",
+    mode: Mode | None = None,
     build: When = "background",
     seconds: float = 3600.0,
     cores: int = 0,
@@ -141,6 +142,12 @@ def compile(
     regions: Sequence[str] | Literal["auto"] | None = None,
     gpu: bool = False,
     on_miss: Literal["eager", "error"] = "eager",
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    backend: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    disable: bool = False,
+    **others: Any,
 ) -> Any:
     """Compile a module as it is used, once: later processes load the code in milliseconds, and import no compiler.
 
@@ -163,7 +170,7 @@ def compile(
             Machines that name the same URL build for one another.
         ranges: the least and the greatest size of dims, by the names that `aotc.record` gives them:
             `{"seq": (1, 2048)}`.
-        mode: a mode of torch.compile.
+        mode: a mode of torch.compile; None is "default".
         build: "background": seconds after the last new form, or at the end of this process, by a process that outlives
             it; "exit": at its end, which waits for it; "now": in a call of a new form, which waits for it; "never". It
             runs at a low priority, and waits for the memory that it takes.
@@ -179,6 +186,12 @@ def compile(
             GPU lacks is built when the program ends.
         on_miss: "error": a call that would run in eager raises MissError with the reason; its form is remembered and
             built all the same. With `build="now"` no call runs in eager: one of a new form waits for its code.
+        fullgraph: never compile by repeated submodules without being asked; a call of a form that could not be
+            compiled whole raises MissError with the line that does not allow it.
+        dynamic: None: a size that varies becomes a range. True: batches and lengths are ranges from the first build
+            on. False: code for each size that comes.
+        backend: None or "inductor". options: None. disable: give the module back. These are torch.compile's.
+        others: refused, each with what to write instead.
 
     Returns:
         An `nn.Module` of the module's class, with its attributes, that can stand where it stood:
@@ -197,9 +210,13 @@ def compile(
         ...     model(torch.randn(4, 128, 256)).shape
         torch.Size([4, 128, 256])
     """
-    given = {name: value for name, value in locals().items() if name != "module"}
+    given = {name: value for name, value in locals().items() if name not in ("module", "others")} | others
+    if module is None and "model" in others:  # as torch.compile calls it
+        return compile(given.pop("model"), **given)
     if module is None:
         return functools.partial(compile, **given)
+    check_torch_arguments(compile, backend, options, dynamic, fullgraph, others)
+    mode = mode or "default"
     checks = (
         ("build", build, build in get_args(When), f"one of {', '.join(get_args(When))}"),
         ("mode", mode, mode in get_args(Mode), f"one of {', '.join(get_args(Mode))}"),
@@ -221,29 +238,27 @@ def compile(
         raise ManifestError(message, hint=f'{install_hint("build")}; or give build="never" to load only')
     where = where if is_remote(where) else str(Path(where).absolute())
     asked = os.environ.get("AOTC_COMPILE", "")
-    if asked == "off":
+    if asked == "off" or disable:
         return module
-    if asked == "report":
-        from aotc.log import log_to_stderr
-
-        log_to_stderr("info")
-    elif asked:
+    if asked not in ("", "report"):
         _log.warning("AOTC_COMPILE is %r and may be off or report", asked)
     if isinstance(module, Remembered):
         module = module.module
-    options = Options(
+    chosen = Options(
         *(factory, kwargs, where, ranges or {}, mode, build, seconds, cores, builds, retry, train, regions, gpu),
         on_miss=on_miss,
+        fullgraph=fullgraph,
+        dynamic=dynamic,
     )
     if isinstance(module, RememberedMethod):
         module = module.__wrapped__
     if isinstance(module, MethodType) and isinstance(owner := module.__self__, nn.Module):
         owner = owner.module if isinstance(owner, Remembered) else owner
-        return of_method(owner, MethodType(module.__func__, owner), options)
+        return of_method(owner, MethodType(module.__func__, owner), chosen)
     if not isinstance(module, nn.Module):
-        return decorated(module, options)
+        return decorated(module, chosen)
     cls = class_for(cast("type[Compiled]", Remembered), type(module), "")
     remembered = object.__new__(cls)
-    object.__setattr__(remembered, "_remembering", remembering_of(module, None, options))
+    object.__setattr__(remembered, "_remembering", remembering_of(module, None, chosen))
     object.__setattr__(remembered, "__dict__", vars(module))
     return remembered

@@ -151,7 +151,7 @@ def manifest_of(
 ) -> tuple[str, dict[str, list[Dims]]]:
     """The text of a manifest in `folder` of these kinds by the names of their models, and the sizes of each one's
     calls. `wide`: ranges that were seen are widened, so that not each further length needs a build."""
-    ranges = memory.asked.get("ranges") or {}
+    ranges, dynamic = memory.asked.get("ranges") or {}, memory.asked.get("dynamic")
     made = _relative({"factory": memory.factory, "kwargs": memory.kwargs}, folder)
     lines, sizes = ["# By `aotc.compile`, from the calls that a program made.", "version: 1", "models:"], {}
     for model, kind in models.items():
@@ -174,8 +174,8 @@ def manifest_of(
         ]
         if calls.buckets != [{}]:
             buckets = [
-                {dim: ranges.get(dim) or (_widened(size) if wide else size) for dim, size in bucket.items()}
-                for bucket in calls.buckets
+                {dim: ranges.get(dim) or (_widened(size, dynamic) if wide else size) for dim, size in bucket.items()}
+                for bucket in (calls.sizes if dynamic is False else calls.buckets)
             ]
             distinct = [bucket for index, bucket in enumerate(buckets) if bucket not in buckets[:index]]
             lines += ["    buckets:", *(f"      - {to_yaml(bucket)}" for bucket in distinct)]
@@ -217,6 +217,8 @@ def _relative(value: Any, folder: Path) -> Any:
     return made | {"factory": f"{os.path.relpath(file, folder)}:{name}"} if colon and Path(file).is_absolute() else made
 
 
-def _widened(size: Any) -> Any:
-    """A range from 2, or less, to a power of two."""
+def _widened(size: Any, dynamic: bool | None) -> Any:
+    """A range from 2, or less, to a power of two; `dynamic`: of a size of 2 or more that did not vary, too."""
+    if dynamic and isinstance(size, int) and size > 1:
+        size = [size, 2 * size]
     return [min(2, size[0]), 1 << (size[1] - 1).bit_length()] if isinstance(size, list) else size

@@ -45,6 +45,7 @@ from aotc.tools.remembering.identity import (
 )
 from aotc.tools.remembering.memory import MOST_CALLS, MOST_KINDS, Kind, Memory, Place, remembered_in
 from aotc.tools.remembering.region_calls import RegionCode, in_eager, parts_free
+from aotc.tools.remembering.while_waiting import write_line
 
 _log = logging.getLogger("aotc")
 
@@ -85,6 +86,8 @@ class Options(NamedTuple):
     gpu: bool = False
     method: str = ""
     on_miss: Literal["eager", "error"] = "eager"
+    fullgraph: bool = False
+    dynamic: bool | None = None
 
     @property
     def url(self) -> str:
@@ -98,7 +101,8 @@ class Options(NamedTuple):
         asked: dict[str, Any] = {"factory": self.factory, "kwargs": self.kwargs, "mode": self.mode, "ranges": ranges}
         regions = self.regions if self.regions == "auto" else list(self.regions or ())
         asked |= {"train": self.train, "regions": regions, "method": self.method}
-        return {name: value for name, value in asked.items() if value}
+        given = {name: value for name, value in (asked | {"fullgraph": self.fullgraph}).items() if value}
+        return given if self.dynamic is None else given | {"dynamic": self.dynamic}
 
 
 class CompileState(NamedTuple):
@@ -163,6 +167,8 @@ class Remembering:
         self._began = self._is_stale = False
         self._retry = options.retry
         self._changes = 0
+        self.is_reported = False
+        """Whether `AOTC_COMPILE=report` has told what there is at the start."""
         self._place: Place | None = None
         self._facts: IdentityFacts = {}
         self._by_calls: dict[str, str | None] = {}
@@ -320,6 +326,11 @@ class Remembering:
             return run(*args, **kwargs)
         except Exception as error:  # eager may take it
             return self._eager_for(form, self._unseen(error))(*args, **kwargs)
+        if self.options.fullgraph and (reason := self._failure_of(seen)):
+            said = (
+                f"{self._called()}: fullgraph=True, and a call of {in_words(form)} cannot be compiled whole: {reason}"
+            )
+            raise MissError(said, hint="leave fullgraph out: its repeated submodules are compiled, the rest is eager")
         if self.options.on_miss == "error" and builds and code is None:
             return self._built_or_refused(form, seen, args, kwargs)
         if code is not None:
@@ -360,6 +371,16 @@ class Remembering:
 
         seen: dict[str, Any] = as_json(seen_call(self.module, self._own, args, kwargs, gradients=self.options.train))
         return seen
+
+    def _failure_of(self, seen: dict[str, Any]) -> str:
+        """Why calls of this kind have no code; "" where nothing has failed."""
+        with suppress(AotcError, OSError):
+            memory = self._place.read() if self._place is not None else None
+            if self._place is None or memory is None:
+                return ""
+            number = memory.kind_of(seen, ambient_here(self._device))
+            return in_line(self._place.failed(number)) if number is not None else ""
+        return ""
 
     def _keep(
         self, form: Hashable, seen: dict[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -482,6 +503,9 @@ class Remembering:
             self._note(f"{self.options.store} cannot be used: {error}")
             return
         _log.info("aotc.compile: %s", state.line())
+        if not self.is_reported and os.environ.get("AOTC_COMPILE") == "report":
+            self.is_reported = True
+            write_line(f"aotc.compile: {state.line()}")
         if place is None or self.options.build == "never":
             return
         try:
@@ -763,9 +787,9 @@ def _at_exit() -> None:
             each.builds.wait(None)
         else:
             each.builds.start()
-        if os.environ.get("AOTC_COMPILE") == "report":
+        if each.is_reported:
             with suppress(AotcError, OSError):
-                _log.info("aotc.compile: %s", each.state().line())
+                write_line(f"aotc.compile: {each.state().line()}")
 
 
 def _refused(error: AotcError, /, *args: Any, **kwargs: Any) -> object:

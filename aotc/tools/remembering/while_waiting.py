@@ -185,6 +185,11 @@ def _write(stream: TextIO, text: str) -> None:
     stream.flush()
 
 
+def write_line(text: str) -> None:
+    """Tell the program's user something that was asked for by name, as by `AOTC_COMPILE=report`."""
+    _write(sys.stderr, f"{one_line(text)}\n")
+
+
 def _notebook_cell() -> Callable[[str], None] | None:
     """What replaces this notebook cell's output; None outside of a notebook."""
     if (ipython := sys.modules.get("IPython")) is None or getattr(ipython.get_ipython(), "kernel", None) is None:

@@ -1,19 +1,34 @@
-"""Sizes: lines of each room, and their change since the last tag; the loader; and how old the last run on a GPU is.
+"""Sizes: code lines of each room, and their change since the last tag; the loader; the age of the last run on a GPU.
 
-python .ci/sizes.py                # of the checkout, with an aotc that can be imported
+A code line of Python holds a token that is no comment, docstring or import; one of C++ is neither blank nor a comment.
+
+python .ci/sizes.py                # of HEAD, with an aotc that can be imported
+python .ci/sizes.py main           # and its change since another commit: what a branch adds
 """
 
 from __future__ import annotations
 
+import ast
+import functools
 import io
 import json
 import subprocess
 import sys
 import tarfile
+import tokenize
 from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+NO_CODE = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENCODING,
+    tokenize.ENDMARKER,
+}
 GPU_LOG = ROOT / "tests" / "cuda" / "last_run.json"
 
 
@@ -43,15 +58,37 @@ def room_of(path: str) -> str:
     return f"aotc/{rest[0]}" if len(rest) > 1 else "aotc/*.py"
 
 
+@functools.cache  # most files of two commits are the same
+def python_lines(source: bytes) -> int:
+    found: set[int] = set()
+    for token in tokenize.tokenize(io.BytesIO(source).readline):
+        if token.type not in NO_CODE:
+            found.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(source)):
+        docstring = (
+            isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and type(node.value.value) is str
+        )
+        if docstring or isinstance(node, ast.Import | ast.ImportFrom):
+            found.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return len(found)
+
+
+def cpp_lines(source: bytes) -> int:
+    return sum(bool(line.strip()) and not line.lstrip().startswith(b"//") for line in source.splitlines())
+
+
+COUNTS = {".py": python_lines, ".cpp": cpp_lines, ".h": cpp_lines}
+
+
 def lines_at(commit: str) -> Counter[str]:
-    """Lines of Python, by room."""
+    """Code lines, by room."""
     found: Counter[str] = Counter()
     with tarfile.open(fileobj=io.BytesIO(git("archive", commit))) as archive:
         for member in archive:
-            if member.isfile() and member.name.endswith(".py"):
+            if member.isfile() and (count := COUNTS.get(Path(member.name).suffix)):
                 file = archive.extractfile(member)
                 assert file is not None
-                found[room_of(member.name)] += file.read().count(b"\n")
+                found[room_of(member.name)] += count(file.read())
     return found
 
 
@@ -63,21 +100,26 @@ def loader() -> list[Path]:
     return list(map(Path, ran.stdout.split()))
 
 
-def table() -> str:
+def table(other: str) -> str:
     now = lines_at("HEAD")
-    commit, what = base()
-    before = lines_at(commit) if commit else None
-    rows = [
-        f"lines of Python of each room, and the change since {what or 'nothing: the history has no earlier version'}"
-    ]
-    for room in sorted(now.keys() | (before or now).keys()):
-        change = f"{now[room] - before[room]:+,}" if before else ""
-        rows.append(f"  {room:<22}{now[room]:>8,}{change:>9}")
-    change = f"{now.total() - before.total():+,}" if before else ""
-    rows.append(f"  {'in all':<22}{now.total():>8,}{change:>9}")
+    tag, what = base()
+    bases = {title: lines_at(commit) for commit, title in ((tag, what), (other, other)) if commit}
+
+    def row(name: str, *rooms: str) -> str:
+        counts = [sum(lines[room] for room in rooms) for lines in (now, *bases.values())]
+        return f"  {name:<22}{counts[0]:>8,}" + "".join(f"{counts[0] - before:>+9,}" for before in counts[1:])
+
+    rooms = sorted(now.keys() | {room for before in bases.values() for room in before})
+    since = ", and since ".join(bases) or "nothing: the history has no earlier version"
     files = loader()
-    rows.append(f"the loader: {len(files)} modules, {sum(file.read_bytes().count(10) for file in files):,} lines")
-    return "\n".join(rows)
+    return "\n".join(
+        (
+            f"code lines of each room, and the change since {since}",
+            *(row(room, room) for room in rooms),
+            row("aotc in all", *(room for room in rooms if room.startswith("aotc"))),
+            f"the loader: {len(files)} modules, {sum(python_lines(file.read_bytes()) for file in files):,} code lines",
+        )
+    )
 
 
 def gpu_log() -> str:
@@ -94,5 +136,5 @@ def gpu_log() -> str:
 
 
 if __name__ == "__main__":
-    print(table())
+    print(table(sys.argv[1] if sys.argv[1:] else ""))
     print(gpu_log())

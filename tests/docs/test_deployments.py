@@ -24,7 +24,7 @@ ACTION = ROOT / "examples" / "ci" / "action.yml"
 DOCKERFILES = [ROOT / "examples" / folder / "Dockerfile" for folder in ("container", "bert")]
 DOCKERFILE_USER = re.search(r"^USER (\d+):\d+$", DOCKERFILES[0].read_text(), re.MULTILINE) or ["", "0"]
 WORKFLOW = ROOT / "examples" / "ci" / "aotc-build.yml"
-NIGHTLY = ROOT / ".github" / "workflows" / "torch-nightly.yml"
+OURS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 
 MANIFESTS = [
@@ -174,7 +174,7 @@ def is_file(name: str) -> bool:
 
 @pytest.mark.parametrize(
     ("path", "schema"),
-    [(ACTION, "github-actions"), (WORKFLOW, "github-workflows"), (NIGHTLY, "github-workflows")],
+    [(ACTION, "github-actions"), *((path, "github-workflows") for path in (WORKFLOW, *OURS))],
 )
 def test_a_file_for_github_follows_its_schema(path: Path, schema: str) -> None:
     pytest.importorskip("check_jsonschema")

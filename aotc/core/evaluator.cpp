@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <ctime>
 #include <unordered_map>
 
 #include "binding.h"
@@ -19,6 +20,27 @@ constexpr long INTERFACE = 1;  // of the tables: `INTERFACE` of aotc/runtime/nat
 constexpr size_t MOST_PLANS = 16384;
 
 using Row = std::array<long, 4>;  // calls, padded calls, elements of the inputs, elements that ran: as of `Counters`
+
+constexpr int FIRST_BITS = 13, SPANS = 25;  // of nanoseconds, as in `aotc.runtime.counters`
+
+struct Counts {
+  Row of_calls{};
+  long nanoseconds = 0;
+  std::array<long, SPANS> spans{};  // calls of up to 2^13, 2^14, ... ns, and of more
+
+  void add(const Row& counted, long took) {
+    for (size_t index = 0; index < counted.size(); index++) of_calls[index] += counted[index];
+    nanoseconds += took;
+    int bits = took > 1 ? 64 - __builtin_clzl(static_cast<unsigned long>(took - 1)) : 0;
+    spans[static_cast<size_t>(std::clamp(bits - FIRST_BITS, 0, SPANS - 1))]++;
+  }
+};
+
+long nanoseconds_now() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * 1'000'000'000L + now.tv_nsec;
+}
 
 struct SizesHash {
   size_t operator()(const Sizes& sizes) const {
@@ -208,7 +230,7 @@ bool Table::fits(const Plan& plan, const Leaves& leaves, std::vector<std::pair<s
 struct Evaluator {
   PyObject_HEAD std::shared_ptr<Table> table;
   std::shared_ptr<Facts> facts;
-  std::vector<Row> counts;
+  std::vector<Counts> counts;
   PyObject* observer;  // called with the sizes of each call that the library runs; or null
 };
 
@@ -282,6 +304,7 @@ bool observed(PyObject* observer, const Sizes& sizes) {
 }
 
 PyObject* call(PyObject* object, PyObject* args, PyObject* kwargs) {
+  long began = nanoseconds_now();
   Evaluator* self = of(object);
   std::shared_ptr<Table> table = self->table;
   std::shared_ptr<Facts> facts = self->facts;  // another thread may swap them
@@ -324,9 +347,7 @@ PyObject* call(PyObject* object, PyObject* args, PyObject* kwargs) {
   if (in_c && !observed(self->observer, sizes)) return nullptr;
   PyObject* result = in_c ? run_library(library, container, facts->tensors(), *ran, given)
                           : launched(*table, *plan, facts->tensors(), *ran, given);
-  if (result && result != Py_NotImplemented)
-    for (size_t index = 0; index < plan->counted.size(); index++)
-      self->counts[plan->variant][index] += plan->counted[index];
+  if (result && result != Py_NotImplemented) self->counts[plan->variant].add(plan->counted, nanoseconds_now() - began);
   return result;
 }
 
@@ -352,7 +373,7 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject*) {
   Evaluator* self = of(object);
   new (&self->table) std::shared_ptr<Table>();
   new (&self->facts) std::shared_ptr<Facts>();
-  new (&self->counts) std::vector<Row>();
+  new (&self->counts) std::vector<Counts>();
   self->observer = nullptr;
   if (made([&] {
         self->table = std::make_shared<Table>(spec);
@@ -377,12 +398,15 @@ PyObject* observe(PyObject* object, PyObject* observer) {  // None: nobody
   Py_RETURN_NONE;
 }
 
-PyObject* counts(PyObject* object, PyObject*) {  // of each variant
+PyObject* counts(PyObject* object, PyObject*) {  // of each variant, a row as of `Counters`
   PyObject* list = PyList_New(0);
-  for (auto& [calls, padded, request, ran] : of(object)->counts) {
-    PyObject* row = Py_BuildValue("(llll)", calls, padded, request, ran);
-    if (!list || !row || PyList_Append(list, row)) return nullptr;
-    Py_DECREF(row);
+  for (const Counts& counts : of(object)->counts) {
+    Sizes row(counts.of_calls.begin(), counts.of_calls.end());
+    row.push_back(counts.nanoseconds);
+    row.insert(row.end(), counts.spans.begin(), counts.spans.end());
+    PyObject* tuple = tuple_of(row);
+    if (!list || !tuple || PyList_Append(list, tuple)) return nullptr;
+    Py_DECREF(tuple);
   }
   return list;
 }

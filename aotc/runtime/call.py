@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Literal
@@ -180,6 +181,7 @@ class CompiledCall:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.native and (done := self.native(*args, **kwargs)) is not NotImplemented:
             return done
+        began = time.perf_counter_ns()
         plan, leaves = None, []
         form: object = "sizes"
         try:
@@ -225,7 +227,7 @@ class CompiledCall:
         for index in self.unaligned(ran):
             ran = [*ran[:index], ran[index].clone(), *ran[index + 1 :]]
         result = self.launch(ran, state, plan, leaves)
-        self._counters.count_call(plan)
+        self._counters.count_call(plan, time.perf_counter_ns() - began)
         self.renew_facts(self)
         return result
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, cast
 
-import msgspec
 import torch
 from torch import nn
 
@@ -29,7 +28,7 @@ from aotc.runtime.forks import renew_in_child
 from aotc.runtime.libraries.library import Library
 from aotc.runtime.state.read_write_lock import ReadWriteLock, set_all
 from aotc.runtime.state.weights import Bound, ModuleState, State, bind_state
-from aotc.runtime.stats import BucketStats, Stats
+from aotc.runtime.stats import BucketStats, Stats, add_to
 from aotc.runtime.variant import Attached
 
 if TYPE_CHECKING:
@@ -311,7 +310,7 @@ class CompiledRegions(CompiledCall):
         errors: dict[str, int] = {}
         for name, stats in snapshots:
             for bucket, of_bucket in stats.buckets.items():
-                _add(buckets.setdefault(f"{name} {bucket}", BucketStats()), of_bucket)
+                add_to(buckets.setdefault(f"{name} {bucket}", BucketStats()), of_bucket)
             for kind, count in stats.miss_kinds.items():
                 kinds[f"{name}: {kind}"] = kinds.get(f"{name}: {kind}", 0) + count
             for kind, count in stats.errors.items():
@@ -408,8 +407,3 @@ def _is_free(instance: nn.Module) -> bool:
     """Whether the instance runs its class's forward: a copy of an attached module has that one as its own."""
     forward = vars(instance).get("forward")
     return forward is None or getattr(forward, "__func__", None) is type(instance).forward
-
-
-def _add(total: BucketStats, counted: BucketStats) -> None:
-    for name, value in msgspec.structs.asdict(counted).items():
-        setattr(total, name, getattr(total, name) + value)

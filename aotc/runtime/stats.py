@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from aotc.runtime.counters import Counters
+from aotc.runtime.counters import FIRST_BITS, SPANS, Counters
 
 KEPT_MISSES = 1000
 """Distinct kinds of miss that are kept by name; further ones are only counted."""
@@ -16,17 +16,25 @@ LOGGED_A_MINUTE = 10
 """Kinds of miss of one callable that are logged."""
 
 
+CALL_SECONDS = tuple(2**bits / 1e9 for bits in range(FIRST_BITS, FIRST_BITS + SPANS - 1))
+"""Where the spans of `BucketStats.spans` end, in seconds: 8.2 µs, 16.4 µs, … 69 s; the last span has no end."""
+
+
 class BucketStats(msgspec.Struct):
     """Calls that ran in one bucket.
 
     calls: how many. padded_calls: how many of them were padded. request_elements: elements of all their input tensors
-    as the caller gave them. run_elements: the same after padding.
+    as the caller gave them. run_elements: the same after padding. seconds: that they took; of a GPU, until the call
+    returned, which is not when the GPU was done. spans: how many took up to each of CALL_SECONDS and no less, and how
+    many took longer. Replays of a training step are counted as calls, and are not timed.
     """
 
     calls: int = 0
     padded_calls: int = 0
     request_elements: int = 0
     run_elements: int = 0
+    seconds: float = 0.0
+    spans: tuple[int, ...] = (0,) * SPANS
 
     @property
     def padding_waste(self) -> float:
@@ -62,12 +70,23 @@ class Stats(msgspec.Struct):
         }
 
 
+def add_to(total: BucketStats, counted: BucketStats) -> None:
+    """Add a bucket's counters to those of another."""
+    spans = tuple(map(operator.add, total.spans, counted.spans))
+    for name in ("calls", "padded_calls", "request_elements", "run_elements", "seconds"):
+        setattr(total, name, getattr(total, name) + getattr(counted, name))
+    total.spans = spans
+
+
 def snapshot(counters: Counters) -> Stats:
     with counters.lock:
         rows = [[*row] for row in counters.rows]
         for row, seen in zip(rows, counters.native(), strict=False):
-            row[:] = map(operator.add, row, seen)
-        buckets = {name: BucketStats(*row) for name, row in zip(counters.names, rows, strict=True)}
+            row[: len(seen)] = map(operator.add, row, seen)
+        buckets = {
+            name: BucketStats(calls, padded, request, ran, nanoseconds / 1e9, tuple(spans))
+            for name, (calls, padded, request, ran, nanoseconds, *spans) in zip(counters.names, rows, strict=True)
+        }
         return Stats(
             calls=sum(stats.calls for stats in buckets.values()),
             buckets=buckets,

@@ -4,6 +4,8 @@
   `aotc_run_elements_total`
 - by model: `aotc_misses_total`, `aotc_contiguous_copies_total`
 - by model and kind, the class of the exception: `aotc_errors_total`
+- by model and bucket: the histogram `aotc_call_seconds` of what compiled calls took; on a GPU until the call returned,
+  which is not when the GPU was done. `rate(aotc_call_seconds_sum[1m])` is the share of the time in which calls run
 - `aotc_artifact_info`, always 1, with the labels model, target, digest and torch
 
 The sums over buckets are `Stats.counters()`. A collector belongs to one process: the multiprocess mode of
@@ -12,14 +14,16 @@ The sums over buckets are `Stats.counters()`. A collector belongs to one process
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Mapping
 
 try:
-    from prometheus_client.core import CounterMetricFamily, InfoMetricFamily, Metric
+    from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, InfoMetricFamily, Metric
 except ModuleNotFoundError as error:
     error.add_note("  hint: pip install 'aotc[prometheus]'")
     raise
 
+from aotc.runtime.stats import CALL_SECONDS, Stats
 from aotc.telemetry.call_metrics import COUNTERS, Models, current, values
 
 
@@ -53,9 +57,21 @@ class StatsCollector:
             for labels, value in values(counter, stats):
                 family.add_metric(labels, value)
             yield family
+        yield _call_seconds(stats)
         info = InfoMetricFamily("aotc_artifact", "What was loaded.", labels=["model"])
         for name, compiled in models.items():
             loaded = compiled.forward.loaded
             made_for = {"target": compiled.artifact.target, "torch": compiled.artifact.environment.torch}
             info.add_metric([name], {**made_for, "digest": loaded.digest if loaded else ""})
         yield info
+
+
+def _call_seconds(stats: Mapping[str, Stats]) -> Metric:
+    family = HistogramMetricFamily("aotc_call_seconds", "Seconds of compiled calls.", labels=["model", "bucket"])
+    ends = (*map(str, CALL_SECONDS), "+Inf")
+    for model, own in stats.items():
+        for bucket, calls in own.buckets.items():
+            if any(calls.spans):
+                counts = itertools.accumulate(calls.spans)
+                family.add_metric([model, bucket], list(zip(ends, counts, strict=True)), calls.seconds)
+    return family

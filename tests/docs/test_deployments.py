@@ -91,13 +91,24 @@ def test_what_a_pod_writes_is_bounded(document: dict[str, Any]) -> None:
 
 def test_an_alert_is_on_metrics_that_are_exported_and_says_what_to_do() -> None:
     nothing = Stats(calls=0, buckets={}, misses=0, miss_kinds={}, contiguous_copies=0, errors={})
-    exported = set(nothing.counters())
+    exported = {*nothing.counters(), *(f"aotc_call_seconds_{part}" for part in ("bucket", "sum", "count"))}
     for group in of_kind("PrometheusRule")["spec"]["groups"]:
         for rule in group["rules"]:
-            used = set(re.findall(r"\b\w+_total\b", rule["expr"]))
+            used = set(re.findall(r"\b(?:aotc|kube)_\w+", rule["expr"]))
+            assert " / " not in rule["expr"], "an idle service has no calls to divide by"
             assert used and {name for name in used if not name.startswith("kube_")} <= exported
             assert rule["expr"].count("(") == rule["expr"].count(")")
             assert {"summary", "action"} <= rule["annotations"].keys() and "severity" in rule["labels"]
+
+
+def test_the_autoscaler_s_own_metric_is_made_of_one_that_is_exported() -> None:
+    (named,) = (
+        one["pods"]["metric"]["name"] for one in of_kind("HorizontalPodAutoscaler")["spec"]["metrics"] if "pods" in one
+    )
+    (rule,) = yaml.safe_load(of_kind("ConfigMap")["data"]["config.yaml"])["rules"]
+    assert rule["name"] == {"as": named}
+    for query in (rule["seriesQuery"], rule["metricsQuery"]):
+        assert re.findall(r"aotc_\w+", query) == ["aotc_call_seconds_sum"]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

@@ -7,6 +7,7 @@ import json
 import logging
 import re
 import sys
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,11 +16,15 @@ import pytest
 import torch
 from hand_built import make_compiled, tensor
 
-from aotc.errors import BindError, LibraryError, MissError
+from aotc.errors import BindError, LibraryError, MissError, NotFoundError
 from aotc.records import Output, PadRule
 from aotc.runtime.compiled import Compiled, compiled_module
+from aotc.runtime.counters import Counters
+from aotc.runtime.dispatch import Plan
+from aotc.runtime.stats import CALL_SECONDS, snapshot
 from aotc.telemetry import ShapeSample, log_startup, sample_shapes
 from aotc.tools.advise import read_trace
+from examples.models import transformer_block
 
 
 @pytest.fixture
@@ -75,6 +80,68 @@ def test_prometheus_scrapes_counters_by_bucket_that_add_up_to_those_of_stats(com
     assert dict(sums) == compiled.stats().counters()
 
 
+def test_the_seconds_of_calls_are_a_histogram_by_bucket() -> None:
+    """Three calls of 20 ms and one of none are in the spans that hold 20 ms and less than 1 ms."""
+    client = pytest.importorskip("prometheus_client")
+    from aotc.telemetry.prometheus import StatsCollector
+
+    def slow(x: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.02 * float(x.max()))
+        return x
+
+    compiled = compiled_module(make_compiled(slow, [tensor("x", "seq")], [{"seq": 4}, {"seq": 8}]))
+    for value in (1, 1, 1, 0):
+        compiled(torch.full((4,), float(value)))
+    registry = client.CollectorRegistry()
+    registry.register(StatsCollector({"m": compiled}))
+    text = client.generate_latest(registry).decode()
+    counts = {
+        float(end): float(n)
+        for end, n in re.findall(r'^aotc_call_seconds_bucket{.*le="(.*?)".*} (.*)$', text, re.MULTILINE)
+    }
+    assert list(counts.values()) == sorted(counts.values())
+    assert counts[2**24 / 1e9] == 1 and counts[float("inf")] == 4, "less than 16.8 ms: the one that did not sleep"
+    assert 'aotc_call_seconds_count{bucket="seq=4",model="m"} 4.0' in text
+    assert "seq=8" not in "".join(re.findall("^aotc_call_seconds.*$", text, re.MULTILINE)), "which has no calls"
+    (total,) = re.findall(r"^aotc_call_seconds_sum.* (.*)$", text, re.MULTILINE)
+    assert float(total) == compiled.stats().buckets["seq=4"].seconds >= 0.06
+
+
+@pytest.mark.parametrize(("nanoseconds", "span"), [(0, 0), (8192, 0), (8193, 1), (16384, 1), (2**36, 23), (2**50, 24)])
+def test_a_call_is_counted_in_the_span_that_ends_at_or_behind_its_time(nanoseconds: int, span: int) -> None:
+    counters = Counters(["b"])
+    counters.count_call(Plan(0, "", (), (), (), (), (), 1, 1), nanoseconds)
+    (spans,) = (each.spans for each in snapshot(counters).buckets.values())
+    assert spans.index(1) == span and sum(spans) == 1
+    assert all(nanoseconds <= 1e9 * end for end in CALL_SECONDS[span:])
+    assert all(nanoseconds > 1e9 * end for end in CALL_SECONDS[:span])
+
+
+def test_a_load_is_a_span_with_its_parts(quickstart_store: Path) -> None:
+    sdk = pytest.importorskip("opentelemetry.sdk.trace")
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    from aotc.telemetry.opentelemetry import traced_load
+
+    provider, seen = sdk.TracerProvider(), InMemorySpanExporter()
+    provider.add_span_processor(SimpleSpanProcessor(seen))
+    tracer = provider.get_tracer("test")
+    ref = f"{quickstart_store}#quickstart"
+    compiled = traced_load(ref, transformer_block(width=256, heads=4).eval(), tracer=tracer)
+    *parts, whole = seen.get_finished_spans()
+    loaded = compiled.forward.loaded
+    assert [part.name for part in parts] == [f"aotc.load.{name}" for name in loaded.load_ms]
+    assert whole.attributes["aotc.digest"] == loaded.digest and whole.attributes["aotc.buckets"] == 2
+    assert {part.parent.span_id for part in parts} == {whole.context.span_id}
+    assert whole.start_time <= parts[0].start_time and parts[-1].end_time <= whole.end_time
+    seen.clear()
+    with pytest.raises(NotFoundError):
+        traced_load(f"{ref}:v9", tracer=tracer)
+    (failed,) = seen.get_finished_spans()
+    assert not failed.status.is_ok and failed.events[0].attributes["exception.type"].endswith("NotFoundError")
+
+
 def test_opentelemetry_observes_the_same(compiled: Compiled) -> None:
     sdk = pytest.importorskip("opentelemetry.sdk.metrics")
     from opentelemetry.sdk.metrics.export import InMemoryMetricReader
@@ -92,6 +159,10 @@ def test_opentelemetry_observes_the_same(compiled: Compiled) -> None:
     assert calls == {"seq=4": 3, "seq=8": 1}
     errors = {point.attributes["aotc.kind"]: point.value for point in metrics["aotc.errors"].data_points}
     assert errors == {"LibraryError": 1}
+    seconds = metrics.pop("aotc.call_seconds").data_points
+    assert {point.attributes["aotc.bucket"]: point.value for point in seconds} == {
+        name: bucket.seconds for name, bucket in compiled.stats().buckets.items()
+    }
     sums = {f"{name.replace('.', '_')}_total": sum(p.value for p in data.data_points) for name, data in metrics.items()}
     assert sums == compiled.stats().counters()
 

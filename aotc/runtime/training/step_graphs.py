@@ -151,7 +151,7 @@ class StepGraphs:
         if checked.plan is not None:
             if self._call.on_sizes is not None:
                 self._call.on_sizes(checked.sizes)
-            self._call._counters.count_call(checked.plan)
+            self._call._counters.count_call(checked.plan, None)
 
     def _current_facts(self) -> list[Any]:
         """What a graph holds as addresses and values: the module's tensors and modes, and the optimizer's options."""

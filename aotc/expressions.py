@@ -94,11 +94,9 @@ def _compile(node: ast.expr, text: str, depth: int) -> Evaluate:
             combine = all if isinstance(op, ast.And) else any
             return lambda sizes: int(combine(part(sizes) for part in parts))
         case ast.Compare(left=left_node, ops=ops, comparators=comparators) if all(type(op) in _COMPARE for op in ops):
-            terms = [_compile(term, text, depth - 1) for term in [left_node, *comparators]]
-            compares = [_COMPARE[type(op)] for op in ops]
-            return lambda sizes: int(
-                all(compare(a(sizes), b(sizes)) for compare, a, b in zip(compares, terms[:-1], terms[1:], strict=True))
-            )
+            first, *others = (_compile(term, text, depth - 1) for term in [left_node, *comparators])
+            chain = [(_COMPARE[type(op)], term) for op, term in zip(ops, others, strict=True)]
+            return lambda sizes: _holds(first(sizes), chain, sizes)
         case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in _FUNCTIONS and (
             len(arguments) == 1 if name == "abs" else len(arguments) > 1
         ):
@@ -109,6 +107,16 @@ def _compile(node: ast.expr, text: str, depth: int) -> Evaluate:
         f"`{text}` is not an expression over dims: only integers, dims, + - * // %, comparisons, and, or, not, "
         "min, max and abs are allowed"
     )
+
+
+def _holds(left: int, chain: Iterable[tuple[Callable[[int, int], bool], Evaluate]], sizes: Mapping[str, int]) -> int:
+    """Each term is evaluated once at most, as Python does: chains within chains would take twice as long for each."""
+    for compare, term in chain:
+        right = term(sizes)
+        if not compare(left, right):
+            return 0
+        left = right
+    return 1
 
 
 _SAMPLES = (0, 1, 2, 7, 1_000_003, 2_147_483_647)

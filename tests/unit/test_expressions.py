@@ -43,6 +43,27 @@ def test_a_text_in_the_grammar_has_the_value_that_python_gives_it(text: str, val
     assert (result, type(result)) == (value, int)
 
 
+def test_chained_comparisons_evaluate_each_term_once() -> None:
+    """As Python does. A chain within a chain was evaluated twice: forty, one in another, took for ever."""
+
+    class Sizes(dict[str, int]):
+        read = 0
+
+        def __getitem__(self, name: str) -> int:
+            self.read += 1
+            return super().__getitem__(name)
+
+    text = "seq"
+    for _ in range(20):
+        text = f"batch < ({text}) < seq"
+    sizes = Sizes(batch=-1, seq=7)
+    assert Expression(text).evaluate(sizes) == eval(text, {}, dict(sizes)) == 1
+    assert sizes.read == text.count("batch") + text.count("seq")
+    assert Expression("1 < batch < seq // 0").evaluate(sizes) == 0, (
+        "what comes after a term that fails is not evaluated"
+    )
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import re
@@ -60,7 +61,8 @@ def _multiples(context: click.Context, parameter: click.Parameter, values: Seque
     "--buckets",
     "count",
     type=click.IntRange(1, 1000),
-    show_default=f"as many as the manifest has, or up to {DEFAULT_BUCKETS} if these miss calls; else {DEFAULT_BUCKETS}",
+    show_default=f"as many as the manifest has; where these cannot take every call, as few as can, if {DEFAULT_BUCKETS} "
+    f"can; without a manifest {DEFAULT_BUCKETS}",
     help="At most so many buckets.",
 )
 @click.option("--max-waste", type=Share(), metavar="SHARE", help="As few buckets as waste at most this, like 10%.")
@@ -156,6 +158,7 @@ def advise(
     """
     from aotc.tools.advise import Goal
     from aotc.tools.advise import advise as find
+    from aotc.tools.advise.advice import manifest_block
     from aotc.tools.advise.advice_page import render_page
     from aotc.tools.advise.costs import elements
     from aotc.tools.advise.today import read_today
@@ -175,9 +178,9 @@ def advise(
     if max_waste is None and count is None:
         number = len(today.buckets) if today else DEFAULT_BUCKETS
         goal = msgspec.structs.replace(goal, count=number, up_to=DEFAULT_BUCKETS)
-    advice = find(
+    search = functools.partial(
+        find,
         trace,
-        goal,
         cost=cost,
         elements=today.elements if today else elements,
         padded=pads,
@@ -186,6 +189,7 @@ def advise(
         multiple_of=multiples,
         today=(today.buckets, today.padded) if today else None,
     )
+    advice = search(goal)
     for note in advice.notes:
         notice(f"note: {note}")
     if page is not None:
@@ -201,6 +205,10 @@ def advise(
         print_json({**msgspec.to_builtins(advice), **more})
     else:
         _show(advice, unit, today, seconds)
+        if goal.up_to > len(advice.plan.buckets):
+            _say_why_worse(advice, lambda: search(Goal(DEFAULT_BUCKETS)))
+        echo()
+        echo_lines(manifest_block(advice), nl=False)
 
 
 def _read(path: Path, dims: Sequence[str]) -> Trace:
@@ -281,8 +289,6 @@ def _units(advice: Advice, today: Today | None) -> int:
 
 
 def _show(advice: Advice, unit: str, today: Today | None, seconds: float | None) -> None:
-    from aotc.tools.advise.advice import manifest_block
-
     print_table(
         ("bucket", "calls", "waste", "of all waste"),
         [(use.name, f"{use.calls:,}", f"{use.waste:.1%}", f"{use.lost:.1%}") for use in advice.plan.buckets],
@@ -323,8 +329,18 @@ def _show(advice: Advice, unit: str, today: Today | None, seconds: float | None)
     units = _units(advice, today)
     cost = f", about {duration(units * seconds)} of compiling in all" if seconds else ""
     echo(f"units to compile: {units}{' for each region' if today and today.regions else ''}{cost}")
-    echo()
-    echo_lines(manifest_block(advice), nl=False)
+
+
+def _say_why_worse(advice: Advice, with_more: Callable[[], Advice]) -> None:
+    """Where today's buckets waste less than as many that are advised: for which calls, and what wastes less."""
+    today, plan = advice.today, advice.plan
+    if today is None or today.waste >= plan.waste or today.coverage >= plan.coverage:
+        return
+    missed = f"{1 - today.coverage:.2%} of the calls find none of them"
+    echo(f"today's {len(today.buckets)} waste less, {today.waste:.1%}, for they leave calls out: {missed}")
+    echo(f"  --cover {math.floor(1e4 * today.coverage) / 100:g}% leaves out as many, the costliest")
+    more = with_more().plan
+    echo(f"  --buckets {len(more.buckets)} wastes {more.waste:.1%}, and takes all")
 
 
 def _mean(advice: Advice, plan: BucketPlan) -> str:

@@ -17,6 +17,9 @@ from processes import ROOT
 
 from aotc.cli import main
 from aotc.manifest import read_manifest
+from aotc.tools.advise import Goal, Trace
+from aotc.tools.advise import advise as find_buckets
+from aotc.tools.advise.advice_page import draw
 
 MANIFEST = """
 version: 1
@@ -77,6 +80,33 @@ def test_it_compares_with_the_manifest_and_advises_as_many(folder: Path) -> None
     assert advice["today"]["coverage"] < 1 == advice["plan"]["coverage"]
     shown = advise(folder, "trace.jsonl", "--manifest", "manifest.yaml").stdout
     assert re.search(r"today +2 +\d\d\.\d\d%", shown) and "units to compile: 4" in shown
+
+
+def test_the_default_says_why_as_many_buckets_as_today_s_waste_more(tmp_path: Path) -> None:
+    """Today's two leave out one call of a hundred, which is a thousand times as long: who takes it pads more."""
+    (tmp_path / "manifest.yaml").write_text(
+        "version: 1\nmodels:\n  m:\n    factory: a.b:c\n    inputs:\n      x: {shape: [seq], pad: {seq: 0}}\n"
+        "    buckets: [{seq: 10}, {seq: 20}]\n"
+    )
+    trace = '{"seq": 10, "count": 50}\n{"seq": 20, "count": 49}\n{"seq": 10000}\n'
+    manifest = ("--manifest", str(tmp_path / "manifest.yaml"))
+    shown = CliRunner().invoke(main, ["advise", "-", *manifest], input=trace).stdout
+    assert "today's 2 waste less, 0.0%, for they leave calls out: 1.00% of the calls find none of them" in shown
+    assert "--cover 99% leaves out as many, the costliest" in shown
+    assert "--buckets 3 wastes 0.0%, and takes all" in shown
+    followed = CliRunner().invoke(main, ["advise", "-", *manifest, "--cover", "99%"], input=trace).stdout
+    assert re.search(r"advised +2 +99\.00% +0\.0%", followed) and "leave calls out" not in followed
+
+
+@pytest.mark.parametrize("sizes", [[3, 97, 120, 121, 500], [*range(1, 400, 7)], [1, 1000, 4000]])
+def test_no_call_is_drawn_beyond_the_edge_of_the_bucket_that_takes_it(sizes: list[int]) -> None:
+    trace = Trace(("seq",), {(size,): 1 for size in sizes})
+    found = find_buckets(trace, Goal(count=3))
+    chart = draw(trace, found)
+    edges = sorted(box.x + box.width for box in chart.boxes)
+    for cell in chart.cells:
+        assert not [edge for edge in edges if cell.x + 1e-9 < edge < cell.x + cell.width / 0.92 - 1e-9], cell
+    assert len(chart.cells) <= len(sizes)
 
 
 def test_optimal_is_said_of_the_calls_that_it_is_for() -> None:

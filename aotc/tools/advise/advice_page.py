@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from aotc.records import SizeRange, has_range
@@ -91,32 +92,33 @@ def _some(curve: Sequence[Option]) -> list[Option]:
 
 
 class _Axis:
-    """Places of sizes on an axis, from 0 to 1."""
+    """Places of sizes on an axis, from 0 to 1, and its cells: about `bins` of one width, cut where a bucket ends, so
+    that no call lies beyond the edge of the bucket that takes it."""
 
-    def __init__(self, sizes: Sequence[int], bins: int) -> None:
+    def __init__(self, sizes: Sequence[int], bins: int, edges: Iterable[int]) -> None:
         low, high = min(sizes), max(sizes)
         self.logarithmic = high >= LOGARITHMIC * low
         self._scale: Callable[[float], float] = math.log if self.logarithmic else float
         edge = low / 1.3 if self.logarithmic else min(low - 0.5, low - (high - low) * 0.04)
         self._first = self._scale(max(edge, 0.5))
         self._width = (self._scale(high * 1.02 if self.logarithmic else high + (high - low) * 0.02 + 0.5)) - self._first
-        self._bins = bins
         self._low, self._high = low, high
+        cells = (math.ceil(round(self._size_at(number / bins), 9)) - 1 for number in range(1, bins))
+        self._last = sorted({high, *(size for size in (*cells, *edges) if low <= size < high)})
 
     def at(self, size: float) -> float:
         return min(1.0, max(0.0, (self._scale(max(size, 0.5)) - self._first) / self._width))
 
-    def bin(self, size: int) -> int:
-        return min(self._bins - 1, int(self.at(size) * self._bins))
+    def cell(self, size: int) -> int:
+        return bisect_left(self._last, size)
 
     def extent(self, number: int) -> tuple[float, float]:
-        """Where the sizes of a bin begin, and how wide they are.
+        """Where the sizes of a cell begin, and how wide they are.
 
         A size reaches from the one before it to its own place: a bucket's edge is the edge of the sizes that it takes.
         """
-        first, end = (math.ceil(round(self._size_at(edge / self._bins), 9)) for edge in (number, number + 1))
-        begin = self.at(first - 1) if number else 0.0
-        return begin, (self.at(end - 1) if number < self._bins - 1 else 1.0) - begin
+        begin = self.at(self._last[number - 1]) if number else 0.0
+        return begin, self.at(self._last[number]) - begin
 
     def _size_at(self, place: float) -> float:
         value = self._first + place * self._width
@@ -143,7 +145,7 @@ def draw(trace: Trace, advice: Advice) -> Chart:
     dims = trace.dims
     order = sorted(range(len(dims)), key=lambda axis: -len({shape[axis] for shape in trace.counts}))
     first, second = order[0], order[1] if len(order) > 1 else None
-    across = _Axis([shape[first] for shape in trace.counts], COLUMNS)
+    across = _Axis([shape[first] for shape in trace.counts], COLUMNS, _edges(advice, dims[first]))
     plans = [*([(advice.today, True)] if advice.today else []), (advice.plan, False)]
     scale = " (logarithmic)" if across.logarithmic else ""
     if second is None:
@@ -152,13 +154,21 @@ def draw(trace: Trace, advice: Advice) -> Chart:
         caption = f"{dims[first]}{scale}; the height is the number of calls"
         ticks = [Tick(1 - share / 1.05, f"{top * share:,.0f}") for share in ((0, 0.5, 1) if top > 3 else (0, 1))]
         return Chart("", HEIGHT, _label(trace, advice), caption, across.ticks(), ticks, bars, boxes)
-    up = _Axis([shape[second] for shape in trace.counts], ROWS)
+    up = _Axis([shape[second] for shape in trace.counts], ROWS, _edges(advice, dims[second]))
     boxes = [box for plan, today in plans for box in _boxes(plan, dims, first, second, across, up, today)]
     caption = f"across: {dims[first]}{scale}, up: {dims[second]}{' (logarithmic)' if up.logarithmic else ''}"
     caption += "; other dims are not drawn" if len(dims) > 2 else ""
     y_ticks = [Tick(1 - tick.at, tick.text) for tick in up.ticks()]
     cells = _cells(trace, first, second, across, up)
     return Chart(dims[second], HEIGHT, _label(trace, advice), caption, across.ticks(), y_ticks, cells, boxes)
+
+
+def _edges(advice: Advice, dim: str) -> Iterator[int]:
+    """The sizes at which the buckets begin and end."""
+    for plan in filter(None, (advice.today, advice.plan)):
+        for use in plan.buckets:
+            size = use.sizes[dim]
+            yield from (size,) if isinstance(size, int) else (size.min - 1, size.max)
 
 
 def _label(trace: Trace, advice: Advice) -> str:
@@ -168,7 +178,7 @@ def _label(trace: Trace, advice: Advice) -> str:
 def _bars(trace: Trace, axis: int, across: _Axis) -> tuple[list[Cell], int]:
     calls: dict[int, int] = defaultdict(int)
     for shape, count in trace.counts.items():
-        calls[across.bin(shape[axis])] += count
+        calls[across.cell(shape[axis])] += count
     top = max(calls.values())
     cells = []
     for n, count in sorted(calls.items()):
@@ -180,7 +190,7 @@ def _bars(trace: Trace, axis: int, across: _Axis) -> tuple[list[Cell], int]:
 def _cells(trace: Trace, first: int, second: int, across: _Axis, up: _Axis) -> list[Cell]:
     calls: dict[tuple[int, int], int] = defaultdict(int)
     for shape, count in trace.counts.items():
-        calls[across.bin(shape[first]), up.bin(shape[second])] += count
+        calls[across.cell(shape[first]), up.cell(shape[second])] += count
     top = math.log1p(max(calls.values()))
     cells = []
     for (n, m), count in sorted(calls.items()):

@@ -61,7 +61,7 @@ def _multiples(context: click.Context, parameter: click.Parameter, values: Seque
     "--buckets",
     "count",
     type=click.IntRange(1, 1000),
-    show_default=f"as many as the manifest has; where these cannot take every call, as few as can, if {DEFAULT_BUCKETS} "
+    show_default=f"as many as the manifest's; where these cannot take every call, as few as can, if {DEFAULT_BUCKETS} "
     f"can; without a manifest {DEFAULT_BUCKETS}",
     help="At most so many buckets.",
 )

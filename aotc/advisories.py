@@ -119,7 +119,7 @@ def decode_feed(data: bytes, where: str) -> Feed:
         feed = msgspec.json.decode(data, type=Feed)
         for each in feed.advisories:
             within(each.concern.torch, "2.0")
-    except (msgspec.DecodeError, IndexError, ValueError) as error:
+    except (msgspec.DecodeError, IndexError, ValueError, RecursionError) as error:
         raise CorruptError(
             f"{where} is not a feed of advisories: {str(error)[:_MANY_BYTES]}",
             hint="publish it again: aotc audit --publish STORE --sign KEY",

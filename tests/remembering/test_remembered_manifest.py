@@ -143,6 +143,10 @@ def test_a_build_finds_a_function_between_its_decorators() -> None:
 def test_a_damaged_memory_is_told_with_its_file(tmp_path: Path) -> None:
     place = Place(tmp_path, "net")
     assert place.change(memory_of((2, 16)), lambda memory: None) == place.read() == memory_of((2, 16))
+    deep = f'{(tmp_path / "net.json").read_text().rstrip()[:-1]},"more":{"[" * 5000}{"]" * 5000}}}'
+    (tmp_path / "net.json").write_text(deep)
+    with pytest.raises(CorruptError, match=r"net\.json cannot be read"):
+        place.read()
     (tmp_path / "net.json").write_text("{")
     with pytest.raises(CorruptError, match=r"net\.json cannot be read"):
         place.read()

@@ -136,6 +136,7 @@ def test_a_feed_of_a_newer_aotc_may_have_further_fields() -> None:
     ("data", "error"),
     [
         (b"{", CorruptError),
+        (b'{"version": 1, "advisories": [], "more": ' + b"[" * 5000 + b"]" * 5000 + b"}", CorruptError),
         (b'{"version": 1, "advisories": [{"id": "A", "modified": "", "affected": []}]}', CorruptError),
         (Feed(FEED_VERSION, (advisory(torch="new"),)).encode(), CorruptError),
         (Feed(FEED_VERSION + 1, ()).encode(), SchemaVersionError),

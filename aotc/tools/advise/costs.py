@@ -130,7 +130,7 @@ def _point(text: bytes, where: str, dims: Sequence[str]) -> tuple[DimSizes, floa
     try:
         entry: Mapping[str, Any] = msgspec.json.decode(text, type=dict[str, Any])
         sizes, ms = [entry[dim] for dim in dims], entry["ms"]
-    except (msgspec.DecodeError, KeyError):
+    except (msgspec.DecodeError, RecursionError, KeyError):
         sizes, ms = [], None
     if not sizes or any(type(size) is not int or not 1 <= size <= LARGEST for size in sizes) or not _is_positive(ms):
         line = ", ".join(f'"{dim}": 1' for dim in dims)

@@ -91,7 +91,7 @@ def read_trace(lines: Iterable[bytes], name: str, dims: Sequence[str] = ()) -> T
 def _decoded(text: bytes) -> Any:
     try:
         return msgspec.json.decode(text)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
 
 

@@ -196,6 +196,6 @@ def decode_memory(data: bytes, where: str) -> Memory | None:
         memory = msgspec.json.decode(data, type=Memory)
         for kind in memory.kinds:
             check_kind(kind)
-    except (msgspec.MsgspecError, ValueError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise CorruptError(f"{where} cannot be read: {error}", hint="remove it: its module is built anew") from None
     return memory

@@ -246,7 +246,7 @@ def _progress() -> Iterator[Callable[[Said], None]]:
         def say(said: Said) -> None:
             if said.kind == "figure":
                 console.print(Text(one_line(said.text)))
-            else:
+            elif said.kind != "waiting":  # the line has a clock
                 line.begin(said.text)
 
         yield say
@@ -333,6 +333,8 @@ def _show_starts(report: BenchReport) -> None:
     print_table(header, rows)
     for comparison in report.start_comparisons():
         echo(f"first output: {in_words(comparison, report.subject)}")
+    for advice in report.faster_starts():
+        echo(advice)
 
 
 def _show_bucket(bucket: BucketReport, subject: str) -> None:

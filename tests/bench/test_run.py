@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from aotc.cli import bench as cli
 from aotc.cli import main
 from aotc.manifest.types import ModelSpec
 from aotc.records import Signature
-from aotc.tools.bench import bench_run
+from aotc.tools.bench import bench_run, contender_process
 from aotc.tools.bench.bench_page import render_page
 from aotc.tools.bench.bench_run import BenchOptions, bench
 from aotc.tools.bench.contender_messages import (
@@ -30,8 +31,8 @@ from aotc.tools.bench.contender_messages import (
     Used,
 )
 from aotc.tools.bench.contender_process import ContenderFailed
-from aotc.tools.bench.contenders import CONTENDERS
-from aotc.tools.bench.measurements import BenchReport
+from aotc.tools.bench.contenders import CONTENDERS, Attachment
+from aotc.tools.bench.measurements import BenchReport, ContenderMeasurements
 from aotc.tools.bench.subject import BenchSubject, CalledSizes
 
 MS = {"eager": 2.0, "default": 1.5, "max-autotune": 1.0, "aotc": 1.0}
@@ -48,7 +49,7 @@ class Processes:
         self.started: list[tuple[str, Path]] = []
         self.open: list[str] = []
 
-    def session(self, job: ContenderJob, caches: Path, work: Path) -> Any:
+    def session(self, job: ContenderJob, caches: Path, work: Path, waiting: Callable[[float], None]) -> Any:
         return Session(self, job, caches)
 
 
@@ -171,6 +172,60 @@ def test_what_takes_seconds_is_measured_before_a_compiler_starts(monkeypatch: py
         ("max-autotune", ["aotc", "max-autotune"]),
     ]
     assert [name for name, _ in processes.started][:5] == ["eager", "aotc", "aotc-file", "aotc-forked", "eager"]
+
+
+def test_of_six_starts_two_come_before_the_calls_and_the_others_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit of time then ends the starts, of which fewer give a figure without a verdict, and not the calls."""
+    processes, calls_after = Processes(), list[int]()
+    timing = bench_run._Bench._measure_calls
+
+    def noted(self: Any, names: Any) -> None:
+        calls_after.append(len(processes.started))
+        timing(self, names)
+
+    monkeypatch.setattr(bench_run._Bench, "_measure_calls", noted)
+    report = measured(monkeypatch, processes, contenders=("eager", "aotc", "default"), starts=6, rounds=6)
+    names = [name for name, _ in processes.started]
+    assert names[:4] == ["eager", "aotc", "aotc", "eager"]
+    assert names[4:6] == ["eager", "default"], "the second process of eager, and the compiler"
+    assert calls_after == [4, 6]
+    assert names[6:] == ["eager", "aotc", "aotc", "eager"] * 2
+    assert {name: len(one.starts) for name, one in report.contenders.items()} == {"eager": 6, "aotc": 6, "default": 1}
+    assert all(one.verdict != "too few pairs" for one in report.buckets[0].comparisons)
+
+
+def test_a_long_start_says_that_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process answers after a second, and its parent says each tenth of one that it waits."""
+    worker = tmp_path / "worker.py"
+    worker.write_text('import time; time.sleep(1); print(\'{"type": "failed", "message": "no"}\', flush=True)')
+    monkeypatch.setattr(contender_process.measure_worker, "__file__", str(worker))
+    monkeypatch.setattr(contender_process, "PERIOD", 0.1)
+    job = ContenderJob("eager", SUBJECT.spec, "", Attachment("", "", "cpu", "", ""), (), "")
+    waited: list[float] = []
+    with pytest.raises(ContenderFailed, match="no"):
+        contender_process.ContenderProcess(job, tmp_path / "caches", tmp_path / "work", waited.append)
+    assert len(waited) >= 5 and waited == sorted(waited) and waited[0] >= 0.1
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (
+            {"import torch": 3.0, "model": 12.0, "load": 0.1, "first call": 3.0},
+            ["12.00 s construct", "(aotc-file: 5.20 s)"],
+        ),
+        (
+            {"import torch": 3.0, "device": 1.0, "load": 0.1, "first call": 1.0},
+            ["4.00 s are of the process", "aotc.prepare"],
+        ),
+        ({"import torch": 1.0, "model": 1.0, "load": 10.0, "first call": 3.0}, []),
+    ],
+)
+def test_a_slow_start_says_what_shortens_it(seconds: dict[str, float], said: list[str]) -> None:
+    starts = {"aotc": [Started(seconds, (), 0.0, 1)], "aotc-file": [Started({"load": 5.2}, (), 0.0, 1)]}
+    contenders = {name: ContenderMeasurements(name, name, found) for name, found in starts.items()}
+    text = "\n".join(BenchReport("m", "s#m", "", "", {}, {}, contenders, []).faster_starts())
+    assert all(part in text for part in said) and (said or not text)
 
 
 EACH = [(name,) for name in CONTENDERS]

@@ -133,7 +133,7 @@ def _model(report: BenchReport) -> ModelSection:
         gpu,
         [TimelineStep(name, f"s{number}") for number, name in enumerate(STEPS) if gpu or name != "GPU context"],
         [_start(report, one, longest) for one in report.started],
-        [in_words(comparison, report.subject) for comparison in report.start_comparisons()],
+        [*(in_words(one, report.subject) for one in report.start_comparisons()), *report.faster_starts()],
         [f"{one.label}: {one.failure}" for one in report.contenders.values() if one.failure],
         [_bucket(report, bucket) for bucket in report.buckets if bucket.latencies],
         _trace(report.trace) if report.trace and report.trace.replayed else None,

@@ -1,10 +1,11 @@
-"""All measurements of one model, in order: what takes seconds comes first.
+"""All measurements of one model, in order: what is asked most comes first, for a limit of time may end them.
 
-1. The contenders that do not compile. They start in turns, and each turn in the other direction; the last process of
-   each steady one stays for its calls.
+1. The contenders that do not compile. They start in turns, twice each, and each turn in the other direction; the last
+   process of each steady one stays for its calls.
 2. Each contender that compiles, in the table's order: a cold one leaves what the next ones start from. It starts once,
    and its calls are timed before the next one starts.
-3. A trace: fresh processes, called along it.
+3. The other starts of those that do not compile, which give a verdict.
+4. A trace: fresh processes, called along it.
 
 Calls are timed in rounds. In each, every steady process of the group times some calls, in random order; so does the
 subject, with which the others are compared, and beside the first group a second process of eager. Then come calls from
@@ -52,6 +53,8 @@ from aotc.tools.bench.subject import BenchSubject, CalledSizes
 _log = logging.getLogger("aotc")
 
 CONTROL = "eager, a second process"
+FIRST_STARTS = 2
+"""Of each contender that does not compile, before calls are timed."""
 LEAST_CALLS, MOST_CALLS = 3, 300
 """Of one contender in one round."""
 
@@ -83,10 +86,11 @@ class BenchOptions(NamedTuple):
 
 
 class Said(NamedTuple):
-    """A line of progress. step: what begins. detail: how far it is. figure: what was measured."""
+    """A line of progress. step: what begins. detail: how far it is. figure: what was measured. waiting: that a step
+    goes on, which a terminal shows by a clock."""
 
     text: str
-    kind: Literal["step", "detail", "figure"] = "step"
+    kind: Literal["step", "detail", "figure", "waiting"] = "step"
 
 
 SayProgress = Callable[[Said], None]
@@ -137,7 +141,7 @@ class _Bench:
         self.waited = self.spent = 0.0
         self.ends_at: float | None = None  # the group that is measured, by time.monotonic()
 
-    def say(self, text: str, kind: Literal["step", "detail", "figure"] = "step") -> None:
+    def say(self, text: str, kind: Literal["step", "detail", "figure", "waiting"] = "step") -> None:
         left = self.ends_at - time.monotonic() if self.ends_at is not None and kind != "figure" else 0.0
         if left >= 1:
             text += f" (about {left:.0f} s left)"
@@ -154,7 +158,8 @@ class _Bench:
         try:
             self._prepare()
             self._announce()
-            self._start_in_turns([contender.name for contender in self.contenders if not contender.slow])
+            quick = [contender.name for contender in self.contenders if not contender.slow]
+            self._start_in_turns(quick, range(min(FIRST_STARTS, self.options.starts)))
             self._measure_calls([name for name in CONTENDERS if name in self.sessions])
             for contender in self.contenders:
                 if contender.slow:
@@ -162,6 +167,7 @@ class _Bench:
                     if contender.name in self.sessions:
                         self.ends_at = time.monotonic() + self.options.seconds_of_calls(1)
                         self._measure_calls([contender.name])
+            self._start_in_turns(quick, range(FIRST_STARTS, self.options.starts), keep=False)
         finally:
             self._close()
         if self.options.trace:
@@ -214,9 +220,15 @@ class _Bench:
         """Start a contender from its caches. Raises ContenderFailed."""
         contender, own = CONTENDERS[name], self.work / f"process-{next(self.numbers)}"
         kept = name if contender.keeps_caches else "" if contender.starts_from_mega else contender.after
-        return ContenderProcess(job, self.work / "caches" / kept if kept else own / "caches", own / "session")
+        caches = self.work / "caches" / kept if kept else own / "caches"
+        return ContenderProcess(job, caches, own / "session", self._waiting(name))
 
-    def _start(self, name: str) -> None:
+    def _waiting(self, name: str) -> Callable[[float], None]:
+        """Says in the log that a start goes on: one with a compiler can take minutes."""
+        label = CONTENDERS[name].label
+        return lambda seconds: self.say(f"{label}: no output yet, {seconds:.0f} s after its start", "waiting")
+
+    def _start(self, name: str, *, keep: bool = True) -> None:
         """Start a contender once; keep its process if its calls are to be timed, in the place of an earlier one."""
         measured = self.report.contenders[name]
         if measured.failure:
@@ -232,9 +244,12 @@ class _Bench:
             self.say(f"{measured.label} failed: {error.first_line}", "figure")
             return
         measured.starts.append(session.started)
-        if turn in (1, turns):
+        if turn in (1, FIRST_STARTS, turns):
             median = f", the median of {turn}" if turn > 1 else ""
             self.say(f"{measured.label}: first output in {seconds_text(measured.first_output)}{median}", "figure")
+        if not keep:
+            session.close()
+            return
         if (earlier := self.sessions.pop(name, None)) is not None:
             earlier.close()
         if CONTENDERS[name].steady:
@@ -255,15 +270,15 @@ class _Bench:
             except ContenderFailed as error:
                 self.report.contenders[f"{contender.name}-mega"].failure = str(error)
 
-    def _start_in_turns(self, names: Sequence[str]) -> None:
-        calls = self.options.seconds_of_calls(sum(CONTENDERS[name].steady for name in names))
+    def _start_in_turns(self, names: Sequence[str], turns: range, *, keep: bool = True) -> None:
+        calls = self.options.seconds_of_calls(sum(CONTENDERS[name].steady for name in names)) if keep else 0.0
         began = time.monotonic()
-        for turn in range(self.options.starts):
+        for done, turn in enumerate(turns, 1):
             for name in names[:: 1 if turn % 2 == 0 else -1]:
-                self._start(name)
+                self._start(name, keep=keep)
             now = time.monotonic()
-            starts = (now - began) / (turn + 1) * (self.options.starts - turn - 1)
-            self.ends_at = now + starts + calls
+            self.ends_at = now + (now - began) / done * (len(turns) - done) + calls
+        self.ends_at = self.ends_at if keep else None
 
     @contextmanager
     def _control(self, names: Sequence[str]) -> Iterator[dict[str, ContenderProcess]]:
@@ -407,7 +422,7 @@ class _Bench:
             job = self._job(contender.name, numbers, dynamic=None, on_miss="eager")
             own = self.work / f"process-{next(self.numbers)}"
             try:
-                session = ContenderProcess(job, own / "caches", own / "session")
+                session = ContenderProcess(job, own / "caches", own / "session", self._waiting(contender.name))
                 try:
                     found.replayed[contender.name] = _along(session, order)
                 finally:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import select
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,6 +20,9 @@ from aotc.tools.bench.contenders import CONTENDERS
 
 A = TypeVar("A", bound=msgspec.Struct)
 
+PERIOD = 15.0
+"""Seconds between two lines of the log about one start."""
+
 
 class ContenderFailed(Exception):
     """A contender raised an error, or its process ended; the text is for the report."""
@@ -30,8 +35,11 @@ class ContenderFailed(Exception):
 class ContenderProcess:
     """A contender in a fresh process. It waits for requests until `close`, using no CPU meanwhile."""
 
-    def __init__(self, job: ContenderJob, caches: Path, work: Path) -> None:
-        """Start the contender and wait for its first output. Raises ContenderFailed."""
+    def __init__(
+        self, job: ContenderJob, caches: Path, work: Path, waiting: Callable[[float], None] = lambda seconds: None
+    ) -> None:
+        """Start the contender and wait for its first output; every PERIOD seconds until then, `waiting` is told how
+        long that has taken. Raises ContenderFailed."""
         self.name = job.contender
         self._log = work / "log.txt"
         work.mkdir(parents=True)
@@ -48,6 +56,7 @@ class ContenderProcess:
                 env=environment,
             )
         try:
+            self._wait(waiting)
             self.started = self._read(Started)
         except BaseException:
             self.kill()
@@ -62,6 +71,13 @@ class ContenderProcess:
         except BrokenPipeError:
             raise ContenderFailed(self._ending()) from None
         return self._read(expected)
+
+    def _wait(self, waiting: Callable[[float], None]) -> None:
+        """Until it has said something, or has ended."""
+        assert self._process.stdout is not None
+        began = time.monotonic()
+        while not select.select([self._process.stdout], [], [], PERIOD)[0]:
+            waiting(time.monotonic() - began)
 
     def _read(self, expected: type[A]) -> A:
         assert self._process.stdout is not None

@@ -7,10 +7,14 @@ from collections.abc import Iterator
 
 import msgspec
 
+from aotc.amounts import seconds_text
 from aotc.provenance import WAITED
 from aotc.tools.bench.contender_messages import Counted, Launches, Started, Used
 from aotc.tools.bench.contenders import CONTENDERS
 from aotc.tools.bench.latency_comparison import Latency, LatencyRatio, compare
+
+LARGE = 0.25
+"""Share of a start above which a part of it is worth a word."""
 
 
 class ContenderMeasurements(msgspec.Struct):
@@ -136,6 +140,28 @@ class BenchReport(msgspec.Struct):
             if one.name != subject:
                 own = [start.first_output for start in self.contenders[subject].starts]
                 yield compare(one.name, own, [start.first_output for start in one.starts])
+
+    def faster_starts(self) -> Iterator[str]:
+        """What shortens the start of aotc with its module, at its largest parts; with figures, where there are some."""
+        if "aotc" not in {one.name for one in self.started}:
+            return
+        ours = self.contenders["aotc"]
+        module, whole = ours.step("model"), ours.first_output
+        process = sum(ours.step(step) for step in ("import torch", "imports", "device"))
+        if module > LARGE * whole:
+            yield (
+                f"of aotc's {seconds_text(whole)}, {seconds_text(module)} construct the module and import its library: "
+                f"aotc.load(REF, weights=FILE) does neither{self._measured('aotc-file')}"
+            )
+        if process > LARGE * whole:
+            yield (
+                f"of aotc's {seconds_text(whole)}, {seconds_text(process)} are of the process: aotc.prepare once, and "
+                f"fork{self._measured('aotc-forked')}; aotc.early overlaps them (aotc/runtime/FAST_START.md)"
+            )
+
+    def _measured(self, name: str) -> str:
+        one = self.contenders.get(name)
+        return f" ({name}: {seconds_text(one.first_output)})" if one and one.starts else ""
 
     def reattach(self, name: str) -> float | None:
         """Seconds from the module to the first output, less those of eager's first call. None of a start without a

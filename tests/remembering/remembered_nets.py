@@ -125,3 +125,16 @@ class Counting(nn.Module):
         self.longest = max(vars(self).get("longest", 0), len(x))
         y: Tensor = self.linear(x)
         return y
+
+
+class Scaled(nn.Module):
+    """Its factor is an argument of its constructor, and may be changed later."""
+
+    def __init__(self, width: int = 8, factor: float = 1.0) -> None:
+        super().__init__()
+        self.width, self.factor = width, factor
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x).tanh() * self.factor
+        return y

@@ -79,7 +79,7 @@ def test_a_module_that_changes_again_and_again_stays_in_eager(model: Any, monkey
         state._compiled = [loaded]
         state._changed(loaded, BindError("other weights"))
     call(model, 2, 3)
-    assert state._place is None
+    assert state._place is None and state._is_lost
     assert "the module changed 3 times; its calls stay in eager" in notes(model)
 
 

@@ -6,7 +6,7 @@ import inspect
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,8 +30,9 @@ class Made(NamedTuple):
     comment: str = ""
 
 
-def factory_of(module: nn.Module, folder: Path) -> Made | None:
-    """A factory with its arguments, for a manifest in `folder`; None where there is none that is known to do."""
+def factory_of(module: nn.Module, folder: Path, changed: Collection[str] = ()) -> Made | None:
+    """A factory with its arguments, for a manifest in `folder`; None where there is none that is known to do. `changed`
+    are attributes that calls have changed, as `layers.0.seen`, which a new module need not have."""
     reference = _reference(type(module), folder)
     if reference is None:
         return None
@@ -41,7 +42,7 @@ def factory_of(module: nn.Module, folder: Path) -> Made | None:
         return _from_transformers(reference, config, folder)
     if bases.get("ConfigMixin") == "diffusers" and isinstance(config, Mapping):
         return _from_diffusers(reference, type(module), config)
-    return _from_attributes(reference, module)
+    return _from_attributes(reference, module, changed)
 
 
 def _reference(cls: type, folder: Path) -> str | None:
@@ -100,7 +101,7 @@ def _from_diffusers(reference: str, cls: type, config: Mapping[str, Any]) -> Mad
     return Made(reference, values) if _is_plain(values) else None
 
 
-def _from_attributes(reference: str, module: nn.Module) -> Made | None:
+def _from_attributes(reference: str, module: nn.Module, changed: Collection[str]) -> Made | None:
     """The class with the attributes that are called as its arguments, if that gives a module of the same form."""
     values: dict[str, Any] = {}
     try:
@@ -118,10 +119,19 @@ def _from_attributes(reference: str, module: nn.Module) -> Made | None:
                 return None
         with torch.random.fork_rng(devices=()), torch.device("meta"), _NoInitialisation():
             other = type(module)(**values)
-        is_same = _form(other) == _form(module) and module_attributes(other.eval()) == module_attributes(module)
+        is_same = _form(other) == _form(module) and _attributes(other.eval(), changed) == _attributes(module, changed)
     except Exception:  # of the user's constructor, which was not written for the meta device
         return None
     return Made(reference, values) if is_same else None
+
+
+def _attributes(module: nn.Module, changed: Collection[str]) -> dict[str, Any]:
+    return {
+        name: value
+        for path, attributes in module_attributes(module).items()
+        for key, value in attributes.items()
+        if (name := f"{path}.{key}".removeprefix(".")) not in changed
+    }
 
 
 class _NoInitialisation(TorchFunctionMode):

@@ -78,6 +78,8 @@ class Builds:
         """Of the module as it is now; None where nothing is built."""
         self.made: Memory | None = None
         """How a build makes the module, which this program alone says; it has no kinds. None before that is needed."""
+        self.others: dict[str, tuple[Place, Memory]] = {}
+        """Both of the module as it was before, by its name then."""
         self.uses_gpu = False
         self.own: set[str] = set()
         """The names that this process has begun to build."""
@@ -126,19 +128,23 @@ class Builds:
     def _started(self, urgent: bool) -> Building | None:
         if self._process is not None and self._process.poll() is None:
             return self._process
-        place, options = self.place, self.options
-        memory = place.read() if place is not None else None
-        if place is None or self.made is None or options.build == "never" or not self.is_due(place, memory):
-            return None
-        assert memory is not None
-        if memory.builds >= options.builds:
-            self._note(f"the limit of {counted(options.builds, 'build')} is reached: raise builds=, or retry=True")
-            return None
+        now = [(self.place, self.made)] if self.place is not None and self.made is not None else []
+        for place, made in [*now, *self.others.values()] if self.options.build != "never" else ():
+            memory = place.read()
+            if memory is None or not self.is_due(place, memory):
+                continue
+            if memory.builds < self.options.builds:
+                return self._started_for(place, made, urgent)
+            most = counted(self.options.builds, "build")
+            self._note(f"the limit of {most} is reached: raise builds=, or retry=True")
+        return None
+
+    def _started_for(self, place: Place, made: Memory, urgent: bool) -> Building:
         self.own.add(place.name)
         descriptor = open_lock(place.lock)
         try:
             if lock(descriptor, wait=False):
-                self._process = started = self._start_process(place, descriptor, urgent)
+                self._process = started = self._start_process(place, made, descriptor, urgent)
                 told = "aotc.compile: %s is built by process %d: %s; its log, with its stages: %s"
                 _log.info(told, place.name, started.pid, self.cost(), place.log)
             else:
@@ -149,14 +155,13 @@ class Builds:
         threading.Thread(target=self._await, args=(self._process, place), daemon=True).start()
         return self._process
 
-    def _start_process(self, place: Place, descriptor: int, urgent: bool) -> subprocess.Popen[bytes]:
+    def _start_process(self, place: Place, made: Memory, descriptor: int, urgent: bool) -> subprocess.Popen[bytes]:
         """The process that builds; it holds the lock from now until its end, however that comes."""
         from aotc.tools.remembering.build_process import NICENESS, BuildJob
 
         given = self.options
-        assert self.made is not None
         job = BuildJob(
-            *(str(place.folder), place.name, str(place.store), self.made),
+            *(str(place.folder), place.name, str(place.store), made),
             *(given.seconds, given.cores, descriptor, given.url),
             niceness=0 if urgent else NICENESS,
         )

@@ -15,7 +15,11 @@ from aotc.tools.remembering.remembering import CompileState, Options, Rememberin
 def remembering_of(module: nn.Module, method: MethodType | None, options: Options) -> Remembering | ByMode:
     """The calls of a module, or of its method, as the options ask."""
     evaluating = Remembering(module, method, options._replace(train=False))
-    return ByMode(Remembering(module, method, options), evaluating) if options.train else evaluating
+    if not options.train:
+        return evaluating
+    training = Remembering(module, method, options)
+    evaluating.by_calls = training.by_calls  # what calls change, they change for both
+    return ByMode(training, evaluating)
 
 
 class ByMode:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,14 @@ from aotc.tools.remembering.memory import Kind, Memory, Place, remembered_in
 _log = logging.getLogger("aotc")
 
 
-def made_from(module: nn.Module, factory: str | None, kwargs: Mapping[str, Any] | None) -> Made:
-    """How a build makes the module again, with absolute paths. Raises ManifestError where that is not known."""
+def made_from(
+    module: nn.Module, factory: str | None, kwargs: Mapping[str, Any] | None, changed: Collection[str] = ()
+) -> Made:
+    """How a build makes the module again, with absolute paths; `changed` are attributes that its calls have changed.
+    Raises ManifestError where that is not known."""
     if isinstance(module, FunctionOf):
-        function, of = module.function, made_from(module.module, factory, kwargs)
+        inner = [name.removeprefix("module.") for name in changed]
+        function, of = module.function, made_from(module.module, factory, kwargs, inner)
         if function.__module__ == "__main__":
             _check_script(_script(function.__qualname__), function.__qualname__)
         named: dict[str, Any] = {"function": f"{public_name(function.__module__)}:{function.__qualname__}"}
@@ -45,7 +49,7 @@ def made_from(module: nn.Module, factory: str | None, kwargs: Mapping[str, Any] 
         file, colon, name = factory.partition(":")
         return Made(f"{Path(file).absolute() if file.endswith('.py') else file}{colon}{name}", dict(kwargs or {}))
     cls, root = type(module), Path("/")
-    made = factory_of(module, root)
+    made = factory_of(module, root, changed)
     if made is None and cls.__module__ == "__main__":
         _script(cls.__qualname__)
     if made is None:

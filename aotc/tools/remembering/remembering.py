@@ -26,6 +26,7 @@ from aotc.amounts import counted, listed
 from aotc.errors import AotcError, BindError, GradientError, ManifestError, MissError, NotFoundError
 from aotc.machine.processes import last_lines
 from aotc.reads.tensors import plain_state
+from aotc.reads.watch import ModuleWatch
 from aotc.records import Artifact
 from aotc.runtime.call import CompiledCall
 from aotc.runtime.forks import renew_in_child
@@ -44,6 +45,7 @@ from aotc.tools.remembering.identity import (
     without_changes,
 )
 from aotc.tools.remembering.memory import MOST_CALLS, MOST_KINDS, Kind, Memory, Place, remembered_in
+from aotc.tools.remembering.module_look import ModuleLook
 from aotc.tools.remembering.region_calls import RegionCode, in_eager, parts_free
 from aotc.tools.remembering.while_waiting import write_line
 
@@ -65,7 +67,15 @@ _FAILED = "failed "
 _UNSEEN = "a form that cannot be looked at"
 _STRICT = 'wait() for the build, or leave on_miss="error" out to run such calls in eager; stats() has all reasons'
 MOST_CHANGES = 8
-"""Changes of a module, as to another dtype, after which its calls stay in eager."""
+"""Changes of a module to what it never was, as to another dtype, after which only code that is loaded runs."""
+MOST_LOADED = 8
+"""Sets of facts whose code stays loaded: of a base model and of each adapter, say."""
+
+_OF_FACTS = (
+    *("_facts", "_name", "_look", "_tables", "_place", "_made", "_compiled", "_only", "_regions", "_eager", "_runs"),
+    *("_whys", "_misses", "_like", "_built_then", "_former", "_is_stale", "_known_kinds"),
+)
+"""The attributes of `Remembering` that are those of the module as it is, and are put aside while it is another."""
 
 
 class Options(NamedTuple):
@@ -147,41 +157,56 @@ class Remembering:
         name = method.__name__ if method is not None and method.__name__ != "forward" else ""
         self.module, self.options = module, options._replace(method=name)
         self._own: Callable[..., Any] = method or module
+        self._aside: dict[str, dict[str, Any]] = {}
+        """What is known of the module as it was before, by its name then."""
+        self._begin_afresh()
+        self._notes: dict[str, str] = {}
+        self._lock = threading.RLock()
+        self._gate = ReadWriteLock()
+        """Inside are calls that record gradients: while code is loaded into regions, it would lose them."""
+        self._began = self._is_lost = False
+        self._retry = options.retry
+        self._changes = 0
+        self.is_reported = False
+        """Whether `AOTC_COMPILE=report` has told what there is at the start."""
+        self.by_calls: dict[str, str | None] = {}
+        """The attributes that calls in eager have changed, as they were before: these make no other name."""
+        self._device = "cpu"
+        self._store = options.store
+        """What code is loaded from: of a remote one, its copy on this host, or itself where nothing is built."""
+        self.counter = CallCounter("train" if options.train else "inference")
+        self.builds = Builds(options, self._note, self._ended)
+        _live.add(self)
+        renew_in_child(self, Remembering._renew)
+
+    def _begin_afresh(self) -> None:
+        """Know nothing of the module as it is."""
+        self._facts: IdentityFacts = {}
+        self._name = ""
+        self._look: ModuleLook | None = None
+        self._tables: list[Mapping[str, Any]] = []
+        self._place: Place | None = None
+        self._made: Memory | None = None
         self._only: CompiledCall | None = None
         """All the code that there is: it is asked at once, and a call that it does not take is a miss."""
         self._eager: Callable[..., Any] = self._own
         """The module, or the method; whose regions run in eager, too."""
         self._regions: list[RegionCode] = []
         self._runs: dict[Hashable, Callable[..., Any]] = {}
-        """What runs the calls of each form that came."""
+        """The code that runs the calls of each form that came."""
+        self._whys: dict[Hashable, str] = {}
+        """Why the calls of a form run in eager."""
         self._compiled: list[CompiledCall] = []
         self._misses: Counter[Hashable] = Counter()
         self._like: dict[Hashable, CallLike] = {}
         """Of the forms that were remembered, a call each: by these `wait` tries the code."""
         self._built_then: list[int] = []
         """How many forms of each kind had code when code was loaded."""
-        self._notes: dict[str, str] = {}
-        self._lock = threading.RLock()
-        self._gate = ReadWriteLock()
-        """Inside are calls that record gradients: while code is loaded into regions, it would lose them."""
-        self._began = self._is_stale = False
-        self._retry = options.retry
-        self._changes = 0
-        self.is_reported = False
-        """Whether `AOTC_COMPILE=report` has told what there is at the start."""
-        self._place: Place | None = None
-        self._facts: IdentityFacts = {}
-        self._by_calls: dict[str, str | None] = {}
-        """The attributes that calls in eager have changed, as they were before: these make no other name."""
-        self._name = ""
-        self._device = "cpu"
-        self._store = options.store
-        """What code is loaded from: of a remote one, its copy on this host, or itself where nothing is built."""
-        self._tables: list[Mapping[str, Any]] = []
-        self.counter = CallCounter("train" if options.train else "inference")
-        self.builds = Builds(options, self._note, self._ended)
-        _live.add(self)
-        renew_in_child(self, Remembering._renew)
+        self._former: list[CompiledCall] = []
+        """Code that refused what the module's look does not show, as a global variable: it may be as it was again."""
+        self._is_stale = False
+        self._known_kinds: set[object] = set()
+        """The kinds of calls that are remembered, once there are as many as may be."""
 
     def _renew(self) -> None:
         self._lock = threading.RLock()
@@ -208,7 +233,19 @@ class Remembering:
         if (only := self._only) is not None:
             return functools.partial(self._checked, only)
         form = form_of(args, kwargs, self._device)
-        return self._runs.get(form) or self._first(form, args, kwargs)
+        if (run := self._runs.get(form)) is not None:
+            return run
+        if self._began and self._has_changed():
+            self._look_again()
+            if (only := self._only) is not None:
+                return functools.partial(self._checked, only)
+            if (run := self._runs.get(form)) is not None:
+                return run
+        if self._is_lost:
+            return functools.partial(self._in_eager, form, f"the module changed {self._changes} times")
+        if (why := self._whys.get(form)) is not None:
+            return functools.partial(self._watched, form, why)
+        return self._first(form, args, kwargs)
 
     @property
     def _is_in_mode(self) -> bool:
@@ -223,6 +260,15 @@ class Remembering:
         if self.options.on_miss == "error":
             raise MissError(f"{self._called()}: a call of {in_words(form)} would run in eager: {why}", hint=_STRICT)
         return self._eager(*args, **kwargs)
+
+    def _watched(self, form: Hashable, why: str, /, *args: Any, **kwargs: Any) -> Any:
+        """As `_in_eager`, of a module that is as it was when it was looked at: then a call makes what differs after."""
+        look = self._look
+        result = self._in_eager(form, why, *args, **kwargs)
+        if look is not None and look is self._look and not look.holds():
+            with self._lock:
+                self._note_changes(look)
+        return result
 
     def _out_of_mode(self, /, *args: Any, **kwargs: Any) -> Any:
         self._note(
@@ -246,6 +292,14 @@ class Remembering:
             result = compiled(*args, **kwargs)
         except (BindError, GradientError) as error:  # found before any of it ran
             self._changed(compiled, error)
+            run = self._run_of(args, kwargs)
+            code = run.args[0] if isinstance(run, functools.partial) and run.func == self._checked else None
+            if code is None:
+                return run(*args, **kwargs)
+            if code is not compiled:  # of the module as it is now
+                with suppress(BindError, GradientError):
+                    if (result := code(*args, **kwargs)) is not _REFUSED:
+                        return result
             why = f"the module has changed: {in_line(error)}"
         except Exception as error:
             if _has_run(error):
@@ -255,6 +309,9 @@ class Remembering:
             if result is not _REFUSED:
                 return result
             self._only = None
+            if self._has_changed():  # to another dtype, say, as the arguments have
+                self._look_again()
+                return self._run_of(args, kwargs)(*args, **kwargs)
             return self._uncovered(None, *args, **kwargs)
         return self._in_eager(self._form(args, kwargs), why, *args, **kwargs)
 
@@ -295,8 +352,9 @@ class Remembering:
         with self._lock:
             if not self._began or self._is_stale:
                 self._begin()
-            if len(self._runs) >= MOST_FORMS:
+            if len(self._runs) + len(self._whys) >= MOST_FORMS:
                 self._runs.clear()
+                self._whys.clear()
             for compiled in self._compiled if not self._regions else ():
                 with suppress(TypeError):  # the arguments are those of another kind of calls
                     if compiled.explain(*args, **kwargs).kind != "miss":
@@ -318,7 +376,6 @@ class Remembering:
             if builds:
                 with self._lock:
                     self._find_made()
-            before = attribute_facts(self.module)
             code = self._regions_for(seen)
         except ManifestError as error:  # looked at before the module may write to it
             self._note(f"calls with what no manifest holds run in eager: {in_line(error)}")
@@ -339,9 +396,8 @@ class Remembering:
                 self._runs[form] = functools.partial(self._by_regions, code, form)
                 return result
         else:
-            result = self._in_eager(form, "it is new", *args, **kwargs)
+            result = self._watched(form, "it is new", *args, **kwargs)
         try:
-            self._note_changes(before)
             if not builds:
                 self._refused_again(form, args, kwargs)
             elif self._keep(form, seen, args, kwargs) == "build" and self.options.build == "now":
@@ -402,10 +458,9 @@ class Remembering:
 
     def _eager_for(self, form: Hashable, why: str) -> Callable[..., Any]:
         """Let calls of this form run in eager, and give what runs them."""
-        run = functools.partial(self._in_eager, form, why)
         if form != _UNSEEN:
-            self._runs[form] = run
-        return run
+            self._whys[form] = why
+        return functools.partial(self._watched, form, why)
 
     def _why_not(self, lacking: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """Why no code runs a call, in words."""
@@ -427,12 +482,13 @@ class Remembering:
             return f'{self.options.store} has no code for this module, and build="never"'
         return next(reversed(self._notes.values()), "there is no code for it")
 
-    def _note_changes(self, before: IdentityFacts) -> None:
-        """Keep the attributes as they were `before` a call, of those that the call has changed."""
-        now = attribute_facts(self.module)
+    def _note_changes(self, look: ModuleLook) -> None:
+        """Keep the attributes as they were before a call, of those that the call has changed."""
+        self._look, now = look.with_changes(), attribute_facts(self.module)
+        before = {name: value for name, value in self._facts.items() if name.startswith("attribute ")}
         for name in dict.fromkeys([*before, *now]):
             if before.get(name) != now.get(name):
-                self._by_calls.setdefault(name, before.get(name))
+                self.by_calls.setdefault(name, before.get(name))
 
     def _refused_again(self, form: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """Why a call of a form that gets no code runs in eager. To ask all code, and to explain a miss, takes
@@ -448,17 +504,80 @@ class Remembering:
         return why
 
     def _changed(self, compiled: CompiledCall, error: AotcError) -> None:
-        """The module is no longer what was loaded for: begin anew, at the next call."""
+        """The module is no longer what this code was loaded for: find out what it is."""
         with self._lock:
             if not any(compiled is each for each in self._compiled):
                 return  # another thread has seen it before
-            self._changes += 1
             _log.info("aotc.compile: %s has changed: %s", self._name, error)
+            if self._look is not None and not self._look.holds():
+                self._look_again()
+                return
+            former = self._compiled
             self._forget_code()
-            self._began = self._changes > MOST_CHANGES
-            if self._began:
-                self._place = self.builds.place = None
-                self._note(f"the module changed {self._changes} times; its calls stay in eager")
+            self._former, self._began = former, not self._may_change()
+
+    # -- what the module is -------------------------------------------------------------------------------------------
+
+    def _has_changed(self) -> bool:
+        """Whether the module may be another than it was when code was last looked for: asked before calls in eager."""
+        return (
+            self._is_lost or (self._look is not None and not self._look.holds()) or any(map(_holds_again, self._former))
+        )
+
+    def _look_again(self) -> None:
+        """Take up what is known of the module as it is now; begin anew where it never was so."""
+        with self._lock:
+            if not self._is_lost and self._look is not None and self._look.holds():
+                if any(map(_holds_again, self._former)):
+                    self._compiled, self._former = self._former, []
+                    self._choose()
+                return
+            for name, known in self._aside.items():
+                if known["_look"] is not None and known["_look"].holds():
+                    self._take_up(name)
+                    return
+            if self._is_lost:
+                return
+            by_calls = self._look.by_calls if self._look is not None else frozenset()
+            facts = without_changes(facts_of(self.module, self.options.asked), self.by_calls)
+            if (name := name_of(facts)) not in self._aside and name != self._name:
+                self._put_aside()
+                self._begin_afresh()
+                if self._may_change():
+                    self._begin()
+                return
+            if name != self._name:
+                self._take_up(name)
+            self._look = ModuleLook(self.module, by_calls)
+            if self._compiled:  # for parts that are others now, though alike
+                self._stale()
+
+    def _may_change(self) -> bool:
+        """Whether code is looked for again, after a change to what the module never was."""
+        self._changes += 1
+        if self._changes > MOST_CHANGES:
+            self._is_lost, self._place = True, None
+            self.builds.place = None
+            self._note(f"the module changed {self._changes} times; its calls stay in eager where no code is loaded")
+        return not self._is_lost
+
+    def _put_aside(self) -> None:
+        if self._look is None:
+            return
+        self._aside[self._name] = {name: getattr(self, name) for name in _OF_FACTS}
+        if self._place is not None and self._made is not None:
+            self.builds.others[self._name] = self._place, self._made
+        while len(self._aside) > MOST_LOADED:
+            self.counter.keep(self._aside.pop(next(iter(self._aside)))["_compiled"])
+
+    def _take_up(self, name: str) -> None:
+        if not self._is_lost:
+            self._put_aside()
+        vars(self).update(self._aside.pop(name))
+        self._is_lost = False
+        self.builds.others.pop(name, None)
+        self.builds.place, self.builds.made = self._place, self._made
+        _log.info("aotc.compile: %s again: %s", name, self.state().line())
 
     # -- what is remembered -------------------------------------------------------------------------------------------
 
@@ -475,9 +594,10 @@ class Remembering:
 
     def _begin_with_what_it_is(self) -> None:
         self._began, self._place = True, None
-        self.builds.place = self.builds.made = None
+        self.builds.place, self.builds.made = None, self._made
+        by_calls = self._look.by_calls if self._look is not None else frozenset()
         self._tables = self._parameters()
-        self._facts = without_changes(facts_of(self.module, self.options.asked), self._by_calls)
+        self._facts = without_changes(facts_of(self.module, self.options.asked), self.by_calls)
         self._device = "cuda" if self._facts["target"].startswith("cuda:") else "cpu"
         self.builds.uses_gpu = self._device == "cuda"
         self._name = name_of(self._facts)
@@ -494,6 +614,7 @@ class Remembering:
                 if self.options.url and self._place.read() is None:
                     self._pull(self._place)
             self._load()
+            self._look = ModuleLook(self.module, by_calls)
             place, state = self._place, self.state()
             if place is not None and not state.forms and (before := place.latest_of_class(self._facts)) is not None:
                 changed = list(differences(before.facts, self._facts))
@@ -537,7 +658,12 @@ class Remembering:
         for code in self._regions:
             code.put()
             self._eager = functools.partial(in_eager, self._own)
+        self._choose()
+
+    def _choose(self) -> None:
         self._only = self._compiled[0] if len(self._compiled) == 1 and not self._regions else None
+        self._runs.clear()
+        self._whys.clear()
 
     def _load_all(self) -> None:
         store = self._store
@@ -588,9 +714,9 @@ class Remembering:
         say. It is built anew, but not if it was built just now."""
         if memory is None or self._place is None or self.options.build == "never":
             self._note(f"{model} is not for this module: {error}")
-        elif self._by_calls:
+        elif self.by_calls:
             self._note(
-                f"a call in eager has changed {listed([*self._by_calls], 3)}: calls run in eager, and the next run "
+                f"a call in eager has changed {listed([*self.by_calls], 3)}: calls run in eager, and the next run "
                 f"loads {model}; keep in a buffer what forward changes. {error}"
             )
         elif self._name in self.builds.own:
@@ -616,14 +742,16 @@ class Remembering:
 
     def _forget_code(self) -> None:
         self.counter.keep(self._compiled)
-        self._only, self._compiled, self._regions, self._is_stale = None, [], [], False
+        self._only, self._compiled, self._regions, self._former, self._is_stale = None, [], [], [], False
         self._runs.clear()
+        self._whys.clear()
         self._misses.clear()
 
     def _stale(self) -> None:
         """Let the next call load what there is."""
         self._only, self._is_stale = None, True
         self._runs.clear()
+        self._whys.clear()
 
     def _remember(self, seen: dict[str, Any]) -> Literal["", "build", "load"]:
         """Keep a call that the loaded code does not take. What its form lacks: code, code that is loaded, or nothing,
@@ -652,7 +780,7 @@ class Remembering:
 
         with self._lock:
             try:
-                if self._place is None or (made := self.builds.made) is None:
+                if self._place is None or (made := self._made) is None:
                     return ""
                 Store.create(self._store)
                 memory = self._place.change(msgspec.structs.replace(made, kinds=[]), keep)
@@ -674,9 +802,9 @@ class Remembering:
 
     def _find_made(self) -> None:
         """Find out how a build makes the module, before a call may change it, if that was not needed so far."""
-        if self.builds.made is None and self._place is not None:
+        if self._made is None and self._place is not None:
             try:
-                self.builds.made = self._new_memory()
+                self._made = self.builds.made = self._new_memory()
             except AotcError as error:
                 self._build_nothing(error)
 
@@ -684,7 +812,8 @@ class Remembering:
         """How a build makes the module, with no calls yet. Raises ManifestError where that is not known."""
         from aotc.tools.remembering.manifest import dtype_to_cast, made_from
 
-        made = made_from(self.module, self.options.factory, self.options.kwargs)
+        changed = [name.removeprefix("attribute ") for name in self.by_calls]
+        made = made_from(self.module, self.options.factory, self.options.kwargs, changed)
         size = sum(tensor.nbytes for tensor in plain_state(self.module).values())
         cast = dtype_to_cast(self.module)
         return Memory(self._facts, self.options.asked, made.factory, made.kwargs, cast, state_bytes=size)
@@ -695,6 +824,8 @@ class Remembering:
         """A build has ended: let the next call load what there is, and tell what failed."""
         with self._lock:
             if place.name != self._name:  # the module has changed meanwhile
+                if (known := self._aside.get(place.name)) is not None:
+                    known |= {"_only": None, "_is_stale": True, "_runs": {}, "_whys": {}}
                 return self.builds.soon()
             if status:
                 last = " | ".join(last_lines(place.log, 2))
@@ -773,7 +904,8 @@ class Remembering:
 
     def stats(self) -> CallCounts:
         """As `Remembered.stats`."""
-        return self.counter.counts(self._compiled)
+        aside = [call for known in [*self._aside.values()] for call in known["_compiled"]]
+        return self.counter.counts([*self._compiled, *aside])
 
 
 _live: weakref.WeakSet[Remembering] = weakref.WeakSet()
@@ -790,6 +922,14 @@ def _at_exit() -> None:
         if each.is_reported:
             with suppress(AotcError, OSError):
                 write_line(f"aotc.compile: {each.state().line()}")
+
+
+def _holds_again(call: CompiledCall) -> bool:
+    """Whether all that it reads is again what it was at the load."""
+    watch: ModuleWatch | None = getattr(call, "_watch", None)
+    with suppress(Exception):  # an attribute may be gone; values may be neither equal nor unequal
+        return watch is not None and watch._seen.facts.hold()
+    return False
 
 
 def _refused(error: AotcError, /, *args: Any, **kwargs: Any) -> object:

@@ -1,0 +1,108 @@
+"""What a module was when it was looked at, mostly by identity: a call in eager asks in microseconds if it is so still.
+
+`aotc.tools.remembering.identity` says what it depends on, by value, which takes milliseconds: it is asked again only
+where this look no longer holds. What calls of the module change, as a number of calls, is left out once it was seen.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from itertools import chain
+from operator import attrgetter
+from typing import Any
+
+from torch import Tensor, nn
+
+from aotc.reads.attributes import is_anothers, own_attributes
+
+_DEPTH = 4
+_FORM = attrgetter("dtype", "device")
+_ABSENT = object()
+
+
+class ModuleLook:
+    """The attributes, tables and hooks of a module's parts, and what lists, dicts and objects among them hold."""
+
+    def __init__(self, module: nn.Module, by_calls: frozenset[tuple[int, Any]] = frozenset()) -> None:
+        """`by_calls`: what calls change, as the id of a dict and a key in it."""
+        self.module, self.by_calls = module, by_calls
+        changing = {owner for owner, _ in by_calls}
+        found = list({id(each): each for each in _holders(module)}.values())
+        dicts = [each for each in found if isinstance(each, dict)]
+        self._dicts = [each for each in dicts if id(each) not in changing and each]
+        self._empty = [each for each in dicts if id(each) not in changing and not each]
+        self._changing = [(each, self._kept(each)) for each in dicts if id(each) in changing]
+        self._others = [each for each in found if not isinstance(each, dict)]
+        self._lengths = list(map(len, [*self._dicts, *self._others]))
+        self._items = list(self._now())
+        self._tensors = [value for value in self._items if isinstance(value, Tensor)]
+        self._forms = list(map(_FORM, self._tensors))
+
+    def holds(self) -> bool:
+        """Whether all is as it was."""
+        try:
+            return (
+                not any(self._empty)
+                and list(map(len, [*self._dicts, *self._others])) == self._lengths
+                and list(self._now()) == self._items  # compares by identity first
+                and list(map(_FORM, self._tensors)) == self._forms
+                and all(_is_same(self._kept(each), before) for each, before in self._changing)
+            )
+        except Exception:  # of a comparison of values that are not the same, or since another thread changes a dict
+            return False
+
+    def with_changes(self) -> ModuleLook:
+        """The module as it is now, after a call that has changed it: what differs is what calls change."""
+        now = ModuleLook(self.module)
+        before, after = self._by_slot(), now._by_slot()
+        slots = [slot for slot in {**before, **after} if before.get(slot, _ABSENT) is not after.get(slot, _ABSENT)]
+        return ModuleLook(self.module, self.by_calls | frozenset(slots))
+
+    def _now(self) -> Iterator[Any]:
+        return chain(chain.from_iterable(map(dict.values, self._dicts)), chain.from_iterable(self._others))
+
+    def _kept(self, each: dict[Any, Any]) -> dict[Any, Any]:
+        return {key: value for key, value in each.items() if (id(each), key) not in self.by_calls}
+
+    def _by_slot(self) -> dict[tuple[int, Any], Any]:
+        """What stood in each dict, by its id and the key; of a list, by its id and the place."""
+        found, items = {}, iter(self._items)
+        for each, length in zip([*self._dicts, *self._others], self._lengths, strict=True):
+            keys = list(each) if isinstance(each, dict) and len(each) == length else range(length)
+            found.update({(id(each), key): next(items) for key in keys})
+        for each, before in self._changing:
+            found.update({(id(each), key): value for key, value in before.items()})
+        return found
+
+
+def _is_same(now: dict[Any, Any], before: dict[Any, Any]) -> bool:
+    return len(now) == len(before) and all(before.get(key, _ABSENT) is value for key, value in now.items())
+
+
+def _holders(module: nn.Module) -> Iterator[Any]:
+    """The dicts, lists and the like that say what a module is."""
+    for part in module.modules():
+        yield vars(part)
+        yield from (part._parameters, part._buffers, part._modules, part._forward_hooks, part._forward_pre_hooks)
+        for name, value in vars(part).items():
+            if name not in _TORCHS:
+                yield from _within(value, _DEPTH)
+
+
+_TORCHS = frozenset(vars(nn.Module()))
+
+
+def _within(value: Any, depth: int) -> Iterator[Any]:
+    if isinstance(value, nn.Module | Tensor | type) or not depth:
+        return
+    if isinstance(value, dict | list | set | deque):
+        yield value
+    own: dict[str, Any] = (own_attributes(value) or {}) if is_anothers(type(value)) else {}
+    if own and getattr(value, "__dict__", None):
+        yield vars(value)
+    inner = [*own.values(), *(value.values() if isinstance(value, dict) else ())]
+    if isinstance(value, list | tuple | deque):
+        inner += value
+    for each in inner:
+        yield from _within(each, depth - 1)

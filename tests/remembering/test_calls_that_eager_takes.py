@@ -199,7 +199,7 @@ def test_with_fullgraph_a_form_that_cannot_be_compiled_raises_and_others_run(
     with torch.no_grad():
         model(ids)
         model._remembering._place.fail(0, "net.py:7: a value in a tensor decides\nlog: x")
-        model._remembering._runs.clear()
+        model._remembering._whys.clear()
         for _ in range(2):
             with pytest.raises(
                 aotc.MissError, match=r"cannot be compiled whole: net.py:7: a value in a tensor decides"

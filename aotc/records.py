@@ -617,7 +617,17 @@ def decode_artifact(data: bytes) -> Artifact:
             found=head.schema,
             supported=SCHEMA_VERSION,
         )
-    return decode(data, Artifact)
+    try:
+        return decode(data, Artifact)
+    except CorruptError as error:
+        if "unknown field" not in error.message:
+            raise
+        raise SchemaVersionError(
+            f"a newer aotc wrote the artifact's record, of which this one does not know all: {error.__cause__}",
+            hint="load it with the aotc that built it or a newer one, or build it again with this one",
+            found=f"schema {head.schema} with that field",
+            supported=f"schema {SCHEMA_VERSION} without it",
+        ) from error
 
 
 class _SchemaHead(msgspec.Struct):

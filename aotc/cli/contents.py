@@ -35,9 +35,10 @@ def list_store(what: str | None, store_path: Path | str, as_json: bool) -> None:
     With MODEL: its tags, the one that was set last first, and whether each is signed for its name: `no`, `unchecked`
     (no AOTC_TRUSTED_KEYS are set), `trusted`, or why it is not; and whether each artifact has an attestation of
     `aotc verify`: `passed`, `failed`, `unmeasured` or `no`. Exit code 1 if files or
-    records of a bundle are missing or a record is damaged; the others are still listed. `aotc fsck` checks every byte.
+    records of a bundle are missing or a record is damaged; the others are still listed, and those that another version
+    of aotc wrote are named. `aotc fsck` checks every byte.
     """
-    from aotc.errors import CorruptError, RemoteError, StoreError
+    from aotc.errors import CorruptError, RemoteError, SchemaVersionError, StoreError
     from aotc.store.opening import open_readable
     from aotc.store.reference import Reference, is_registry
     from aotc.store.signing.trust import read_trust
@@ -53,6 +54,7 @@ def list_store(what: str | None, store_path: Path | str, as_json: bool) -> None:
     trust = read_trust() if model else None
     rows: list[dict[str, Any]] = []
     damaged: list[dict[str, Any]] = []
+    others: list[dict[str, Any]] = []
     known: dict[tuple[str, str], dict[str, Any]] = {}
     entries = tags_of(store, where, model) if model else store.tags()
     bundles = Counter(str(entry) for entry in {(str(one), one.digest): one for one in entries}.values())
@@ -69,10 +71,12 @@ def list_store(what: str | None, store_path: Path | str, as_json: bool) -> None:
             rows.append({**named, **known[entry.model, entry.digest], **signed})
         except RemoteError:
             raise  # the next one would not be reached either
+        except SchemaVersionError as error:
+            others.append({**named, "error": error.message, "hint": error.hint})
         except StoreError as error:
             damaged.append({**named, "error": error.message})
     if as_json:
-        print_json([*rows, *damaged])
+        print_json([*rows, *others, *damaged])
         sys.exit(1 if damaged else 0)
     print_table(
         (
@@ -94,6 +98,9 @@ def list_store(what: str | None, store_path: Path | str, as_json: bool) -> None:
             for r in rows
         ],
     )
+    for one in others:
+        echo(f"of another version: {one['model']}:{one['tag']}: {one['error']}", err=True)
+        echo(f"  hint: {one['hint']}", err=True)
     for one in damaged:
         echo(f"error: {one['model']}:{one['tag']}: {one['error']}", err=True)
     if damaged:

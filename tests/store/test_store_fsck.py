@@ -264,9 +264,9 @@ def test_a_record_that_cannot_be_used_is_found(
 ) -> None:
     rewrite_record(store, change)
     (finding,) = (one for one in fsck(store.path).findings if one.path == "tiny:v1")
-    assert finding.kind == ("version" if "schema" in message else "tag")
+    assert finding.kind == ("version" if message in ("schema 9", "unknown") else "tag")
     assert message in finding.message
-    assert finding.severity == "error"
+    assert finding.severity == ("warning" if finding.kind == "version" else "error")
 
 
 @pytest.mark.parametrize("name", ["oci-layout", "index.json"])

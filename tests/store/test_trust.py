@@ -597,3 +597,49 @@ def test_the_key_of_a_pair_that_aotc_made_signs_and_is_trusted(store: Store, wor
     digest = bundle_in(store, work)
     signed(store, digest, read_private_key(str(private), lambda: b"pw"))
     checked(store, digest, trusting(public))
+
+
+# -- rotation ----------------------------------------------------------------------------------------------------------
+
+
+@needs_openssl
+def test_a_key_is_rotated_and_no_load_is_refused_meanwhile(store: Store, work: Path, tmp_path: Path) -> None:
+    """The steps of SECURITY.md. Each replica is asked after each step, also those that a step has not reached yet."""
+    (old_key, old), (new_key, new) = (key_by_openssl(work, name) for name in ("old", "new"))
+    digest, memory = bundle_in(store, work), tmp_path / "memory"
+    replicas = {
+        name: trusting(*keys, memory=memory / name)
+        for name, keys in {"before": (old,), "both": (old, new), "after": (new,)}.items()
+    }
+
+    def served(*names: str) -> None:
+        for name in names:
+            assert checked(store, digest, replicas[name]).claims.name == "tiny:latest"
+
+    signed(store, digest, private_key(old_key))
+    served("before", "both")
+    signed(store, digest, private_key(new_key), at=NOW + timedelta(minutes=1))
+    served("before", "both", "after")
+    digest = bundle_in(store, work, created="2026-06-01T00:00:00Z")  # the next release, by the new key alone
+    signed(store, digest, private_key(new_key), at=NOW + timedelta(minutes=2))
+    served("both", "after")
+    with pytest.raises(SignatureError) as caught:
+        served("before")
+    assert caught.value.reason == "untrusted"
+
+
+@needs_openssl
+def test_after_a_rotation_the_old_key_releases_nothing_and_brings_nothing_back(
+    store: Store, work: Path, tmp_path: Path
+) -> None:
+    (old_key, old), (new_key, new) = (key_by_openssl(work, name) for name in ("old", "new"))
+    both, after = (trusting(*keys, memory=tmp_path / "memory") for keys in ((old, new), (new,)))
+    first = bundle_in(store, work)
+    signed(store, first, private_key(old_key))
+    second = bundle_in(store, work, created="2026-06-01T00:00:00Z")
+    signed(store, second, private_key(new_key), at=NOW + timedelta(minutes=1))
+    checked(store, second, both)
+    for trust, reason in ((both, "rolled-back"), (after, "untrusted")):
+        with pytest.raises(SignatureError) as caught:
+            checked(store, first, trust)
+        assert caught.value.reason == reason

@@ -123,6 +123,8 @@ class _Check:
             "actual": str(error.fields.get("actual", error.fields.get("found", "nothing" if is_gone else ""))),
             "hint": error.hint,
         }
+        if is_version and kind == "tag":  # which the aotc that wrote it reads
+            fields["severity"] = "warning"
         self._add("version" if is_version else kind, path, error.message, **{**facts, **fields})
 
     # -- what names blobs ---------------------------------------------------------------------------------------------

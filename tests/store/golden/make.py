@@ -1,4 +1,4 @@
-"""Make the golden store of this format version, once for each.
+"""Make the golden store of this format version, once for each: v1 by the last commit that wrote it, of 0.1.
 
 python tests/store/golden/make.py tests/store/golden/v2
 """

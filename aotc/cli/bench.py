@@ -31,11 +31,15 @@ LIMIT = 3600.0
 
 
 def _contenders(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
-    from aotc.tools.bench.contenders import CONTENDERS
+    from aotc.store.extras import install_hint
+    from aotc.tools.bench.contenders import CONTENDERS, OWN
+    from aotc.tools.bench.peers import missing_packages
 
-    names = tuple(filter(None, value.split(","))) if value else tuple(CONTENDERS)
+    names = tuple(filter(None, value.split(","))) if value else OWN
     if unknown := [name for name in names if name not in CONTENDERS]:
         raise click.BadParameter(f"{unknown[0]!r} is none of {', '.join(CONTENDERS)}")
+    if missing := missing_packages(names):
+        raise click.BadParameter(f"{', '.join(missing)} is not installed: {install_hint('peers')}")
     return names
 
 
@@ -54,9 +58,10 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str) -> 
     "--contenders",
     callback=_contenders,
     metavar="NAME,NAME",
-    show_default="all",
+    show_default="all but the last two",
     help="Of eager, default, default-warm, default-mega, max-autotune, max-autotune-warm, max-autotune-mega, aotc, "
-    "aotc-file (without the module, from a checkpoint) and aotc-forked (the same in a child of a prepared process).",
+    "aotc-file (without the module, from a checkpoint), aotc-forked (the same in a child of a prepared process), "
+    "onnxruntime and openvino (from an ONNX file of the model, on a CPU).",
 )
 @click.option(
     "--bucket",

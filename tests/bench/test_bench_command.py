@@ -220,7 +220,11 @@ def test_the_time_of_the_calls_is_known_beforehand() -> None:
     assert options.seconds_of_calls(1) == pytest.approx(2 * (15 * 0.2 * 2 + 3 * 0.6))
 
 
-def test_what_the_command_line_refuses(tmp_path: Path) -> None:
+def test_what_the_command_line_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr("importlib.util.find_spec", lambda name: None)
+        refused = bench(tmp_path, "x", "--contenders", "eager,openvino").stderr
+        assert "onnx, onnxscript, openvino is not installed: pip install" in " ".join(refused.split())
     assert "'eagre' is none of eager, default" in bench(tmp_path, "x", "--contenders", "eagre").stderr
     assert "is not a list of numbers" in bench(tmp_path, "x", "--concurrency", "1,0").stderr
     assert "--model and --tag go with a manifest" in bench(tmp_path, "x", "--model", "y").stderr
@@ -234,7 +238,7 @@ def test_what_the_command_line_refuses(tmp_path: Path) -> None:
 
 
 def test_eager_and_aotc_side_by_side(quickstart_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One start of each, two rounds, and a trace with a size that no bucket takes."""
+    """And other runtimes, from an ONNX file. One start of each, two rounds, and a trace with a size of no bucket."""
     monkeypatch.chdir(ROOT)
     trace, page = tmp_path / "trace.jsonl", tmp_path / "page.html"
     trace.write_text('{"batch": 1, "seq": 128, "count": 3}\n{"batch": 3, "seq": 128}\n')
@@ -243,7 +247,7 @@ def test_eager_and_aotc_side_by_side(quickstart_store: Path, tmp_path: Path, mon
             quickstart_store,
             "quickstart",
             "--contenders",
-            "eager,aotc,aotc-file,aotc-forked",
+            "eager,aotc,aotc-file,aotc-forked,onnxruntime,openvino",
             "--bucket",
             "batch=4,seq=128",
         ),
@@ -253,7 +257,7 @@ def test_eager_and_aotc_side_by_side(quickstart_store: Path, tmp_path: Path, mon
     assert ran.exit_code == 0, ran.output
     (report,) = json.loads(ran.stdout)
     contenders = report["contenders"]
-    assert [one["failure"] for one in contenders.values()] == ["", "", "", ""]
+    assert [one["failure"] for one in contenders.values()] == [""] * 6
     for name, one in contenders.items():
         (start,) = one["starts"]
         assert start["compilers"] == [] and start["difference"] < 1e-3 and start["peak_rss"] > 50 << 20
@@ -261,13 +265,17 @@ def test_eager_and_aotc_side_by_side(quickstart_store: Path, tmp_path: Path, mon
     seconds = contenders["aotc-forked"]["starts"][0]["seconds"]
     assert seconds["import torch"] == seconds["imports"] == 0 < seconds["load"]
     assert contenders["aotc"]["used"]["compilers"] == []
+    for peer in ("onnxruntime", "openvino"):
+        steps = contenders[peer]["starts"][0]["seconds"]
+        assert steps["import torch"] < 0.1 < steps["imports"] + steps["load"], "its service imports no torch"
+    steady = {"eager", "aotc", "onnxruntime", "openvino"}
     (bucket,) = report["buckets"]
     assert bucket["dims"] == {"batch": 4, "seq": 128}
-    assert {name: len(one["rounds"]) for name, one in bucket["latencies"].items()} == {"eager": 2, "aotc": 2}
-    assert [one["verdict"] for one in bucket["comparisons"]] == ["too few pairs"]
-    assert {name: [*each] for name, each in bucket["throughput"].items()} == {"eager": ["1", "2"], "aotc": ["1", "2"]}
+    assert {name: len(one["rounds"]) for name, one in bucket["latencies"].items()} == dict.fromkeys(steady, 2)
+    assert [one["verdict"] for one in bucket["comparisons"]] == ["too few pairs"] * 3
+    assert {name: [*each] for name, each in bucket["throughput"].items()} == {one: ["1", "2"] for one in steady}
     assert bucket["failures"] == report["trace"]["failures"] == []
     replayed = report["trace"]["replayed"]
-    assert [len(one["ms"]) for one in replayed.values()] == [6, 6]
+    assert {name: len(one["ms"]) for name, one in replayed.items()} == {"eager": 6, "aotc": 6}
     assert replayed["aotc"]["misses"] > 0 and replayed["aotc"]["graphs"] == 0
     assert "quickstart" in page.read_text()

@@ -18,6 +18,7 @@ from aotc.records import Signature
 from aotc.tools.bench import bench_run, contender_process
 from aotc.tools.bench.bench_page import render_page
 from aotc.tools.bench.bench_run import BenchOptions, bench
+from aotc.tools.bench.bench_setup import BenchSetup
 from aotc.tools.bench.contender_messages import (
     Burst,
     Calls,
@@ -35,7 +36,7 @@ from aotc.tools.bench.contenders import CONTENDERS, Attachment
 from aotc.tools.bench.measurements import BenchReport, ContenderMeasurements
 from aotc.tools.bench.subject import BenchSubject, CalledSizes
 
-MS = {"eager": 2.0, "default": 1.5, "max-autotune": 1.0, "aotc": 1.0}
+MS = {"eager": 2.0, "default": 1.5, "max-autotune": 1.0, "aotc": 1.0, "onnxruntime": 1.0, "openvino": 1.0}
 
 
 class Processes:
@@ -226,6 +227,26 @@ def test_a_slow_start_says_what_shortens_it(seconds: dict[str, float], said: lis
     contenders = {name: ContenderMeasurements(name, name, found) for name, found in starts.items()}
     text = "\n".join(BenchReport("m", "s#m", "", "", {}, {}, contenders, []).faster_starts())
     assert all(part in text for part in said) and (said or not text)
+
+
+@pytest.mark.parametrize(
+    ("target", "failures", "notes"),
+    [
+        ("cpu:x86-64-v3", {"openvino": "the model cannot be exported as ONNX: RuntimeError: no such operator"}, []),
+        ("cuda:sm_90", {}, ["openvino: measured for CPUs only"]),
+    ],
+)
+def test_where_a_peer_cannot_run_the_rest_is_measured(
+    monkeypatch: pytest.MonkeyPatch, target: str, failures: dict[str, str], notes: list[str]
+) -> None:
+    answer = BenchSetup(onnx_error="RuntimeError: no such operator")
+    monkeypatch.setattr(bench_run, "prepared", lambda *given: (None, answer))
+    monkeypatch.setattr(bench_run, "ContenderProcess", Processes().session)
+    subject = SUBJECT._replace(target=target)
+    options = BenchOptions(("eager", "openvino"), (CalledSizes("batch=1", {"batch": 1}),), starts=1, rounds=0)
+    report = bench(subject, options)
+    assert {name: one.failure for name, one in report.contenders.items() if one.failure} == failures
+    assert len(report.contenders["eager"].starts) == 1 and report.notes == notes
 
 
 EACH = [(name,) for name in CONTENDERS]

@@ -45,7 +45,7 @@ from aotc.tools.bench.contender_messages import (
     Used,
 )
 from aotc.tools.bench.contender_process import ContenderFailed, ContenderProcess
-from aotc.tools.bench.contenders import CHECKPOINT, CONTENDERS, Attachment, Contender, with_sources
+from aotc.tools.bench.contenders import CHECKPOINT, CONTENDERS, OWN, PEERS, Attachment, Contender, with_sources
 from aotc.tools.bench.latency_comparison import Latency, compare, latency_of, noise_floor
 from aotc.tools.bench.measurements import BenchReport, BucketReport, ContenderMeasurements, Replayed, TraceReport
 from aotc.tools.bench.subject import BenchSubject, CalledSizes
@@ -62,7 +62,7 @@ LEAST_CALLS, MOST_CALLS = 3, 300
 class BenchOptions(NamedTuple):
     """How much to measure. trace: sizes in the order of their calls, and the name of their source."""
 
-    contenders: tuple[str, ...] = tuple(CONTENDERS)
+    contenders: tuple[str, ...] = OWN
     buckets: tuple[CalledSizes, ...] = ()
     starts: int = 6
     rounds: int = 15
@@ -134,8 +134,9 @@ class _Bench:
             [BucketReport(sizes.bucket, dict(sizes.dims)) for sizes in options.buckets],
         )
         if from_file and subject.spec.regions:
-            self._leave_out_checkpoint()
+            self._leave_out(CHECKPOINT)
             self.report.notes.append(f"{', '.join(from_file)}: code that was built by regions runs in its module")
+        self.onnx: tuple[tuple[str, str], ...] = ()
         self.distinct = [dict(pairs) for pairs in dict.fromkeys(tuple(sorted(one.items())) for one in options.trace)]
         self.sessions: dict[str, ContenderProcess] = {}
         self.waited = self.spent = 0.0
@@ -195,22 +196,38 @@ class _Bench:
         sizes = [sizes.dims for sizes in self.options.buckets] + self.distinct
         own = self.options.checkpoint
         subject = self.subject
-        _, answer = prepared(subject, sizes, self.work, "" if own else self.checkpoint)
+        peers = [name for name in PEERS if name in self.report.contenders]
+        if peers and subject.device != "cpu":
+            self._leave_out(peers)
+            self.report.notes.append(f"{', '.join(peers)}: measured for CPUs only")
+            peers = []
+        count = len(self.options.buckets) if peers else 0
+        _, answer = prepared(subject, sizes, self.work, "" if own else self.checkpoint, count)
         self.report.notes += answer.notes
+        self.onnx = answer.onnx
+        for name in peers if answer.onnx_error else ():
+            self.report.contenders[name].failure = f"the model cannot be exported as ONNX: {answer.onnx_error}"
         if answer.gpu:
             self.report.machine["GPU"] = answer.gpu
         if self.checkpoint and not Path(self.checkpoint).exists():
-            self._leave_out_checkpoint()
+            self._leave_out(CHECKPOINT)
 
-    def _leave_out_checkpoint(self) -> None:
-        for name in CHECKPOINT:
+    def _leave_out(self, names: Sequence[str]) -> None:
+        for name in names:
             self.report.contenders.pop(name, None)
 
     def _job(self, name: str, numbers: range, *, dynamic: bool | None = False, on_miss: str = "error") -> ContenderJob:
         subject, contender = self.subject, CONTENDERS[name]
         mega = str(self.work / f"{contender.after}.mega") if contender.starts_from_mega else ""
         attachment = Attachment(
-            subject.ref, subject.target, subject.device, self.checkpoint, mega, dynamic=dynamic, on_miss=on_miss
+            subject.ref,
+            subject.target,
+            subject.device,
+            self.checkpoint,
+            mega,
+            dynamic=dynamic,
+            on_miss=on_miss,
+            onnx=self.onnx if contender.peer else (),
         )
         inputs = tuple(str(self.work / f"inputs-{number}.pt") for number in numbers)
         expected = str(self.work / "expected.pt")
@@ -416,7 +433,7 @@ class _Bench:
         first = len(options.buckets)
         numbers = range(first, first + len(self.distinct))
         for contender in self.contenders:
-            if not contender.steady or self.report.contenders[contender.name].failure:
+            if not contender.steady or contender.peer or self.report.contenders[contender.name].failure:
                 continue
             self.say(f"{contender.label}: {len(order)} calls along the trace")
             job = self._job(contender.name, numbers, dynamic=None, on_miss="eager")

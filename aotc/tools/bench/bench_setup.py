@@ -20,7 +20,7 @@ from aotc.tools.bench.subject import BenchSubject
 
 class PrepareJob(msgspec.Struct, frozen=True):
     """inputs: a file for each of `sizes`. expected: the file of eager's output on the first. checkpoint: of the
-    factory's weights; "" if none is wanted."""
+    factory's weights; "" if none is wanted. onnx: for the first of `sizes`, the files to export to."""
 
     spec: ModelSpec
     folder: str
@@ -30,6 +30,7 @@ class PrepareJob(msgspec.Struct, frozen=True):
     inputs: tuple[str, ...]
     expected: str
     checkpoint: str
+    onnx: tuple[str, ...] = ()
 
 
 class BenchSetup(msgspec.Struct, frozen=True):
@@ -38,16 +39,19 @@ class BenchSetup(msgspec.Struct, frozen=True):
     error: str = ""
     gpu: str = ""
     notes: tuple[str, ...] = ()
+    onnx: tuple[tuple[str, str], ...] = ()
+    onnx_error: str = ""
 
 
 def prepared(
-    subject: BenchSubject, sizes: Sequence[Dims], work: Path, checkpoint: str
+    subject: BenchSubject, sizes: Sequence[Dims], work: Path, checkpoint: str, exported: int = 0
 ) -> tuple[PrepareJob, BenchSetup]:
-    """Prepare in a process of its own, whose files are in `work`. Raises VerifyError where the model cannot be run."""
+    """Prepare in a process of its own, whose files are in `work`; the first `exported` of the sizes as ONNX files, too.
+    Raises VerifyError where the model cannot be run."""
     files = tuple(str(work / f"inputs-{number}.pt") for number in range(len(sizes)))
     job = PrepareJob(
         *(subject.spec, str(subject.folder), subject.device, subject.signature, tuple(sizes), files),
-        *(str(work / "expected.pt"), checkpoint),
+        *(str(work / "expected.pt"), checkpoint, tuple(str(work / f"{at}.onnx") for at in range(exported))),
     )
     try:
         answer = answer_of("aotc.tools.bench.bench_setup", job, BenchSetup, work, own_caches(work / "prepare"))
@@ -86,6 +90,25 @@ def prepare(job: PrepareJob) -> Iterator[str]:
                 torch.save(tensors_in(module(*args, **kwargs)), job.expected)
 
 
+def exported(job: PrepareJob) -> Iterator[tuple[str, str]]:
+    """Write the ONNX files; yield each with the shapes of its inputs. Raises what torch.onnx raises."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    from aotc.models.calls import modes_of
+    from aotc.models.factory import build_module
+    from aotc.tools.bench.peers import export_onnx, shapes_of
+
+    if not job.onnx:
+        return
+    module = build_module(job.spec, Path(job.folder))
+    for path, inputs in zip(job.onnx, job.inputs, strict=False):
+        args, kwargs = torch.load(inputs, weights_only=False)
+        with modes_of(job.spec, job.device):
+            export_onnx(module, args, kwargs, Path(path))
+        yield path, shapes_of([leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)])
+
+
 def _gpu() -> str:
     import torch
 
@@ -99,7 +122,12 @@ def main() -> int:
     job = parent.job(PrepareJob)
     try:
         notes = tuple(prepare(job))
-        parent.send(BenchSetup(gpu=_gpu() if job.device == "cuda" else "", notes=notes))
+        answer = BenchSetup(gpu=_gpu() if job.device == "cuda" else "", notes=notes)
+        try:
+            answer = msgspec.structs.replace(answer, onnx=tuple(exported(job)))
+        except Exception as error:  # the exporter's, of a model that it does not take
+            answer = msgspec.structs.replace(answer, onnx_error=told(error))
+        parent.send(answer)
     except Exception as error:  # the model's own, too
         parent.send(BenchSetup(str(error) if isinstance(error, AotcError) else told(error)))
     return 0

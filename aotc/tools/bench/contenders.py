@@ -9,12 +9,15 @@ from typing import Any
 
 import msgspec
 
+from aotc.tools.bench.peers import onnxruntime_session, openvino_session, peer
+
 
 class Attachment(msgspec.Struct, frozen=True):
     """What a contender may start from.
 
     ref, target: the artifact. checkpoint: a safetensors file with the weights, "" for frozen ones. mega: the file of
     the mega-cache. dynamic: torch.compile's argument. on_miss: aotc.load's. threads: how many will call at a time.
+    onnx: for each set of sizes, a file of the model and the shapes of its inputs.
     """
 
     ref: str
@@ -25,6 +28,7 @@ class Attachment(msgspec.Struct, frozen=True):
     dynamic: bool | None = False
     on_miss: str = "error"
     threads: int = 1
+    onnx: tuple[tuple[str, str], ...] = ()
 
 
 Attach = Callable[[Any, Attachment], Callable[..., Any]]
@@ -43,6 +47,7 @@ class Contender:
     mega-cache (`starts_from_mega`).
     slow: it compiles at its start, so it is started once. steady: its calls are timed; those of the others run the same
     code as a steady one's. prepare: its start is a forked child's, whose parent has done this; `attach` is not used.
+    peer: another runtime, which reads an ONNX file, on a CPU; its service imports no torch.
     """
 
     name: str
@@ -56,6 +61,7 @@ class Contender:
     slow: bool = False
     steady: bool = False
     prepare: Prepare | None = None
+    peer: bool = False
 
 
 _COMPILER = ("torch._dynamo", "torch._inductor.compile_fx")
@@ -128,6 +134,10 @@ def _of_mode(mode: str) -> tuple[Contender, ...]:
     )
 
 
+def _peer(name: str, label: str, make: Callable[[str, int], Any]) -> Contender:
+    return Contender(name, label, peer(make), (name,), needs_module=False, steady=True, peer=True)
+
+
 CONTENDERS = {
     contender.name: contender
     for contender in (
@@ -137,10 +147,15 @@ CONTENDERS = {
         Contender("aotc", "aotc", _aotc, _AOTC, steady=True),
         Contender("aotc-file", "aotc, no module", _aotc_file, _AOTC, needs_module=False),
         Contender("aotc-forked", "aotc, forked", None, _AOTC, needs_module=False, prepare=_prepare_aotc),
+        _peer("onnxruntime", "ONNX Runtime", onnxruntime_session),
+        _peer("openvino", "OpenVINO", openvino_session),
     )
 }
-CHECKPOINT = tuple(name for name, contender in CONTENDERS.items() if not contender.needs_module)
+PEERS = tuple(name for name, contender in CONTENDERS.items() if contender.peer)
+CHECKPOINT = tuple(name for name, each in CONTENDERS.items() if not each.needs_module and not each.peer)
 """Those that take weights from a file."""
+OWN = tuple(name for name in CONTENDERS if name not in PEERS)
+"""What is measured where nothing is named: peers need packages of their own."""
 
 
 def with_sources(names: tuple[str, ...]) -> tuple[str, ...]:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     )
 
 COMPILERS = ("torch._dynamo", "torch._inductor", "triton", "sympy", "aotc.compiler")
+TORCH_FREE = {"onnxruntime", "openvino"}
+"""Imports of contenders whose service imports no torch: here it comes after their start, uncounted."""
 PROFILED_CALLS = 5
 LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "cuGraphLaunch", "cudaLaunchCooperativeKernel")
 """How the names of the runtime's launching functions begin."""
@@ -55,7 +57,7 @@ class Worker:
     """A contender that was started, and the inputs to call it with."""
 
     def __init__(self, job: ContenderJob, clock: Clock) -> None:
-        import torch
+        import torch  # a peer's service does not
 
         from aotc.machine.processes import die_with_parent
         from aotc.models.calls import modes_of
@@ -152,7 +154,7 @@ class Worker:
         from aotc.tools.bench.contender_messages import Counted
 
         alone, attach = self.call, self.contender.attach
-        if attach is not None and self.contender.name == "aotc" and self.device.type == "cpu":
+        if attach is not None and (self.contender.name == "aotc" or self.contender.peer) and self.device.type == "cpu":
             self.call = attach(self.module, msgspec.structs.replace(self.job.attachment, threads=request.threads))
         before = torch.get_num_threads()
         each = max(1, before // request.threads)
@@ -290,7 +292,8 @@ def main() -> int:
     job_file, spawned, imports = sys.argv[1:]
     clock = Clock(float(spawned))
     clock.end("python")
-    importlib.import_module("torch")
+    if TORCH_FREE.isdisjoint(imports.split(",")):
+        importlib.import_module("torch")
     clock.end("import torch")
     for name in filter(None, imports.split(",")):
         importlib.import_module(name)

@@ -39,7 +39,7 @@ from aotc.compiler.executors.local import LocalExecutor, jobs_for, targets_of_ma
 from aotc.compiler.messages import WAITING, Autotuned, Doing, Progress, Span, StageCosts, Task, Unit
 from aotc.compiler.planning.cache_lookup import PlannedUnit, look_up
 from aotc.compiler.planning.estimate import Estimate, estimate
-from aotc.compiler.planning.plan import LookedAt, ModelFacts, look_at_models, plan_units
+from aotc.compiler.planning.plan import InspectedModels, ModelFacts, inspect_models, plan_units
 from aotc.compiler.planning.shards import Shard, split
 from aotc.compiler.publish.bundles import Publication, UnitResult, publish_bundles
 from aotc.compiler.publish.unit_files import store_unit
@@ -73,12 +73,12 @@ def build(request: BuildRequest, servers: ForkServers, watcher: Watcher | None =
     watcher = watcher or NoWatcher()
     place = place_of(request.store)
     with watcher.planning(), group_left():
-        looked = None
+        inspected = None
         if not request.cluster:
-            looked = modules_made_once(request.manifest, servers, stored_in(place), request.settings.dummy_weights)
+            inspected = modules_made_once(request.manifest, servers, stored_in(place), request.settings.dummy_weights)
         left_out: dict[str, AotcError] = {}
-        planned, whole = plan_build(request, place, looked, left_out)
-    del looked  # the units' processes hold their own modules
+        planned, whole = plan_build(request, place, inspected, left_out)
+    del inspected  # the units' processes hold their own modules
     watcher.planned(planned)
     remove_work_folders()
     known, units = estimate(place.opened(), planned), [plan.unit for plan in planned if plan.cached is None]
@@ -112,19 +112,19 @@ class BuildPlan(NamedTuple):
 def plan_build(
     request: BuildRequest,
     place: BuildStore,
-    looked: LookedAt | None = None,
+    inspected: InspectedModels | None = None,
     failed: dict[str, AotcError] | None = None,
 ) -> BuildPlan:
-    """Plan a build; nothing is compiled. `looked` and `failed` are as in `plan_units`.
+    """Plan a build; nothing is compiled. `inspected` and `failed` are as in `plan_units`.
 
     Raises ManifestError, BuildError, EnvironmentMismatchError.
     """
     elsewhere = request.cluster is not None
     stored = stored_in(place)
-    looked = looked or look_at_models(request.manifest, stored, request.settings.dummy_weights)
+    inspected = inspected or inspect_models(request.manifest, stored, request.settings.dummy_weights)
     units = plan_units(
         request.manifest,
-        looked,
+        inspected,
         request.picks,
         targets=request.targets,
         elsewhere=elsewhere,
@@ -137,7 +137,7 @@ def plan_build(
     lines = {
         spec.name: partial(request.manifest.where, "models", spec.name) for spec in request.manifest.models.values()
     }
-    changed = {name: facts.changed for name, facts in looked.facts.items() if isinstance(facts, ModelFacts)}
+    changed = {name: facts.changed for name, facts in inspected.facts.items() if isinstance(facts, ModelFacts)}
     force = request.settings.force
     found = [look_up(stored, unit, force, changed[unit.spec.name], lines[unit.spec.name]) for unit in units]
     planned, whole = split(found, request.shard or Shard(1, 1))

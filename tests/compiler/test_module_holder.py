@@ -22,7 +22,7 @@ from torch import nn
 import aotc
 from aotc.compiler.capture.analysis.custom_operators import Registrations
 from aotc.compiler.planning import plan
-from aotc.compiler.planning.plan import LookedAt
+from aotc.compiler.planning.plan import InspectedModels
 from aotc.compiler.workers import fork_server, unit_servers
 from aotc.compiler.workers.module_holder import MadeModules, hold, make_modules
 from aotc.compiler.workers.process_group import Processes
@@ -263,7 +263,7 @@ def test_what_took_long_may_be_kept(
     monkeypatch.setattr(plan, "WORTH", worth)
     model = model_of("plain", tmp_path)
     made = make_modules(model.manifest)
-    assert made.long == long == (*made.looked.slow,) and made.looked.facts.keys() == {"model"}
+    assert made.long == long == (*made.inspected.slow,) and made.inspected.facts.keys() == {"model"}
     assert model.threads() == ["main"]
 
 
@@ -276,7 +276,7 @@ def test_a_factory_whose_error_speaks_of_threads_is_called_once(restored: None, 
 
 def test_a_factory_may_handle_signals(restored: None, tmp_path: Path) -> None:
     model = model_of("handles_signals", tmp_path)
-    assert make_modules(model.manifest).looked.facts.keys() == {"model"}
+    assert make_modules(model.manifest).inspected.facts.keys() == {"model"}
     assert model.threads() == ["main"] and signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN
 
 
@@ -287,7 +287,7 @@ def test_what_sets_something_for_its_thread_is_not_kept(
     monkeypatch.setattr(plan, "WORTH", 0.0)
     model = model_of(factory, tmp_path)
     made = make_modules(model.manifest)
-    assert made.long == () and isinstance(made.looked.slow["model"], nn.ReLU)
+    assert made.long == () and isinstance(made.inspected.slow["model"], nn.ReLU)
     assert model.threads() == ["main"]
     assert {
         "without_gradients": not torch.is_grad_enabled(),
@@ -388,7 +388,7 @@ def made() -> MadeModules:
     kept.load_state_dict({"weight": torch.tensor(KEPT["kept"]), "bias": torch.zeros(1)})
     registrations = Registrations()
     registrations.loaded = {name: OperatorNeed(name, "acme") for name in LOADED}
-    return MadeModules(LookedAt({}, {"kept": kept, "quick": nn.Linear(2, 1)}), ("kept",), registrations)
+    return MadeModules(InspectedModels({}, {"kept": kept, "quick": nn.Linear(2, 1)}), ("kept",), registrations)
 
 
 @pytest.fixture

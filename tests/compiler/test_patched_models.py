@@ -164,7 +164,7 @@ def test_a_view_that_does_not_begin_where_its_memory_does_is_a_miss(patched: Com
 
 
 @pytest.mark.parametrize("name", ["repeats", "ranged_repeats"])
-def test_counts_of_rows_that_do_not_add_up_are_an_error(patched: Compiled, name: str) -> None:
+def test_repeat_interleave_counts_that_do_not_add_up_are_an_error(patched: Compiled, name: str) -> None:
     """(Eager itself writes beyond its result for some negative counts.)"""
     x, eager = torch.randn(3, 4), copy.deepcopy(patched.part(name))
     for counted in ([2, 2, 2], [0, 6, 0], [1, 1, 4]):

@@ -153,7 +153,7 @@ def test_other_strides_than_torch_told_have_a_hint() -> None:
     """The words are a library's, of a backward that is given what `linalg.solve_triangular` gave."""
     said = failed_by(LibraryError("input_handles[2]: unmatched stride value at 1, expected: 1, but got: 3\n"))
     assert said.message == "smoke run: input_handles[2]: unmatched stride value at 1, expected: 1, but got: 3"
-    assert "`regions:`" in said.hint and "lies otherwise" in said.hint
+    assert "`regions:`" in said.hint and "strides that Inductor does not expect" in said.hint
     said = failed_by(
         LibraryError("the library failed: expected ndim 2 but got 1\nError in op: torch.ops.own.pack.default")
     )

@@ -399,7 +399,7 @@ class Model:
     def at_build(self, change: Change, module: nn.Module) -> Any:
         """None if the next build does not take the unit for built; else the outcome after a load."""
         from aotc.compiler.pipeline import plan_build, stored_in
-        from aotc.compiler.planning.plan import LookedAt, facts_of
+        from aotc.compiler.planning.plan import InspectedModels, facts_of
         from aotc.compiler.publish.url_store import BuildStore
         from aotc.compiler.request import BuildRequest
 
@@ -411,8 +411,8 @@ class Model:
         def plan() -> bool:  # not within `entered`: a build has modes of its own
             place, spec = BuildStore(self.store), manifest.models[self.name]
             facts = facts_of(spec, module, manifest.folder, stored_in(place))
-            looked = LookedAt({self.name: facts}, {self.name: module})
-            planned, _ = plan_build(BuildRequest(manifest, self.store), place, looked)
+            inspected = InspectedModels({self.name: facts}, {self.name: module})
+            planned, _ = plan_build(BuildRequest(manifest, self.store), place, inspected)
             return all(unit.cached is not None for unit in planned)
 
         default = torch.get_default_device()

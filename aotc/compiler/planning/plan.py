@@ -73,38 +73,38 @@ WORTH = 1.5
 which takes two to three, and saves each unit two calls of the factory."""
 
 
-class LookedAt(NamedTuple):
+class InspectedModels(NamedTuple):
     """The facts of each model, or why it cannot be planned; and modules that were slow to make."""
 
     facts: dict[str, ModelFacts | AotcError]
     slow: dict[str, nn.Module]
 
 
-def look_at_models(
+def inspect_models(
     manifest: Manifest, stored: StoredUnits | None, dummy_weights: bool = False, all_slow: bool = False
-) -> LookedAt:
+) -> InspectedModels:
     """Build every model's module, one after the other, and compare it with what the captures of `stored` units read.
 
     A module that was slow to make is kept where the model is by regions and so is run by the plan; with `all_slow`,
     where it is not, too: but further ones only while they all take no more memory than is left. Raises ManifestError as
     `visit_modules` does.
     """
-    looked = LookedAt({}, {})
+    inspected = InspectedModels({}, {})
     trees: Trees = {}
 
     def look(spec: ModelSpec, module: nn.Module, seconds: float) -> None:
         try:
-            looked.facts[spec.name] = facts_of(spec, module, manifest.folder, stored, dummy_weights, trees)
+            inspected.facts[spec.name] = facts_of(spec, module, manifest.folder, stored, dummy_weights, trees)
         except (BuildError, ManifestError) as error:
-            looked.facts[spec.name] = error.with_traceback(None)  # whose frames hold the module
+            inspected.facts[spec.name] = error.with_traceback(None)  # whose frames hold the module
         if seconds < WORTH or not (all_slow or spec.regions):
             return
-        together = sum(map(_state_bytes, (*looked.slow.values(), module)))
-        if dummy_weights or not looked.slow or together <= memory_here():
-            looked.slow[spec.name] = module
+        together = sum(map(_state_bytes, (*inspected.slow.values(), module)))
+        if dummy_weights or not inspected.slow or together <= memory_here():
+            inspected.slow[spec.name] = module
 
     visit_modules(manifest, look, dummy_weights=dummy_weights)
-    return looked
+    return inspected
 
 
 def facts_of(
@@ -158,7 +158,7 @@ def _common_factors(spec: ModelSpec, module: nn.Module, folder: Path, dummy_weig
 
 def plan_units(
     manifest: Manifest,
-    looked: LookedAt | None = None,
+    inspected: InspectedModels | None = None,
     picks: PickFile | None = None,
     *,
     targets: Collection[str] = (),
@@ -170,7 +170,7 @@ def plan_units(
 
     `targets` limits the units to these targets, if it is not empty. With `elsewhere`, units are compiled on other
     machines, and a target that this machine cannot build is accepted. With `settings.untuned`, a unit for a GPU that
-    this machine lacks needs no picks. A model by regions is run: its module is taken out of `looked.slow`, or made
+    this machine lacks needs no picks. A model by regions is run: its module is taken out of `inspected.slow`, or made
     anew, with `settings.dummy_weights` as in `build_module`.
 
     A model whose regions cannot be found, or whose target cannot be built here, is put into `failed` with its error.
@@ -179,7 +179,7 @@ def plan_units(
     Raises ManifestError for a factory that fails, EnvironmentMismatchError or BuildError for a target that cannot be
     built here.
     """
-    looked = looked or look_at_models(manifest, None, settings.dummy_weights)
+    inspected = inspected or inspect_models(manifest, None, settings.dummy_weights)
     specs = manifest.models.values()
     wanted = {checked_target(name) for name in targets}
     found = {spec.name: _targets_of(manifest, spec, wanted) for spec in specs}
@@ -192,11 +192,11 @@ def plan_units(
     units: list[Unit] = []
     errors: dict[str, AotcError] = {}
     for spec in specs:
-        known = looked.facts[spec.name]
+        known = inspected.facts[spec.name]
         if isinstance(known, AotcError):
             errors[spec.name] = known
             continue
-        planner = _Planner(known, picks, elsewhere, settings, manifest.folder, looked.slow)
+        planner = _Planner(known, picks, elsewhere, settings, manifest.folder, inspected.slow)
         try:
             units += [unit for target in found[spec.name] for unit in planner.units(parse_target(target))]
         except (BuildError, ManifestError) as error:

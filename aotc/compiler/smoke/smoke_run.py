@@ -53,7 +53,7 @@ from aotc.tensors.rounding import Result, first_difference, said_of
 from aotc.tensors.sharing import Sharing, differences, module_tensors
 
 OTHER_STRIDES = (
-    "the result of an operator lies otherwise than torch's compiler takes it to lie, as that of "
+    "the operator's result has strides that Inductor does not expect, as that of "
     "`torch.linalg.solve_triangular` may: leave the part that calls it to eager, by `regions:`"
 )
 OTHER_SIZES = (

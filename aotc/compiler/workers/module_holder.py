@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from aotc.compiler.capture.analysis.custom_operators import Registrations
-from aotc.compiler.planning.plan import LookedAt, look_at_models
+from aotc.compiler.planning.plan import InspectedModels, inspect_models
 from aotc.compiler.workers.fork_server import ASK_NVML
 from aotc.compiler.workers.unit_servers import ForkServers, Holder
 from aotc.manifest import Manifest
@@ -36,40 +36,40 @@ CHOSEN_KERNELS = "ATEN_CPU_CAPABILITY"
 
 def modules_made_once(
     manifest: Manifest, servers: ForkServers, stored: StoredUnits | None, dummy_weights: bool = False
-) -> LookedAt:
+) -> InspectedModels:
     """Build every model's module, and fork a process that keeps the slow ones for their units.
 
     This process then holds only those that the plan needs, of models by regions.
     """
     made = make_modules(manifest, stored, dummy_weights)
     servers.holder = hold(made)
-    looked, models = made.looked, manifest.models
-    return looked._replace(slow={name: module for name, module in looked.slow.items() if models[name].regions})
+    inspected, models = made.inspected, manifest.models
+    return inspected._replace(slow={name: module for name, module in inspected.slow.items() if models[name].regions})
 
 
 class MadeModules(NamedTuple):
     """What was seen of the models; the names of the slow ones that a process may keep; operators that the factories
     registered."""
 
-    looked: LookedAt
+    inspected: InspectedModels
     long: tuple[str, ...]
     registrations: Registrations
 
 
 def make_modules(manifest: Manifest, stored: StoredUnits | None = None, dummy_weights: bool = False) -> MadeModules:
-    """Call every factory of the manifest. Raises the errors of `look_at_models`."""
+    """Call every factory of the manifest. Raises the errors of `inspect_models`."""
     registrations = Registrations()
     thread, process = _state_of_thread(), _state_of_process()
     with _asking_nvml(), registrations.watched():
-        looked = look_at_models(manifest, stored, dummy_weights, all_slow=True)
+        inspected = inspect_models(manifest, stored, dummy_weights, all_slow=True)
     alone = (_state_of_thread(), _state_of_process()) == (thread, process)
     # A factory that changes global state must not affect the units of other models.
     # One of a parallel model may have a device mesh, which is not that of its units' device.
-    slow = looked.slow.items() if alone else ()
+    slow = inspected.slow.items() if alone else ()
     long = tuple(name for name, module in slow if not (manifest.models[name].parallel or _is_shared(module)))
     if long:
         registrations.take_down()
-    return MadeModules(looked, long, registrations)
+    return MadeModules(inspected, long, registrations)
 
 
 @contextmanager
@@ -93,7 +93,7 @@ def hold(made: MadeModules) -> Holder | None:
     # For the fork, and the processes forked from it; this process does not build the modules again.
     with (
         suppress(OSError),
-        mock.patch.dict(made_before, {name: made.looked.slow[name] for name in made.long}),
+        mock.patch.dict(made_before, {name: made.inspected.slow[name] for name in made.long}),
         mock.patch.object(Registrations, "before", made.registrations),
     ):
         return Holder(made.long)

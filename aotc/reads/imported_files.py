@@ -16,7 +16,16 @@ from types import ModuleType
 
 from torch import nn
 
-from aotc.reads.sources import BY_DIGEST, Trees, file_identity, file_of, is_installed, public_name, read_source
+from aotc.reads.sources import (
+    BY_DIGEST,
+    Trees,
+    cells_file,
+    file_identity,
+    file_of,
+    is_installed,
+    public_name,
+    read_source,
+)
 
 
 def source_closure(module: nn.Module, functions: Iterable[str], trees: Trees | None = None) -> dict[str, str]:
@@ -81,6 +90,8 @@ def _imported(name: str) -> set[str]:
     own_package = name if file is not None and file.stem == "__init__" else name.rpartition(".")[0]
     imports = set(_named_in_imports(file, getattr(module, "__package__", None) or own_package))
     found = set(imports)
+    if name == "__main__" and cells_file.get() is not None:
+        module = None  # the notebook's other cells are no part of the class
     for value in vars(module).values() if module is not None else ():
         if isinstance(value, ModuleType):
             found.add(value.__name__)

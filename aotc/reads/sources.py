@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from contextvars import ContextVar
 from pathlib import Path
 from zipimport import zipimporter
 
@@ -13,6 +14,9 @@ from aotc.digest import sha256_bytes
 
 BY_DIGEST = "sha256:"
 """What the identity of a file begins with that is named by its code."""
+
+cells_file: ContextVar[Path | None] = ContextVar("cells_file", default=None)
+"""The file that stands for `__main__` in a notebook, where that has none, while a class of its cells is looked at."""
 
 Trees = dict[str, str]
 """The digest of a file's bytes → that of its syntax tree, for files whose tree is known."""
@@ -75,6 +79,8 @@ def file_of(module_name: str) -> Path | None:
     """The file of a Python module; of one that is not imported, where it would be found, without importing anything."""
     if (module := sys.modules.get(module_name)) is not None:
         file = getattr(module, "__file__", None)
+        if file is None and module_name == "__main__":
+            return cells_file.get()
         return Path(file) if isinstance(file, str) else None
     from aotc.reads.module_specs import spec_of
 
@@ -85,8 +91,8 @@ def file_of(module_name: str) -> Path | None:
 def public_name(module_name: str) -> str:
     """The module's name as others import it: a script's is its file's, and so is that of a file whose own name another
     module had, for which the manifest's reader made one up, with a digest in it."""
-    file = getattr(sys.modules.get(module_name), "__file__", None)
-    stem = Path(file).stem if isinstance(file, str) else ""
+    file = file_of(module_name) if module_name in sys.modules else None
+    stem = file.stem if file is not None else ""
     head, _, digest = module_name.rpartition("_")
     made_up = stem and (module_name == "__main__" or (head.endswith(stem) and len(digest) == 8))
     return stem if made_up else module_name

@@ -15,6 +15,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from aotc.reads.attributes import module_attributes
+from aotc.reads.sources import file_of
 from aotc.reads.tensors import named_state
 
 _WITHOUT = ("transformers_version", "model_type", "architectures", "dtype", "torch_dtype")
@@ -51,8 +52,8 @@ def _reference(cls: type, folder: Path) -> str | None:
     if "<locals>" in name:
         return None
     if cls.__module__ == "__main__":
-        file = getattr(package, "__file__", None)
-        return f"{os.path.relpath(file, folder)}:{name}" if file and str(file).endswith(".py") else None
+        file = file_of("__main__")
+        return f"{os.path.relpath(file, folder)}:{name}" if file is not None and file.suffix == ".py" else None
     if getattr(package, name, None) is cls:
         return f"{cls.__module__.partition('.')[0]}:{name}"
     return f"{cls.__module__}:{name}"

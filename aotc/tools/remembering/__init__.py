@@ -12,5 +12,6 @@
 - `identity`: what a module's name in the store depends on. `memory`: the files beside the store's own;
   `checked_kinds`: what may stand in them.
 - `remote_memory`: what a store at a URL remembers, for many machines.
+- `cells`: a file for a class that a notebook's cell defines.
 - `manifest`: from the memory to a manifest. `build_process`: the process that builds, which alone imports the compiler.
 """

@@ -56,6 +56,8 @@ class BuildJob(msgspec.Struct, frozen=True):
     url: str = ""
     niceness: int = NICENESS
     """Is added to this process's own."""
+    repairs: bool = False
+    """Whether what is damaged in the store is removed first, as by `aotc fsck --repair`."""
 
 
 def main() -> None:
@@ -67,6 +69,11 @@ def main() -> None:
     os.set_inheritable(job.lock, False)  # the processes of this build do not hold it
     place = Place(Path(job.folder), job.name)
     try:
+        if job.repairs:
+            from aotc.store.maintenance.fsck import fsck
+
+            for finding in fsck(job.store, repair=True).repairs:
+                _log.warning("aotc.compile: %s", finding)
         if job.url:
             _build_and_share(job, place)
         else:

@@ -81,6 +81,8 @@ class Builds:
         self.others: dict[str, tuple[Place, Memory]] = {}
         """Both of the module as it was before, by its name then."""
         self.uses_gpu = False
+        self.repairs = False
+        """Whether the next build first removes what is damaged in the store, so that it is made again."""
         self.own: set[str] = set()
         """The names that this process has begun to build."""
         self._waits_since = 0.0
@@ -164,12 +166,14 @@ class Builds:
             *(str(place.folder), place.name, str(place.store), made),
             *(given.seconds, given.cores, descriptor, given.url),
             niceness=0 if urgent else NICENESS,
+            repairs=self.repairs,
         )
         with tempfile.NamedTemporaryFile(prefix="aotc-build-", suffix=".job", delete=False) as file:
             file.write(msgspec.json.encode(job))
         paths = [path or str(Path.cwd()) for path in sys.path]
         environment = child_environment()
         environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([environment["PYTHONPATH"], *paths]))
+        self.repairs = False
         progress_file(place).unlink(missing_ok=True)  # that of an earlier build names another process
         with place.log.open("wb") as log:
             return subprocess.Popen(

@@ -16,7 +16,7 @@ from aotc.amounts import listed
 from aotc.errors import ManifestError, NotFoundError
 from aotc.manifest.inputs import is_tuple
 from aotc.models.casting import changed_by_cast
-from aotc.reads.sources import public_name
+from aotc.reads.sources import cells_file, public_name
 from aotc.reads.tensors import dtype_name, named_state
 from aotc.records import TUPLE, Dims
 from aotc.store.reference import is_remote
@@ -50,7 +50,7 @@ def made_from(
         return Made(f"{Path(file).absolute() if file.endswith('.py') else file}{colon}{name}", dict(kwargs or {}))
     cls, root = type(module), Path("/")
     made = factory_of(module, root, changed)
-    if made is None and cls.__module__ == "__main__":
+    if made is None and cls.__module__ == "__main__" and cells_file.get() is None:
         _script(cls.__qualname__)
     if made is None:
         raise ManifestError(
@@ -61,7 +61,8 @@ def made_from(
     if not file.endswith(".py"):
         return made
     script = (root / file).resolve()
-    _check_script(script, cls.__qualname__)
+    if cells_file.get() is None:
+        _check_script(script, cls.__qualname__)
     return made._replace(factory=f"{script}{colon}{name}")
 
 

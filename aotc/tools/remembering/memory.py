@@ -2,6 +2,7 @@
 
 STORE/.aotc/remembered/
 ├── <name>.json        the facts, how the module is made again, and the forms of its calls, built or not: `Memory`
+├── <name>.damaged     such a file that could not be read: the module was begun anew
 ├── <name>.yaml        the manifest of the last build
 ├── <name>.log         its log
 ├── <name>.progress    how far it is (`aotc.tools.remembering.while_waiting`)
@@ -134,13 +135,23 @@ class Place:
                 write_atomically(self.folder / f"{self.name}.json", msgspec.json.encode(memory))
         return memory
 
+    def set_aside_if_damaged(self) -> str:
+        """Rename what is remembered, if it cannot be read, so that it is begun anew; why, or "". Raises StoreError."""
+        try:
+            self.read()
+        except CorruptError as error:
+            with locked(self.folder / "memory.lock", LOCK_TIMEOUT):
+                (self.folder / f"{self.name}.json").replace(self.folder / f"{self.name}.damaged")
+            return error.message
+        return ""
+
     def is_being_built(self) -> bool:
         return is_held(self.lock)
 
     def failed(self, kind: int) -> str:
         """Why a kind has no code; "" where nothing failed."""
         try:
-            return self.tombstone(kind).read_text().strip()
+            return self.tombstone(kind).read_text(errors="replace").strip()
         except FileNotFoundError:
             return ""
 

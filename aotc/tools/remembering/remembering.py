@@ -12,8 +12,8 @@ import threading
 import traceback
 import weakref
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MethodType
 from typing import Any, Literal, NamedTuple
@@ -23,8 +23,9 @@ import torch
 from torch import nn
 
 from aotc.amounts import counted, listed
-from aotc.errors import AotcError, BindError, GradientError, ManifestError, MissError, NotFoundError
+from aotc.errors import AotcError, BindError, CorruptError, GradientError, ManifestError, MissError, NotFoundError
 from aotc.machine.processes import last_lines
+from aotc.reads.sources import cells_file
 from aotc.reads.tensors import plain_state
 from aotc.reads.watch import ModuleWatch
 from aotc.records import Artifact
@@ -167,6 +168,8 @@ class Remembering:
         self._began = self._is_lost = False
         self._retry = options.retry
         self._changes = 0
+        self._no_cells: ManifestError | OSError | None = None
+        """Why no file can have the module's classes of a notebook's cells."""
         self.is_reported = False
         """Whether `AOTC_COMPILE=report` has told what there is at the start."""
         self.by_calls: dict[str, str | None] = {}
@@ -526,7 +529,7 @@ class Remembering:
 
     def _look_again(self) -> None:
         """Take up what is known of the module as it is now; begin anew where it never was so."""
-        with self._lock:
+        with self._lock, self._in_cells():
             if not self._is_lost and self._look is not None and self._look.holds():
                 if any(map(_holds_again, self._former)):
                     self._compiled, self._former = self._former, []
@@ -587,10 +590,27 @@ class Remembering:
     def _begin(self) -> None:
         """Find out what the module is, and load the code that there is for it."""
         try:
-            self._begin_with_what_it_is()
+            with self._in_cells():
+                self._begin_with_what_it_is()
         except Exception as error:  # an attribute may be of any kind, and raise anything when it is looked at
             self._place = self.builds.place = None
             self._note(f"the module cannot be looked at: {type(error).__name__}: {error}")
+
+    @contextmanager
+    def _in_cells(self) -> Iterator[None]:
+        """Within, a file stands for the notebook that defines the module's classes, if one does."""
+        from aotc.tools.remembering.cells import module_of_cells
+
+        file, self._no_cells = None, None
+        try:
+            file = module_of_cells(self.module)
+        except (ManifestError, OSError) as error:  # told where the module is to be made again
+            self._no_cells = error
+        before = cells_file.set(file)
+        try:
+            yield
+        finally:
+            cells_file.reset(before)
 
     def _begin_with_what_it_is(self) -> None:
         self._began, self._place = True, None
@@ -611,6 +631,10 @@ class Remembering:
                 if self._retry:
                     self._place.forget_failures()
                     self._retry = False
+                if self.options.build != "never" and (damage := self._place.set_aside_if_damaged()):
+                    _log.warning(
+                        "aotc.compile: %s; its forms are remembered anew, and %s.damaged has it", damage, self._name
+                    )
                 if self.options.url and self._place.read() is None:
                     self._pull(self._place)
             self._load()
@@ -678,9 +702,19 @@ class Remembering:
                 if memory is None:
                     break
                 if memory.kinds[kind].built:
+                    self.builds.repairs = True
                     self._build_anew(kind, error)
             except BindError as error:
                 self._refused(kind, model, memory, error)
+            except CorruptError as error:  # all of it can be built again
+                if self._place is None or self.options.build == "never":
+                    self._note(f"{model} cannot be loaded: {error}")
+                    break
+                self.builds.repairs = True
+                if memory is None:
+                    _log.warning("aotc.compile: %s is damaged, and is built anew: %s", model, in_line(error))
+                    break
+                self._build_anew(kind, error)
             except AotcError as error:
                 self._note(f"{model} cannot be loaded: {error}")
                 break
@@ -732,7 +766,7 @@ class Remembering:
         if reason := self._place.failed(kind):
             self._note_failure(self._place, self._place.model(kind), reason)
             return
-        _log.warning("aotc.compile: %s is built anew: %s", self._place.model(kind), error)
+        _log.warning("aotc.compile: %s is built anew: %s", self._place.model(kind), in_line(error))
         self._unbuilt(kind)
 
     def _unbuilt(self, kind: int) -> None:
@@ -782,7 +816,8 @@ class Remembering:
             try:
                 if self._place is None or (made := self._made) is None:
                     return ""
-                Store.create(self._store)
+                if not self.builds.repairs:  # else the build restores it first
+                    Store.create(self._store)
                 memory = self._place.change(msgspec.structs.replace(made, kinds=[]), keep)
                 if memory is None or number < 0:
                     return ""
@@ -813,7 +848,10 @@ class Remembering:
         from aotc.tools.remembering.manifest import dtype_to_cast, made_from
 
         changed = [name.removeprefix("attribute ") for name in self.by_calls]
-        made = made_from(self.module, self.options.factory, self.options.kwargs, changed)
+        with self._in_cells():
+            if self._no_cells is not None and self.options.factory is None:
+                raise self._no_cells
+            made = made_from(self.module, self.options.factory, self.options.kwargs, changed)
         size = sum(tensor.nbytes for tensor in plain_state(self.module).values())
         cast = dtype_to_cast(self.module)
         return Memory(self._facts, self.options.asked, made.factory, made.kwargs, cast, state_bytes=size)

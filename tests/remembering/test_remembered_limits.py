@@ -62,6 +62,23 @@ def test_so_many_kinds_and_forms_are_remembered(model: Any, monkeypatch: pytest.
     assert [len(kind.calls) for kind in memory_of(model).kinds] == [2, 1]
 
 
+def test_where_no_further_kind_is_remembered_a_number_that_varies_costs_no_look_at_the_memory(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remembering, "MOST_KINDS", 2)
+    for number in (True, 1, 2):
+        call(model, 2, double=number)
+    monkeypatch.setattr(Place, "change", lambda *given, **more: pytest.fail("the memory was looked at"))
+    monkeypatch.setattr(Place, "read", lambda *given: pytest.fail("the memory was read"))
+    before = model.stats().eager
+    for number in range(3, 9):
+        call(model, 2, double=number)
+    assert model.stats().eager == before + 6
+    monkeypatch.undo()
+    call(model, 3, double=True)  # of a kind that is remembered
+    assert [len(kind.calls) for kind in memory_of(model).kinds] == [2, 1]
+
+
 def test_so_many_forms_are_kept_in_a_process(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remembering, "MOST_FORMS", 2)
     call(model, *range(2, 9))

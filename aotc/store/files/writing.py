@@ -158,11 +158,14 @@ def _open_locked(folder: Path, mode: int) -> tuple[Path, int]:
         os.close(descriptor)  # cleaned away before it was locked
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace the file at `path`: a reader sees the old bytes or the new ones. Raises StoreError."""
+def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Replace the file at `path`: a reader sees the old bytes or the new ones; if `durable`, after a power cut, too.
+
+    Raises StoreError.
+    """
     with draft(path.parent) as temporary:
         temporary.stream.write(data)
-        temporary.keep_as(path)
+        temporary.keep_as(path, durable=durable)
 
 
 def write_output(path: Path, data: bytes) -> None:

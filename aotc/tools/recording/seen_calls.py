@@ -165,7 +165,7 @@ def _look_at_tensor(tensor: Tensor, path: str, gradients: bool, values: bool) ->
         kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
         message = f"`{path}` is a {kind} tensor, which a manifest cannot hold"
         raise ManifestError(message, hint="pass a padded or dense tensor, and make the other one in forward")
-    low = high = layout = kept = None
+    low = high = kept = None
     if tensor.numel() and not (tensor.is_floating_point() or tensor.is_complex()):
         compared = tensor.to(torch.int64) if tensor.dtype in _UNORDERED else tensor
         low, high = int(compared.min()), int(compared.max())
@@ -173,9 +173,26 @@ def _look_at_tensor(tensor: Tensor, path: str, gradients: bool, values: bool) ->
             low, high = 0, (1 << 63) - 1
         if values and tensor.numel() <= MOST_ELEMENTS:
             kept = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
-    if tensor.dim() == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last):
-        layout = "channels_last"
+    layout = _layout_of(tensor)
     return SeenTensor(tuple(tensor.shape), dtype, low, high, layout, gradients and tensor.requires_grad, kept)
+
+
+def _layout_of(tensor: Tensor) -> str | None:
+    is_last = tensor.dim() == 4 and not tensor.is_contiguous()
+    return "channels_last" if is_last and tensor.is_contiguous(memory_format=torch.channels_last) else None
+
+
+def without_extents(value: Any, gradients: bool = False) -> SeenArgument:
+    """As `look_at`, without the least and greatest values, for which a GPU would be waited for, and without a check."""
+    if isinstance(value, Tensor):
+        dtype, requires_grad = dtype_name(value.dtype), gradients and value.requires_grad
+        return SeenTensor(tuple(value.shape), dtype, layout=_layout_of(value), requires_grad=requires_grad)
+    if isinstance(value, Mapping):
+        return {key: without_extents(item, gradients) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        items = [without_extents(item, gradients) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    return value
 
 
 def kind_of_call(seen: SeenArgument) -> object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import os
@@ -17,7 +18,7 @@ from aotc.errors import ManifestError, NotFoundError
 from aotc.manifest.inputs import is_tuple
 from aotc.models.casting import changed_by_cast
 from aotc.reads.sources import cells_file, public_name
-from aotc.reads.tensors import dtype_name, named_state
+from aotc.reads.tensors import dtype_name
 from aotc.records import TUPLE, Dims
 from aotc.store.reference import is_remote
 from aotc.tools.recording.check_written import check_written
@@ -104,7 +105,7 @@ def seen_call(
     require `gradients`, if that is asked. Raises ManifestError for what no manifest holds."""
     method = None if call is module else call
     wanted = gradients and torch.is_grad_enabled()
-    device = next((tensor.device for tensor in named_state(module).values()), None)
+    device = next((tensor.device for tensor in itertools.chain(module.parameters(), module.buffers())), None)
     bound = bound_arguments(module, args, kwargs, method)
     return {name: look_at(value, name, wanted, device) for name, value in bound.items()}
 

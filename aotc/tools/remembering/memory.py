@@ -58,7 +58,15 @@ class Kind(msgspec.Struct):
         from aotc.tools.recording.seen_calls import kind_of_call
         from aotc.tools.remembering.manifest import from_json
 
-        return self.ambient == ambient and kind_of_call(from_json(self.calls[0])) == kind_of_call(from_json(seen))
+        return self.ambient == ambient and self.of_calls == kind_of_call(from_json(seen))
+
+    @property
+    def of_calls(self) -> object:
+        """What is the same for all of its calls."""
+        from aotc.tools.recording.seen_calls import kind_of_call
+        from aotc.tools.remembering.manifest import from_json
+
+        return kind_of_call(from_json(self.calls[0]))
 
     def has(self, seen: Mapping[str, Any]) -> bool:
         """Whether a call of this kind with the same sizes is known."""
@@ -127,12 +135,14 @@ class Place:
         """None where nothing is remembered. Raises CorruptError."""
         return _read(self.folder / f"{self.name}.json")
 
-    def change(self, new: Memory | None, change: Callable[[Memory], bool | None]) -> Memory | None:
-        """What is remembered, else `new`, after `change`, written unless that gives False. Raises StoreError,
-        CorruptError."""
+    def change(
+        self, new: Memory | None, change: Callable[[Memory], bool | None], *, durable: bool = True
+    ) -> Memory | None:
+        """What is remembered, else `new`, after `change`, written unless that gives False; if `durable`, it outlives a
+        power cut, which takes tens of milliseconds. Raises StoreError, CorruptError."""
         with locked(self.folder / "memory.lock", LOCK_TIMEOUT):
             if (memory := self.read() or new) is not None and change(memory) is not False:
-                write_atomically(self.folder / f"{self.name}.json", msgspec.json.encode(memory))
+                write_atomically(self.folder / f"{self.name}.json", msgspec.json.encode(memory), durable=durable)
         return memory
 
     def set_aside_if_damaged(self) -> str:

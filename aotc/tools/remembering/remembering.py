@@ -65,6 +65,7 @@ MOST_NOTES = 64
 _REFUSED = object()
 _FAILED = "failed "
 """Begins what notes of builds that failed are about."""
+_BEYOND = f"calls of more than {MOST_KINDS} kinds were made: pass a number that varies as a tensor"
 _UNSEEN = "a form that cannot be looked at"
 _STRICT = 'wait() for the build, or leave on_miss="error" out to run such calls in eager; stats() has all reasons'
 MOST_CHANGES = 8
@@ -248,6 +249,8 @@ class Remembering:
             return functools.partial(self._in_eager, form, f"the module changed {self._changes} times")
         if (why := self._whys.get(form)) is not None:
             return functools.partial(self._watched, form, why)
+        if self._known_kinds and self._is_beyond(args, kwargs):
+            return functools.partial(self._watched, _BEYOND, _BEYOND)
         return self._first(form, args, kwargs)
 
     @property
@@ -364,6 +367,18 @@ class Remembering:
                         run = self._runs[form] = functools.partial(self._checked, compiled)
                         return run
             return functools.partial(self._uncovered, form)
+
+    def _is_beyond(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Whether a call is of none of the kinds that are remembered, where there are as many as may be."""
+        from aotc.tools.recording.seen_calls import bound_arguments, kind_of_call, without_extents
+
+        try:
+            bound = bound_arguments(self.module, args, kwargs, None if self._own is self.module else self._own)
+            gradients = self.options.train and torch.is_grad_enabled()
+            seen = {name: without_extents(value, gradients) for name, value in bound.items()}
+            return (*ambient_here(self._device).items(), kind_of_call(seen)) not in self._known_kinds
+        except Exception:  # `_uncovered` tells of it
+            return False
 
     def _uncovered(self, form: Hashable, /, *args: Any, **kwargs: Any) -> Any:
         """Run the module for a call that no code is known to take; remember the call if it succeeds, and see that code
@@ -800,6 +815,7 @@ class Remembering:
             if (found := memory.kind_of(seen, ambient)) is None:
                 if len(memory.kinds) == MOST_KINDS:
                     self._note(f"calls of more than {MOST_KINDS} kinds: pass a number that varies as a tensor")
+                    self._known_kinds = {(*kind.ambient.items(), kind.of_calls) for kind in memory.kinds}
                     return False
                 found = len(memory.kinds)
                 memory.kinds.append(Kind(ambient))
@@ -818,7 +834,7 @@ class Remembering:
                     return ""
                 if not self.builds.repairs:  # else the build restores it first
                     Store.create(self._store)
-                memory = self._place.change(msgspec.structs.replace(made, kinds=[]), keep)
+                memory = self._place.change(msgspec.structs.replace(made, kinds=[]), keep, durable=False)
                 if memory is None or number < 0:
                     return ""
                 if reason := self._place.failed(number):

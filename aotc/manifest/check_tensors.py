@@ -41,7 +41,7 @@ def check_tensors(model: ModelForm) -> Iterator[TensorForm]:
 
 
 def _texts_for_none(value: Any, keys: KeyPath = ()) -> Iterator[KeyPath]:
-    """The constants that are the text of Python's None, which YAML writes otherwise."""
+    """The constants that are the text "None": YAML writes Python's None as `null`."""
     if value == "None":
         yield keys
     if isinstance(value, Mapping | list) and not (keys and is_tensor(value)):
@@ -84,7 +84,8 @@ def _check_pad(model: ModelForm, tensor: TensorForm) -> None:
 
 
 def _check_default(model: ModelForm, tensor: TensorForm) -> None:
-    """The default's value, and whether a call without the tensor has another that says each of its sizes."""
+    """Check the default's value, and that a call without the tensor has others from which each of its sizes is
+    known."""
     if "default" not in tensor.form or not model.sound("inputs", *tensor.keys, "default"):
         return
     path, value = model.path("inputs", *tensor.keys, "default"), tensor.form["default"]

@@ -243,7 +243,7 @@ _LEAVE_OUT = "leave this character out"
 
 
 def _text_flaw(text: str) -> str:
-    """What keeps a text from being a name, a path or part of a record; "" if nothing does."""
+    """Why a text cannot be a name, a path or part of a record; "" if it can."""
     found = re.search("[\0\ud800-\udfff]", text)
     return f"has the character U+{ord(found[0]):04X}, which cannot be written in UTF-8 or in a path" if found else ""
 

@@ -1,4 +1,5 @@
-"""Mistakes as they are collected: each with its line, and what they leave untouched and fit for further checks."""
+"""The mistakes of a manifest as they are collected, each with its line, and which parts are sound enough for further
+checks."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ class Findings:
         self.mark(path)
 
     def mark(self, path: KeyPath) -> None:
-        """Take a part out of the further checks without a report of its own."""
+        """Exclude a part from further checks without reporting a mistake."""
         self._broken.add(path)
         self._above_broken.update(path[:size] for size in range(len(path)))
 

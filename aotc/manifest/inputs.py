@@ -38,7 +38,7 @@ class TensorInput:
 
     @property
     def inits(self) -> tuple[Any, ...]:
-        """What it is filled with in turn, where that is a list; the first is what it is compiled with."""
+        """The `init`s of an input, where there is a list; it is compiled with the first one."""
         return tuple(self.init) if isinstance(self.init, list | tuple) else (self.init,)
 
 

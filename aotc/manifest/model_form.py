@@ -29,7 +29,7 @@ class ModelForm:
         return self.own.get(key, self.defaults.get(key, default))
 
     def typed(self, key: str, empty: Any) -> Any:
-        """The value, or the empty one if it has not the right type. Mistakes within it do not matter here."""
+        """The value, or an empty one if its type is wrong, which another check reports."""
         value = self.get(key, empty)
         return value if isinstance(value, type(empty)) else empty
 

@@ -54,7 +54,7 @@ def read_sound_parts(path: str | os.PathLike[str], only: Collection[str] = ()) -
 
 
 def _instead(file: Path) -> str:
-    """The hint for a manifest that is not there: the file of that name that is."""
+    """The hint for a missing manifest: the file with the other suffix, .yaml or .yml, if there is one."""
     near = [other for suffix in (".yaml", ".yml") if (other := file.with_suffix(suffix)) != file and other.is_file()]
     return f"did you mean {near[0]}?" if near else "`aotc init` writes a first manifest"
 

@@ -1,4 +1,4 @@
-"""Functions of torch that torch.export unrolls, keeps to one size or cannot follow, and others in their place."""
+"""Replacements for functions of torch that torch.export unrolls, specialises to one size, or cannot trace."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ INSTEAD: Mapping[Any, Callable[..., Any]] = {
 
 @contextmanager
 def needless_moves_skipped() -> Iterator[None]:
-    """While active, `nn.Module.to` returns the module where each tensor is as it asks.
+    """While active, `nn.Module.to` returns the module if each tensor already has the requested dtype and device.
 
     torch.export cannot follow a module's `to`, which sets parameters. Mixtures of experts call it in each forward to
     keep a router in float32, and mostly nothing is to change.
@@ -149,6 +149,7 @@ def _tensors(module: nn.Module) -> Iterator[Tensor]:
 
 
 def _is_so(tensor: Tensor, device: torch.device | None, dtype: torch.dtype | None) -> bool:
-    """As `nn.Module.to` asks: a dtype is for tensors of floating-point and of complex numbers."""
+    """Whether a tensor already has what `nn.Module.to` asks for. A dtype applies to floating-point and complex tensors
+    only."""
     casts = dtype is not None and (tensor.is_floating_point() or tensor.is_complex())
     return (device is None or tensor.device == device) and not (casts and tensor.dtype != dtype)

@@ -21,7 +21,8 @@ WARP_SIZE = 10
 
 
 def load(paths: Sequence[str]) -> None:
-    """Load the libraries, as some GPU: torch asks once how many there are. Raises OSError."""
+    """Load the libraries; they stand for any GPU until `become`: torch asks only once how many there are. Raises
+    OSError."""
     for path in paths:
         _loaded.append(ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL))
     if paths:

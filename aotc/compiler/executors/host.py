@@ -1,4 +1,4 @@
-"""What every unit needs of this machine, looked at once before the first one is compiled."""
+"""Checks of what every unit needs of this machine, made once before the first one is compiled."""
 
 from __future__ import annotations
 

@@ -110,8 +110,8 @@ def region_factors(name: str, regions: Sequence[Region], calls: Sequence[Variant
 
 
 def absence_factors(gpu: Gpu | None, absent: Sequence[str], untuned: bool) -> Factors:
-    """Further factors of a unit for a GPU, or for features of a CPU, that the building machine lacks: its result has
-    not run, so a machine that has them does not take it for its own."""
+    """Further factors of a unit for a GPU, or for features of a CPU, that the building machine lacks. Its code has not
+    run, so a machine that has them builds its own."""
     if absent:
         return {"cpu": f"not here: {' '.join(absent)}"}
     return {} if gpu is None else {"gpu": f"not here: {gpu.name}", "untuned": untuned}
@@ -152,8 +152,8 @@ def unit_key(factors: Factors) -> str:
 
 
 def code_key(factors: Factors) -> str:
-    """The digest of what a unit's code depends on beside its graph: all factors, but for what decides the graph alone,
-    of the model and of aotc."""
+    """The digest of what a unit's code depends on besides its graph: all factors except those that determine only the
+    graph."""
     manifest = {name: value for name, value in factors.get("manifest", {}).items() if name not in ("factory", "kwargs")}
     others = {name: value for name, value in factors.items() if name not in ("sources", "attributes")}
     return sha256_json({**others, "manifest": manifest, "aotc": code_version()})

@@ -122,7 +122,7 @@ def facts_of(
 
 
 def changed_reads(stored: StoredUnits, model: str, module: nn.Module) -> dict[str, list[Issue]]:
-    """Of what the captures of the model's stored units read, what is otherwise now, by the digest of the file."""
+    """Which values that the captures of the model's stored units read have changed since, by the digest of the file."""
     changed: dict[str, list[Issue]] = {}
     for instances, names, file in stored.reads(model):
         try:

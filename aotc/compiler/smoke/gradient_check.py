@@ -101,7 +101,7 @@ def compare_gradients(
 
 
 class _Run(NamedTuple):
-    """What is differentiated; of which results: all of them, or the one at the place `only`."""
+    """What is differentiated, and of which results: all of them, or the one at index `only`."""
 
     called: Called
     wanted: Collection[int]
@@ -187,7 +187,7 @@ def _exact(run: _Run, wide: nn.Module) -> list[Tensor | None]:
 
 
 def _in_float64(module: nn.Module) -> nn.Module | None:
-    """A copy. None of a module that is too large, or that cannot be copied."""
+    """A float64 copy; None for a module that is too large, or that cannot be copied."""
     if sum(each.numel() for each in (*module.parameters(), *module.buffers())) > MOST_NUMBERS:
         return None
     try:
@@ -199,7 +199,7 @@ def _in_float64(module: nn.Module) -> nn.Module | None:
 
 @contextmanager
 def _moved(run: _Run, wide: nn.Module, seed: int) -> Iterator[_Run]:
-    """The same with other values of all that gradients are taken of: up to a fifth less of each, which has its sign."""
+    """While active, each differentiated value is scaled down by up to a fifth, which keeps its sign."""
     generator = torch.Generator().manual_seed(seed)
 
     def factors(tensor: Tensor) -> Tensor:

@@ -1,4 +1,5 @@
-"""Measure the cost of a region: a call of the model with its code attached and without, and the share of passing.
+"""Measure the cost of a region: a call of the model with its code attached and without, and the share of the time that
+is spent passing arguments and results.
 
 Passing is the time in the callables of the region's instances outside the library: binding, guards, the check of the
 state, dispatch, building outputs. One library for the whole model passes once, not at each instance.

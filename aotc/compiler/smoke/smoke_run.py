@@ -192,7 +192,7 @@ def _pick_launch(
 
 
 def _sizes_in_ranges(variant: Variant, dims: Mapping[str, int]) -> dict[str, int]:
-    """The sizes that the bucket's name does not tell."""
+    """The sizes that the bucket's name does not give."""
     return {dim: dims[dim] for dim, size in variant.bucket.items() if isinstance(size, SizeRange)}
 
 
@@ -243,9 +243,9 @@ def _compare_with_eager(called: Called, given: Result, compiled: TimedCall, eage
 
 
 def _compare_sharing(called: Called, given: Sharing, *, frozen: bool, trains: bool) -> None:
-    """Raises LibraryError where results of the compiled code share memory otherwise than the module's: a later write
-    of the caller would show elsewhere. A module that fails here is not compared. Frozen weights are constants, and
-    code that `trains` gives results of their own."""
+    """Raises LibraryError if results of the compiled code do not share memory as the module's do: a later write by the
+    caller would change other tensors. A module that fails here is not compared. Frozen weights are constants, and code
+    that `trains` gives results of their own."""
     expected: Sharing = {}
     try:
         called.call(called.module, shared=expected)

@@ -242,7 +242,8 @@ def _interface() -> Path:
 
 
 def _more(folder: Path) -> tuple[Sequence[str], Sequence[str]]:
-    """Arguments to put first and last. The last of several prefix maps counts: the code names no unit's folder."""
+    """Arguments to put first and last. Of several prefix maps the last one wins, so the code contains no unit's
+    folder."""
     return (f"-I{folder}", *_SECTIONS), (f"-ffile-prefix-map={folder}={FOLDER}",)
 
 

@@ -85,7 +85,7 @@ class _Whole(nn.Module):
 
 
 class _Mark(Function):
-    """The same value. Its whole gradient is the gradient of the mark, too."""
+    """An identity operator of `value`; `mark`, too, gets the whole gradient of the result."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, mark: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ def _marked(value: Tensor, mark: Tensor) -> Tensor:
 
 
 def _zeros(size: Sequence[Any], **options: Any) -> Tensor:
-    """In the place of lazy zeros, which have no memory, and which compiled code would read."""
+    """Materialise lazy zeros: they have no memory, and compiled code would read it."""
     return torch.zeros(size, **options)
 
 
@@ -208,7 +208,7 @@ class _Splitting:
             ]
 
     def _dependence(self, results: int) -> _Dependence:
-        """By eager's graph of autograd. Of one result, all depends."""
+        """Computed from eager's autograd graph. With a single result, everything depends on it."""
         of_arguments: dict[int, set[int]] = {}
         of_results: dict[int, set[int]] = {}
         if results == 1:
@@ -228,7 +228,8 @@ class _Splitting:
         return _Dependence(of_arguments, of_results)
 
     def _mark(self, dependence: _Dependence) -> None:
-        """Let the joint graph have the whole gradient of each result on which others depend: as that of a mark."""
+        """Make the joint graph compute the whole gradient of each result on which others depend: as the gradient of a
+        mark."""
         graph = self.captured.graph.graph
         values = list(cast("tuple[fx.Node, ...]", graph.output_node().args[0]))
         self.marked = sorted(dependence.of_results)
@@ -538,12 +539,13 @@ class _Splitting:
 
 
 def draws(node: fx.Node) -> bool:
-    """Whether the node takes numbers from a generator, or seeds."""
+    """Whether the node draws random numbers, or seeds for them."""
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _save_what_is_drawn(graph: fx.Graph) -> None:
-    """Let no budget of memory have the partitioner draw again in the backward: the seeds are saved, or the numbers."""
+    """Keep the partitioner from drawing random numbers again in the backward, whatever the memory budget: seeds, or the
+    numbers, are saved."""
     from torch.utils.checkpoint import CheckpointPolicy
 
     for node in graph.nodes:

@@ -1,5 +1,5 @@
-"""Which part of a graph torch's compiler makes wrong code of. A build asks where its smoke run finds wrong values or
-gradients, and `aotc verify --bisect` does.
+"""Find the part of a graph for which torch's compiler generates wrong code. A build asks where its smoke run finds
+wrong values or gradients, and `aotc verify --bisect` does.
 
 - `lowering`: a graph through torch's decompositions, and through Inductor.
 - `subgraphs`: parts of a graph, and their values and gradients in eager and in float64.

@@ -1,4 +1,4 @@
-"""What is found: the steps that were tried, the smallest part that differs, and what mends it."""
+"""The result of a bisection: the steps that were tried, the smallest part that differs, and what fixes it."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def _copies(inputs: Sequence[Any]) -> list[Any]:
 
 
 def copy_of_graph(graph: fx.GraphModule) -> fx.GraphModule:
-    """Inductor's passes change the graph that they are given."""
+    """A copy, since Inductor's passes change the graph that they are given."""
     copied = fx.Graph()
     copied.output(copied.graph_copy(graph.graph, {}))
     return fx.GraphModule(graph, copied)

@@ -1,4 +1,4 @@
-"""What mends a part that differs: an option of Inductor, or leaving out a patch of aotc or a decomposition of torch."""
+"""What fixes a part that differs: an option of Inductor, or leaving out a patch of aotc or a decomposition of torch."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def _smallest(
 
 
 def _least(low: int, high: int, holds: Callable[[int], bool]) -> int:
-    """The least number from `low` to `high` for which it holds; it holds for `high`, and from some number on."""
+    """The least number from `low` to `high` for which a monotone condition holds; it is known to hold for `high`."""
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if holds(middle) else (middle + 1, high)
@@ -196,7 +196,7 @@ def _judge(mine: Any, theirs: Any, wide: Any) -> Judgement:
 
 
 def numbers_of(mine: Any, theirs: Any, wide: Any) -> WorstElement | None:
-    """Of the element that differs most from `wide`; None of values that have no such element."""
+    """The numbers of the element that differs most from `wide`; None if there is no such element."""
     tensors = (mine, theirs, wide)
     if not all(isinstance(one, Tensor) for one in tensors) or mine.shape != theirs.shape or not mine.numel():
         return None

@@ -82,7 +82,7 @@ def attributes_read(module: nn.Module) -> Iterator[AttributeReads]:
 @contextmanager
 def absences(module: nn.Module) -> Iterator[set[str]]:
     """While active, record `Class.attribute` of what is asked of the module's submodules and of the objects that these
-    hold, and that they lack: `hasattr`, `getattr` with a default. A capture by torch.export does not come by here."""
+    hold, and that they lack: `hasattr`, `getattr` with a default. torch.export does not reach this hook."""
     asked: set[str] = set()
     held: set[type] = {type(found) for part in module.modules() for _, found in objects_in(part)}
     with ExitStack() as stack:
@@ -93,7 +93,7 @@ def absences(module: nn.Module) -> Iterator[set[str]]:
 
 
 def _noting(cls: type, asked: set[str]) -> Any:
-    """Python calls it for a name that neither an object nor its class has."""
+    """A `__getattr__` that records names which neither an object nor its class has."""
     own: Any = getattr(cls, "__getattr__", None)
 
     def __getattr__(self: Any, name: str) -> Any:

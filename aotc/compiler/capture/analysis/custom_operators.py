@@ -76,7 +76,8 @@ class Registrations:
             self.loaded.setdefault(name, OperatorNeed(name, module, library.name))
 
     def take_down(self) -> None:
-        """Note the operators that other code than torch has registered so far: a fork of this process has them, too."""
+        """Record the operators that code other than torch has registered so far: a fork of this process inherits
+        them."""
         self.added = {name for name in _all_operators() - self.bare if not _is_torchs(name)}
 
     def needed(self, calls: Path) -> tuple[OperatorNeed, ...]:

@@ -61,7 +61,8 @@ def output_dims(
 
 
 def _is_cropped(output: Output) -> bool:
-    """Whether it is made of what has been padded: an input that is given back is the caller's own."""
+    """Whether an output is computed from padded inputs. An input that is returned unchanged is the caller's own
+    tensor."""
     return output.index is not None or isinstance(output.view, StridedView)
 
 

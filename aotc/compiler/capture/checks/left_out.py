@@ -36,7 +36,7 @@ def check_defaults(
         filled[index], without[index] = torch.full_like(values[index], leaf.default), None  # type: ignore[arg-type]
 
         def run(values: Sequence[Any], seed: int = 0, index: int = index) -> Result:
-            """All that a call gives and leaves, but for this input."""
+            """The result of a call, and the state after it, without this input."""
             result = list(call_model(module, signature, written, values, seed=seed))
             del result[len(result) - len(written) - len(leaves) + index]
             return result
@@ -55,7 +55,7 @@ def check_defaults(
 
 
 def _of_padding(module: nn.Module, signature: Signature, leaves: Sequence[Any]) -> list[Any]:
-    """The leaves with padding alone in the `input_ids`; none where the module does not say its id, or has none."""
+    """The leaves with `input_ids` that are all padding; none if the module's configuration has no padding id."""
     config = getattr(module, "config", None)
     padding, known = (getattr(config, name, None) for name in ("pad_token_id", "vocab_size"))
     if type(padding) is not int or type(known) is not int or not 0 <= padding < known:

@@ -1,5 +1,5 @@
-"""Find models that read what changes from call to call behind objects of C: random numbers of Python or NumPy, clocks,
-iterators, positions of files. A capture takes such a value for a constant.
+"""Find models whose calls depend on values that change from call to call and are held by C objects: random numbers of
+Python or NumPy, clocks, iterators, positions of files. A capture makes such a value a constant.
 
 So the model is called again with equal inputs, its own Python objects and state as before the first call, and torch's
 generator seeded: the same operators must run on the same numbers. What operators compute is not compared: compiled code

@@ -69,7 +69,7 @@ def _refused(message: str, *, hint: str, source: str) -> BuildError:
 
 
 def line_of_use(node: fx.Node) -> str:
-    """Of the first user, or of the next node that has a line: a function of higher order has none."""
+    """The line of the first user, or of the next node that has one: a higher-order operator has none."""
     user = next(iter(node.users))
     while user.op != "output" and not user.meta.get("stack_trace"):
         user = user.next

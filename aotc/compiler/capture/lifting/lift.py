@@ -379,7 +379,8 @@ class _Lifting:
         return kept
 
     def _view_of_clone(self, clone: fx.Node, base: fx.Node, value: fx.Node) -> fx.Node:
-        """What is to a clone what a value is to its base; a clone of the value where the elements lie otherwise."""
+        """The view of a clone that corresponds to a value's view of its base; a clone of the value if the two have
+        different strides."""
         whole, own, copied = (each.meta["val"] for each in (base, value, clone))
         if own.dtype != whole.dtype or own.is_conj() or own.is_neg() or copied.stride() != whole.stride():
             return self._cloned(value)
@@ -576,7 +577,7 @@ def _paths(spec: pytree.TreeSpec) -> tuple[str, ...]:
 
 
 def _expression(size: Any) -> Any:
-    """Of a symbolic size; None of a number that no input decides."""
+    """The expression of a symbolic size; None for a number that no input determines."""
     return size.node.expr if isinstance(size, torch.SymInt) else None
 
 

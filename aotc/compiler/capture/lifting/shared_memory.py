@@ -125,6 +125,6 @@ def itself(value: Any) -> Any:
 
 
 def form_of(node: fx.Node) -> tuple[str, str] | None:
-    """Shape and strides as text: to compare symbolic sizes would make torch specialise them."""
+    """Shape and strides as text: comparing symbolic sizes would make torch specialise them."""
     tensor = node.meta.get("val")
     return (str(tensor.shape), str(tensor.stride())) if isinstance(tensor, Tensor) else None

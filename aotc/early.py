@@ -4,8 +4,8 @@
     aotc.early.start("aotc-store#quickstart", weights="model.safetensors", cuda=True)
     import torch, aotc
 
-Nothing happens without `start`, and nothing is needed: what fails here, as without a GPU, fails in silence (`report`
-tells), and `aotc.load` does it, with its checks. The thread holds Python's lock for moments only.
+Nothing happens without `start`, and a load needs none of it. Failures, as without a GPU, are only recorded in
+`report()`; `aotc.load` repeats the work, with checks. The thread holds Python's lock for moments only.
 """
 
 from __future__ import annotations

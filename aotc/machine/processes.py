@@ -50,7 +50,7 @@ def child_command(module: str, *arguments: str) -> list[str]:
 
 
 class Child:
-    """A child, for as long as the context lasts: who leaves before it has ended ends it."""
+    """A child process, as a context: leaving the context kills the child if it still runs."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Child:
         )
 
     def messages(self, kind: type[T]) -> Iterator[T]:
-        """Its messages as they come, to its end."""
+        """Its messages as they arrive, until it ends."""
         assert self._process.stdout is not None
         return (msgspec.json.decode(line, type=kind) for line in whole_lines(self._process.stdout))
 
@@ -93,7 +93,7 @@ class Child:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # utime and stime, proc_pid_stat(5)
 
     def kill(self) -> None:
-        """End it now, and so its messages."""
+        """Kill it now, which also ends `messages`."""
         self._process.kill()
 
     def __enter__(self) -> Self:
@@ -132,7 +132,8 @@ def last_lines(log: Path, count: int = 15) -> list[str]:
 
 
 def whole_lines(stream: IO[AnyStr]) -> Iterator[AnyStr]:
-    """The messages of a child as they come; where it was killed while it wrote one, the last is not a message."""
+    """The lines of a child as they arrive. An incomplete last line, of a child that was killed while writing, is
+    dropped."""
     return (line for line in stream if line[-1:] in ("\n", b"\n"))
 
 
@@ -140,7 +141,8 @@ def whole_lines(stream: IO[AnyStr]) -> Iterator[AnyStr]:
 
 
 class Parent:
-    """The process that started this one, which from now on ends with it, and is sent its messages alone."""
+    """The process that started this one. From its creation on, this process ends with its parent, and standard output
+    carries messages only."""
 
     def __init__(self) -> None:
         die_with_parent()

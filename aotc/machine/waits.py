@@ -1,4 +1,4 @@
-"""Where a process waits for others of its machine: told to who listens, for the trace of a build."""
+"""Waits for other processes of this machine, reported to listeners: for the trace of a build."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _listeners: list[OnWait] = []
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """Tell the listeners how long what is within took: the acquiring of a lock, and no more."""
+    """Report to the listeners how long the block took; put only the acquisition of a lock in it."""
     began = time.time()
     try:
         yield

@@ -61,9 +61,10 @@ def arguments_of(signature: Signature, leaves: Sequence[Any]) -> tuple[tuple[Any
 
 
 def passed(signature: Signature) -> list[Parameter]:
-    """The parameters that a call passes: not those that have their default value, as in a call that a person writes.
+    """The parameters that a call passes: those with their default value are left out, as in handwritten code.
 
-    Decorators of forward may tell the two apart: those of transformers add what is not passed by name.
+    Decorators of forward may behave differently for a value that is passed: those of transformers add what is not
+    passed by name.
     """
     return [parameter for parameter in signature.parameters if not _has_default(parameter, signature)]
 
@@ -91,7 +92,7 @@ class ContainersChanged(BuildError):
 
 
 def containers_changed(before: tuple[list[Any], pytree.TreeSpec], arguments: Any) -> bool:
-    """Whether arguments that were flattened `before` hold other things now."""
+    """Whether arguments, flattened as `before` at the start, have changed since."""
     leaves, structure = before
     now, structure_now = pytree.tree_flatten(arguments)
     return structure != structure_now or not all(map(operator.is_, leaves, now))
@@ -107,7 +108,7 @@ def call_model(
     call: Callable[..., Any] | None = None,
     shared: Sharing | None = None,
 ) -> Result:
-    """What the model returns; then its inputs and its state called `written`, which is as before afterwards.
+    """The model's result, its inputs after the call, and its state called `written`, which is then restored.
 
     Raises ContainersChanged where forward puts other things into a list or dict that it is given.
 
@@ -157,7 +158,8 @@ class Called(NamedTuple):
 
 
 def has_drawn(device: torch.device) -> bool:
-    """Whether anything was drawn from torch's generator since `torch.manual_seed(0)`. It is as then afterwards."""
+    """Whether anything was drawn from torch's generator since `torch.manual_seed(0)`; the generator is reset to that
+    seed."""
     generator = torch.default_generator
     if device.type == "cuda":
         generator = torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
@@ -167,7 +169,7 @@ def has_drawn(device: torch.device) -> bool:
 
 
 def names_of(result: Result, signature: Signature, written: Collection[str]) -> list[str]:
-    """What each part of a result of `call_model` is, for a message."""
+    """Names for messages: what each part of a result of `call_model` is."""
     behind = [*(f"what is left in the input `{leaf.path}`" for leaf in signature.leaves)]
     behind += [f"what is written to `{name}`" for name in written]
     return [*(f"output {number}" for number in range(len(result) - len(behind))), *behind]
@@ -175,7 +177,7 @@ def names_of(result: Result, signature: Signature, written: Collection[str]) -> 
 
 @contextmanager
 def state_put_back(module: nn.Module, written: Collection[str]) -> Iterator[None]:
-    """A context in which the module is called; its state called `written` is as before afterwards."""
+    """While active, the module may be called; its state called `written` is restored at the end."""
     state = plain_state(module)
     before = {name: state[name].detach().clone() for name in written}
     scripted = torch.jit.ScriptModule  # its buffers are not in a dict

@@ -1,4 +1,5 @@
-"""What `dtype:` of a model casts: its real numbers, and no complex ones, nor buffers that are float64 on purpose."""
+"""What `dtype:` of a model casts: real floating-point tensors, except buffers that are float64 on purpose; never
+complex ones."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from torch import Tensor, nn
 
 
 def cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Cast the module in place to `dtype`, as `module.to(dtype)` does, but for what `stays`."""
+    """Cast the module in place to `dtype`, as `module.to(dtype)` does, except the tensors of `stays`."""
     kept = stays(module)
 
     def to(tensor: Tensor) -> Tensor:
@@ -18,15 +19,15 @@ def cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def stays(module: nn.Module) -> set[int]:
-    """The ids of the tensors that a cast leaves: complex ones, which would lose their imaginary part, and float64
-    buffers beside parameters of another dtype, which are so for their precision."""
+    """The ids of the tensors that are not cast: complex ones, which would lose their imaginary part, and float64
+    buffers beside parameters of another dtype, which need the precision."""
     others = any(is_real(parameter) and parameter.dtype != torch.float64 for parameter in module.parameters())
     precise = {id(buffer) for buffer in module.buffers() if others and buffer.dtype == torch.float64}
     return precise | {id(each) for each in (*module.parameters(), *module.buffers()) if each.is_complex()}
 
 
 def changed_by_cast(module: nn.Module, dtype: torch.dtype) -> list[str]:
-    """The names of the buffers that `cast` would change: a factory's module must have them so from the start."""
+    """The names of the buffers that `cast` would change; a factory must create them in that dtype."""
     kept = stays(module)
     named = module.named_buffers()
     return [name for name, each in named if id(each) not in kept and is_real(each) and each.dtype != dtype]

@@ -145,7 +145,7 @@ def _are_of_other_kinds(mask: Tensor, eager: Any, compiled: Any) -> bool:
 
 
 def _still(mask: Tensor, eager: Any, compiled: Any, witness: Any) -> Tensor | None:
-    """Of the elements that differ those that this witness leaves decided. None where there are none."""
+    """Those of the differing elements that this witness still counts as decided; None if there are none."""
     if not isinstance(eager, Tensor) or not isinstance(witness, Tensor) or not isinstance(compiled, Tensor):
         return mask if same_values(eager, witness) else None
     if eager.shape != witness.shape:
@@ -181,7 +181,7 @@ def _near(eager: Tensor) -> float:
 
 
 def _are_close(eager: Any, compiled: Any) -> bool:
-    """Numbers that were elements of tensors."""
+    """Whether two Python numbers, read from tensors, are close."""
     if type(eager) is not float or type(compiled) is not float:
         return False
     return not bool(_differ(torch.tensor(eager), torch.tensor(compiled), _near(torch.tensor(eager))))
@@ -258,7 +258,8 @@ _NOT_OF_LAPACK = frozenset({"linalg_vector_norm", "linalg_cross", "linalg_vecdot
 
 
 def ends_the_process(func: Any, args: Sequence[Any]) -> bool:
-    """Whether an operator may do so in eager: some of LAPACK's end in a segmentation fault for NaN and infinities."""
+    """Whether an operator may end the process in eager: some of LAPACK's crash (segmentation fault) on NaN and
+    infinities."""
     name = _name(func)
     if not name.startswith(_OF_LAPACK) or name in _NOT_OF_LAPACK:
         return False

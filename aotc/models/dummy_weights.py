@@ -174,7 +174,7 @@ def _mapped(block: int, size: int, first: int) -> Tensor:
 
 @functools.cache
 def _mmap() -> Any:
-    """The C library's `mmap`: that of Python cannot map at a given address."""
+    """The C library's `mmap`: Python's cannot map at a given address."""
     function = ctypes.CDLL(None, use_errno=True).mmap
     function.restype = ctypes.c_void_p
     function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)

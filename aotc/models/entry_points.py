@@ -17,8 +17,8 @@ from aotc.manifest.findings import did_you_mean
 
 
 def enter_by(module: nn.Module, method: str) -> None:
-    """Let calls of the module, or of a copy of it, run that method of its class. While it runs, the module has its own
-    forward again, which the method may call. Raises ManifestError where the class has no such method."""
+    """Make calls of the module, or of a copy of it, run that method of its class. While it runs, the module has its own
+    forward, which the method may call. Raises ManifestError where the class has no such method."""
     cls = type(module)
     own = getattr(cls, method, None)
     if not callable(own):

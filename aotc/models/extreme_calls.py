@@ -24,8 +24,8 @@ from aotc.tensors.rounding import Result, uncompiled
 
 
 class AtExtremes(NamedTuple):
-    """Of one draw: what is wrong, as a sentence; or why nothing was compared. Both are empty where all is right.
-    `leaves` are the values of the draw."""
+    """The result of one draw: what is wrong, as a sentence; or why nothing was compared. Both are empty if all is
+    right. `leaves` are the values of the draw."""
 
     wrong: str = ""
     skipped: str = ""
@@ -113,7 +113,7 @@ def one_thread() -> Iterator[None]:
 
 
 class NotTried(RuntimeError):
-    """What the model does with extreme values is no good to try."""
+    """The model cannot be run with extreme values."""
 
 
 _BOUNDED = frozenset(

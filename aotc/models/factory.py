@@ -91,7 +91,8 @@ class _UsersFolder(machinery.FileFinder):
 
 @contextlib.contextmanager
 def _whole_modules_only() -> Iterator[None]:
-    """Where an import fails, forget the modules of the same package that it brought in: a retry starts afresh."""
+    """If an import fails, remove the modules of the same package that it imported from `sys.modules`, so that a retry
+    starts afresh."""
     before = set(sys.modules)
     try:
         yield
@@ -352,7 +353,7 @@ def _visit(manifest: Manifest, spec: ModelSpec, visit: Visit | None, dummy_weigh
 
 
 def _call_hint(factory: Any, reference: str, kwargs: Mapping[str, Any]) -> str:
-    """Where kwargs do not fit the factory, how it may be called."""
+    """A hint, if kwargs do not fit the factory: the signature that it has."""
     try:
         signature = inspect.signature(factory)
     except (TypeError, ValueError):

@@ -40,8 +40,8 @@ def read_feed(where: str, trust: TrustedKeys | None) -> Feed:
     """The advisories that the store in a folder or at a URL has, with those of this aotc: of one that both have, what
     was modified last.
 
-    A trusted key must have signed them: who could write to the store could else withdraw each. Raises SignatureError
-    also where there are no trusted keys; NotFoundError, CorruptError, SchemaVersionError, StoreError.
+    A trusted key must have signed them: otherwise anyone who can write to the store could withdraw one. Raises
+    SignatureError also where there are no trusted keys; NotFoundError, CorruptError, SchemaVersionError, StoreError.
     """
     if trust is None:
         raise SignatureError(

@@ -1,5 +1,4 @@
-"""What helps to make, judge and keep artifacts. Nothing that builds, stores, loads or verifies one imports a tool; the
-commands do.
+"""Tools around artifacts: recording manifests, measuring, verifying, auditing. Only commands and plug-ins import them.
 
 - `recording`: the first manifest of a model, from its calls. `remembering`: code that is compiled as a module is used.
 - `advise`: buckets, from recorded sizes.

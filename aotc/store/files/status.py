@@ -9,7 +9,7 @@ from aotc.store.files.disk import typed_errors
 
 
 def exists(path: Path) -> bool:
-    """Raises StoreError where this user may not know, as in a folder without search permission."""
+    """Raises StoreError if this user lacks the permission to find out, as in a folder without search permission."""
     with typed_errors("look at", path):
         return path.exists()
 

@@ -1,6 +1,6 @@
 """Leases: how gc knows which writers are running, and since when.
 
-STORE/.aotc/writers/<16 hex>      locked by its writer as long as it runs; says who that is and since when
+STORE/.aotc/writers/<16 hex>      locked by its writer as long as it runs; names the process and its start
 """
 
 from __future__ import annotations

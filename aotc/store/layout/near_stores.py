@@ -1,4 +1,4 @@
-"""Errors for a name that names nothing, with what is named almost so, or the store or manifest that the name is."""
+"""Errors for unknown names, with the nearest known name, or with the store or manifest of that name."""
 
 from __future__ import annotations
 

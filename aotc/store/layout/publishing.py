@@ -122,7 +122,7 @@ def _put_artifact(blobs: Blobs, artifact: BuiltArtifact) -> Descriptor:
 
 
 def _put_provenance(blobs: Blobs, artifact: BuiltArtifact) -> Artifact:
-    """The record that names it."""
+    """Write the provenance of an artifact. Returns the record, which names its blob."""
     provenance = artifact.provenance_of().encode()
     _refuse_large("provenance", artifact, provenance, PROVENANCE_LIMIT)
     record = artifact.record(blobs.put_bytes_zstd(PROVENANCE, provenance))

@@ -66,7 +66,7 @@ def not_one_bundle(index: ImageIndex, reference: Reference, where: str, digests:
 def resolve_digest(
     reference: Reference, digest: str, blobs: BlobReader, read_index: Callable[[], ImageIndex], where: str
 ) -> Descriptor:
-    """A bundle needs no tag to be found by its digest: a moved tag leaves it where it is.
+    """Find a bundle by its digest; it needs no tag, so it is found after its tag has moved.
 
     Raises NotFoundError, CorruptError, StoreError.
     """

@@ -2,7 +2,7 @@
 
 Mark: what a tag reaches, unless the caller's rules remove that tag; the blobs of units; and what was written, used or
 untagged within the grace period, or since the oldest running writer began (whichever is longer ago), with all that it
-reaches. So readers need no lock: who has just read a tag has the grace period to finish.
+reaches. So readers need no lock: a reader that has just read a tag has the grace period to finish.
 
 Sweep: names go before what they name. Killed at any point, gc leaves a store that is whole. It holds `.aotc/gc.lock`
 alone.
@@ -64,7 +64,7 @@ def collect(store: Store, policy: Policy, *, dry_run: bool = False, timeout: flo
 
 
 def _clock(store: Store) -> float:
-    """Now, by the clock that gives the files their times: a file server's, maybe."""
+    """The current time of the clock that sets file times, which may be a file server's."""
     path = store.path / ".aotc" / "gc.lock"
     with typed_errors("write", path):
         os.utime(path)

@@ -106,7 +106,7 @@ def _times(axis: int) -> Cost:
 
 
 def _relative(columns: Sequence[Sequence[float]], weights: Sequence[float], ms: Sequence[float]) -> list[float]:
-    """What the fit says of each measurement, over what it is."""
+    """The fitted value of each measurement, divided by the measured one."""
     rows = zip(*columns, strict=True)
     return [math.fsum(map(float.__mul__, weights, map(float, row))) / own for row, own in zip(rows, ms, strict=True)]
 

@@ -40,7 +40,7 @@ class Affection(Record, frozen=True):
 
 
 class Audited(Record, frozen=True):
-    """An artifact that was looked at, or that could not be (`error`)."""
+    """An artifact that was audited, or could not be read (`error`)."""
 
     ref: str
     digest: str
@@ -49,7 +49,7 @@ class Audited(Record, frozen=True):
 
 
 class Audit(NamedTuple):
-    """What was looked at, and what was found, in the order of the references."""
+    """The audited artifacts and the advisories that concern them, in the order of the references."""
 
     artifacts: tuple[Audited, ...]
     found: tuple[Affection, ...]
@@ -104,7 +104,7 @@ def references(text: str, default_store: str) -> Iterator[tuple[ReadableStore, R
 
 
 def is_store(text: str) -> bool:
-    """Whether it names a store, and not a bundle."""
+    """Whether the text names a store rather than a bundle."""
     if "#" in text or is_registry(text):
         return False
     return is_remote(text) or "/" in text or (Path(text) / "oci-layout").is_file()

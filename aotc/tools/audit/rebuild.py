@@ -1,4 +1,4 @@
-"""The commands that build again what advisories are of."""
+"""The commands that rebuild the artifacts which advisories concern."""
 
 from __future__ import annotations
 

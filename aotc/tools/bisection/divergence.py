@@ -1,4 +1,4 @@
-"""The operator at which an exported program leaves what eager computes.
+"""Find the first operator at which an exported program diverges from eager.
 
 Every value of the exported program is looked for among the values of eager. From the results that eager does not have,
 the search goes back through values that it does not have, to an operator whose inputs it has.
@@ -125,7 +125,7 @@ def _instead(
 
 
 def _both(mine: Sequence[Tensor], theirs: Sequence[Tensor]) -> str:
-    """Both numbers of the element that differs most."""
+    """The two values of the element that differs most."""
     if not mine or not theirs or mine[0].shape != theirs[0].shape or not mine[0].numel() or mine[0].is_complex():
         return ""
     one, other = (each.detach().cpu().double() for each in (mine[0], theirs[0]))

@@ -125,7 +125,7 @@ def files_worth_keeping(kind: str, folder: Path) -> KeptFiles:
 
 
 def _walk(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """All that are not folders."""
+    """All entries of a folder and its subfolders, except folders."""
     with typed_errors("look into", folder), os.scandir(folder) as entries:
         for entry in entries:
             if _PASSING.fullmatch(entry.name):

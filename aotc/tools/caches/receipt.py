@@ -72,8 +72,7 @@ class Receipt(msgspec.Struct, frozen=True):
     processes: int
 
     def flaws(self, required: Sequence[str]) -> list[Issue]:
-        """What stands against `required`, some of REQUIREMENTS. Nothing is known of a start that no process wrote
-        down."""
+        """The violations of `required`, some of REQUIREMENTS. Nothing is known of a start that no process recorded."""
         found = []
         if required and not self.processes:
             found.append(Issue("no process wrote down what it did", hint=_HOW))
@@ -146,7 +145,8 @@ def unwatched() -> AbstractContextManager[None]:
 
 
 def read(folder: Path) -> Receipt:
-    """In a process that is watched, too. Raises NotFoundError where `folder` has none, CorruptError, StoreError."""
+    """Read the receipt; a watched process may call it. Raises NotFoundError if `folder` has none, CorruptError,
+    StoreError."""
     restored = folder / _RESTORED
     if not restored.exists():
         raise NotFoundError(

@@ -85,7 +85,7 @@ def save(
 
 
 def _read(path: Path) -> tuple[bytes, int] | None:
-    """Its bytes, and when they were written, in ns; None where another process has removed it meanwhile."""
+    """A file's bytes and the time of its last change in ns; None if another process has removed it meanwhile."""
     try:
         with typed_errors("read", path), open_regular(path, follow=False) as stream:
             return without_paths(path.name, stream.read()), os.fstat(stream.fileno()).st_mtime_ns

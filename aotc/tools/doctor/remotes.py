@@ -91,7 +91,7 @@ def open_once(url: str) -> Transfer:
 
 
 def _shown(found: Credentials | None) -> str:
-    """Never the secret."""
+    """The text of a credential without its secret."""
     if found is None:
         return "none, so requests are anonymous"
     return f"{found.username or 'a refresh token'}, of {found.source}"

@@ -1,4 +1,4 @@
-"""What a gate names beside numbers: a trace and an earlier release. Both are looked for before anything is compared."""
+"""The inputs that a gate's file names: a trace and an earlier release. Both are opened before anything is compared."""
 
 from __future__ import annotations
 

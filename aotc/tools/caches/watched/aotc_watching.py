@@ -33,7 +33,7 @@ _PAUSED = threading.local()
 
 @contextlib.contextmanager
 def unwatched() -> Iterator[None]:
-    """Meanwhile, nothing that this thread opens is written down: who looks at the files does not use them."""
+    """While active, files that this thread opens are not recorded: inspecting files is not using them."""
     before, _PAUSED.on = getattr(_PAUSED, "on", False), True
     try:
         yield
@@ -78,7 +78,7 @@ class _Log:
             self.write({"used": name})
 
     def mapped(self) -> None:
-        """Libraries that C++ has opened, of which Python is told nothing."""
+        """Shared libraries that C++ code has opened, which Python's audit hooks do not see."""
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as stream:  # noqa: PTH123
             for line in stream:
                 self.used("".join(line.split(maxsplit=5)[5:]).rstrip("\n"))

@@ -90,7 +90,8 @@ def _round(call: Callable[[], Any], count: int) -> float:
 
 @contextmanager
 def stoppable(session: int) -> Iterator[None]:
-    """Let benchmarks on the CPU stop the processes of this session, one of our own, while the context lasts."""
+    """While active, CPU benchmarks of other processes may stop the processes of this session, which must be one of our
+    own."""
     folder = _folder()
     if folder is None:
         yield
@@ -106,7 +107,7 @@ def stoppable(session: int) -> Iterator[None]:
 
 
 def resume(session: int) -> None:
-    """Let a session go on, unless a benchmark has stopped it just now."""
+    """Resume a session, unless a running benchmark has stopped it."""
     folder = _folder()
     if folder is None:
         return
@@ -117,7 +118,7 @@ def resume(session: int) -> None:
 
 @contextmanager
 def _machine(shared: bool = False) -> Iterator[None]:
-    """Hold the machine's lock: alone, or with others who must not be stopped."""
+    """Hold the machine's lock: exclusively, or shared with other holders, which must not be stopped."""
     folder = _folder()
     if folder is None:
         yield

@@ -15,7 +15,7 @@ def compiler_name() -> str:
 
 @functools.cache
 def compiler_version() -> str:
-    """The first line that the C++ compiler says of itself, or that there is none."""
+    """The first line of `--version` of the C++ compiler, or a text that there is none."""
     name = compiler_name()
     try:
         shown = subprocess.run([name, "--version"], capture_output=True, text=True, timeout=30, check=True).stdout

@@ -1,4 +1,4 @@
-"""Recording a CUDA graph, in a process that goes on well whether or not it can be recorded."""
+"""Record a CUDA graph, so that a failed recording leaves the process in a sound state."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def capturing(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
 
 
 def _end_for_generator() -> None:
-    """Let torch's random generator know that nothing is captured any more.
+    """Tell torch's random generator that the capture has ended.
 
     Of a capture that failed it is not told (torch 2.11), and `torch.randn` then raises; of one that succeeds it is.
     """

@@ -1,4 +1,4 @@
-"""What a shared library asks of the libraries that it is loaded with: its undefined symbols, and versions of symbols.
+"""What a shared library requires of other libraries: its undefined symbols, and versions of symbols.
 
 The format is that of the System V ABI and of the Linux Standard Base (5.0, "Symbol Versioning"), 64 bit, little-endian.
 A load reads it too (`compat="abi"`), which needs no package beyond torch: hence not pyelftools.
@@ -31,8 +31,8 @@ class _Section(NamedTuple):
 
 
 def undefined_symbols(path: str | Path) -> list[str]:
-    """The symbols that another library must have; without those that may be missing. Raises ValueError for a file that
-    is damaged, or no library."""
+    """The undefined symbols, except weak ones, which may be missing. Raises ValueError for a file that is damaged, or
+    no library."""
     with _mapped(path) as data, _damaged():
         found = []
         for section in _sections(data, SYMBOLS):

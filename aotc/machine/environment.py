@@ -47,7 +47,7 @@ _CPUID = {
 
 @functools.cache
 def cpu_features() -> frozenset[str]:
-    """What code may use of the CPU in this process: its features, without AMX where the kernel refuses its tiles.
+    """The CPU features that code in this process may use: without AMX where the kernel refuses its tiles.
 
     Linux gives tiles only to a process that has asked for them (`ARCH_REQ_XCOMP_PERM` in `man 2 arch_prctl`); without,
     an AMX instruction ends it. This function asks; the answer counts for all of the process's threads, and for what is

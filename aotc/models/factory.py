@@ -320,8 +320,9 @@ def build_modules(manifest: Manifest) -> dict[str, torch.nn.Module]:
 
 
 def visit_modules(manifest: Manifest, visit: Visit, *, dummy_weights: bool = False) -> None:
-    """Build every model's module, each fit for its inputs, one after the other: each is gone when the next is built,
-    unless `visit` keeps it. After a first mistake nothing is visited any more. `dummy_weights`: as in `build_module`.
+    """Build every model's module, each checked against its inputs, one after the other: a module is freed before the
+    next one is built, unless `visit` keeps it. After a first mistake nothing is visited any more. `dummy_weights`: as
+    in `build_module`.
 
     Raises one ManifestError with what is wrong in any of them: factories and init functions that cannot be imported or
     that raise, inputs that `forward` does not take, parameters without an input.
@@ -449,6 +450,6 @@ def _is_user_file(filename: str) -> bool:
 
 
 def _shown(filename: str) -> str:
-    """A file as a person in the working folder would name it."""
+    """A file's path, relative to the working folder if it lies within."""
     path = Path(filename)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else filename

@@ -1,4 +1,4 @@
-"""The ranks of a parallel model in a process of its own: a process group of torch's `fake` backend.
+"""Ranks of a parallel model without other processes: a process group of torch's `fake` backend.
 
 A build needs one process and one GPU, or none: functional collectives are captured as operators that name a group, and
 what runs in a build runs with collectives of one process (an all-reduce gives its input). Where a process group exists

@@ -29,7 +29,7 @@ _OF_BITS = frozenset({torch.ops.aten.view.dtype})
 
 @contextmanager
 def in_float64() -> Iterator[None]:
-    """Let all operators of this thread compute in float64, and what has no dtype of its own be float64."""
+    """While active, all operators of this thread compute in float64, which is also the default dtype."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -47,7 +47,8 @@ def in_double(value: Any) -> Any:
 
 
 def forget_failed_traces() -> None:
-    """Of a loop or a branch that is an operator of torch eager, too, is a trace, and torch goes by one that failed."""
+    """Reset torch's record of failed traces: eager traces `torch.cond` and loops, too, and would not retry a trace that
+    failed."""
     if compiler := sys.modules.get("torch._dynamo"):
         compiler.reset()
 

@@ -104,14 +104,14 @@ def change_along(
 def _values(
     module: nn.Module, leaves: Sequence[Any], with_gradients: Collection[int]
 ) -> tuple[list[Any], list[Tensor]]:
-    """Copies of the leaves, and all that gradients are taken of."""
+    """Copies of the leaves, and all tensors whose gradients are computed."""
     values = [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     of: list[Tensor] = [each for each in module.parameters() if each.requires_grad]
     return values, of + [values[index].requires_grad_() for index in sorted(with_gradients)]
 
 
 def _results(function: Callable[..., Any], signature: Signature, values: Sequence[Any], seed: int) -> list[Tensor]:
-    """Those that have gradients."""
+    """The results that have gradients."""
     args, kwargs = arguments_of(signature, values)
     with torch.enable_grad():
         torch.manual_seed(seed)
@@ -119,7 +119,7 @@ def _results(function: Callable[..., Any], signature: Signature, values: Sequenc
 
 
 def names_of_gradients(module: nn.Module, signature: Signature, with_gradients: Collection[int]) -> list[str]:
-    """What each part of a result of `gradients_of` is, for a message."""
+    """Names for messages: what each part of a result of `gradients_of` is."""
     names = [f"the gradient of `{name}`" for name, each in module.named_parameters() if each.requires_grad]
     return names + [f"the gradient of the input `{signature.leaves[i].path}`" for i in sorted(with_gradients)]
 

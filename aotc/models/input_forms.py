@@ -46,7 +46,7 @@ def _path_of(keys: KeyPath) -> str:
 
 
 def _inits(spec: ModelSpec, keys: KeyPath, form: Mapping[str, Any]) -> Sequence[Any]:
-    """What a tensor is filled with in turn; nothing where its `init` stays as it is."""
+    """The `init`s that a tensor is given in turn; empty where it has one only."""
     init = form.get("init")
     if isinstance(init, list):
         return init

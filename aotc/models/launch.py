@@ -12,7 +12,7 @@ NOT_MEASURED = "not measured: built without such a GPU"
 
 
 def settled_launch(spec: ModelSpec, bucket: Bucket) -> LaunchPick | None:
-    """The pick for a bucket where it is not a matter of time; None where it is."""
+    """The pick for a bucket whose launch mode is settled without a measurement; None if it must be measured."""
     if spec.cuda_graphs == "never":
         return LaunchPick(graph=False, reason="cuda_graphs: never")
     if has_range(bucket):

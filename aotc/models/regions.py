@@ -62,7 +62,7 @@ def region_paths(spec: ModelSpec, module: nn.Module) -> list[str]:
 
 
 def matches(pattern: str, path: str) -> bool:
-    """Name by name: `*` is one name of a path, or a part of one, and never a `.`."""
+    """Compare name by name: `*` matches one name of a path, or a part of one, and never a `.`."""
     names, wanted = path.split("."), pattern.split(".")
     return len(names) == len(wanted) and all(map(fnmatch.fnmatchcase, names, wanted))
 

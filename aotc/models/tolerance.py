@@ -1,4 +1,4 @@
-"""When compiled outputs count as right.
+"""The rule by which compiled outputs count as right.
 
 Neither eager nor compiled code is exact, so both are judged against the same model computed in float64, also where the
 model asks for less (`aotc.models.float64_reference`). The rule is that of PyTorch's own benchmark suite
@@ -53,7 +53,7 @@ class Judgement(msgspec.Struct, frozen=True):
 
 
 def floor_of(dtype: torch.dtype) -> float:
-    """Relative error that is nothing but rounding, as the module's docstring says."""
+    """The relative error that rounding alone explains; see the module's docstring."""
     info = torch.finfo(dtype)
     return (_EPSILONS if info.bits > 16 else _EPSILONS_16_BITS) * info.eps
 
@@ -199,7 +199,7 @@ def _same(a: Tensor, b: Tensor) -> Tensor:
 
 
 def failed(detail: str) -> Judgement:
-    """The verdict on what no error can be computed of."""
+    """The verdict on an output for which no error can be computed."""
     return Judgement(False, float("inf"), float("nan"), 0.0, detail)
 
 
@@ -242,7 +242,7 @@ def error_of(one: Tensor | None, true: Tensor | None) -> Tensor | None:
 
 
 def size_of(tensor: Tensor | None) -> float:
-    """The root mean square; 0 of nothing."""
+    """The root mean square; 0 for an empty tensor."""
     return rms(tensor.detach().double()) if tensor is not None and tensor.numel() else 0.0
 
 

@@ -58,7 +58,7 @@ RECORD = "record.json"
 
 
 def folder_of_kind(output: Path, rank: int) -> Path:
-    """The files of a further kind of ranks, of which this is the first."""
+    """The folder for the files of a further kind of ranks; `rank` is the first of that kind."""
     return output / f"rank{rank}"
 
 

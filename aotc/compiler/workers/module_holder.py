@@ -48,7 +48,7 @@ def modules_made_once(
 
 
 class MadeModules(NamedTuple):
-    """What was seen of the models; the names of the slow ones that a process may keep; operators that the factories
+    """The inspected models; the names of the slow ones that a process may keep; the operators that the factories
     registered."""
 
     inspected: InspectedModels

@@ -114,6 +114,6 @@ def _end(process: Forked) -> None:
 
 
 def _end_family(process: Forked) -> None:
-    """Kill the process and all that it started: compilers, and Inductor's own workers."""
+    """Kill the process and its descendants: compilers, and Inductor's own workers."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)

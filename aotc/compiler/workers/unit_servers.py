@@ -108,7 +108,7 @@ class ForkServer:
 
 
 class ForkSource(ABC):
-    """A process that becomes a server for each of `modules`. It is `spent` once one of them was found dead."""
+    """A process that becomes a server for each of `modules`; `spent` once one of them was found dead."""
 
     def __init__(self, modules: Iterable[str]) -> None:
         self.spent = False

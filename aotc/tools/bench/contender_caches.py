@@ -1,4 +1,5 @@
-"""Caches of a contender's own. Settings, the home folder and the caches of downloaded models stay the user's."""
+"""Separate caches of compiled code for each contender. Settings, the home folder and the caches of downloaded models
+stay the user's."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ ContenderRequest = Calls | Burst | Profile | SaveMega | Usage
 
 
 class Timed(msgspec.Struct, frozen=True, tag="timed"):
-    """Milliseconds of each call, until its result was there. waited: seconds that threads waited for a CPU."""
+    """Milliseconds of each call, until its result was complete. waited: seconds that threads waited for a CPU."""
 
     ms: tuple[float, ...]
     waited: float = 0.0

@@ -1,4 +1,4 @@
-"""Percentiles, and when a difference is one.
+"""Percentiles, and whether a difference is more than noise.
 
 Two contenders are compared by pairs: a pair is one round (or one turn of starts), in which both were measured one right
 after the other, so that what drifts on the machine touches both alike. The figure is the median over the pairs of the
@@ -84,7 +84,7 @@ def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def noise_floor(first: Sequence[float], second: Sequence[float]) -> float:
-    """How many times as long as the one the other of two equal processes may take, from their rounds: 1 or more."""
+    """The ratio, 1 or more, by which the times of two equal processes may differ, from their rounds."""
     ratios = [b / a for a, b in zip(first, second, strict=False)]  # one may have ended amid the rounds
     low, high = median_interval(ratios) or (min(ratios), max(ratios))
     return max(1.0, high, 1 / low)

@@ -227,7 +227,7 @@ class Worker:
 
 
 def forked(parent: Clock) -> Clock:
-    """Go on in a forked child, whose start begins here: the parent's steps took it no time."""
+    """Continue in a forked child, whose start begins here: the parent's steps cost it no time."""
     from aotc.machine.processes import die_with_parent
 
     gc.freeze()

@@ -75,7 +75,7 @@ def subject_of(text: str, store: str) -> BenchSubject:
 
 
 def _subject(where: str, reference: Reference, folder: Path) -> BenchSubject:
-    """Where one is for a GPU of this machine, that one; else the most capable for its CPU."""
+    """The artifact for a GPU of this machine, if there is one; else the most capable for its CPU."""
     opened = open_runnable(where, reference, folder)
     on_gpu = any(parse_target(one.target).device == "cuda" for one in opened.artifacts)
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")

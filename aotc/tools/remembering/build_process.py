@@ -22,9 +22,10 @@ from pathlib import Path
 
 import msgspec
 
-from aotc.amounts import size_text
+from aotc.amounts import listed, size_text
 from aotc.errors import AotcError, BuildError, RemoteError, StoreError
 from aotc.machine.resources import memory_here
+from aotc.manifest.types import ModelSpec
 from aotc.records import Dims
 from aotc.tools.remembering.memory import Kind, Memory, Place
 from aotc.tools.remembering.while_waiting import ProgressWriter
@@ -180,6 +181,8 @@ class Attempt:
     def __init__(self, job: BuildJob, place: Place, memory: Memory, models: dict[str, Kind]) -> None:
         self.job, self.place, self.memory, self.models = job, place, memory, models
         self.progress = ProgressWriter(place, memory.facts["target"])
+        self._differs: str | None = None
+        """How what the factory makes differs from the program's module; None before that was asked."""
         self.failed = dict.fromkeys(models, f"the build took more than {job.seconds:g} s")
 
     def run(self) -> None:
@@ -192,7 +195,7 @@ class Attempt:
                 self._each([model for model, kind in self.models.items() if not kind.regions], self._find_regions)
             if models := [model for model, kind in self.models.items() if asked != "auto" or kind.regions]:
                 self._try(models)
-            if asked is None and not self.memory.asked.get("fullgraph"):
+            if asked is None and not self._differs and not self.memory.asked.get("fullgraph"):
                 self._try([model for model in self.failed if self._can_be_in_parts(model)])
 
     def _try(self, models: list[str]) -> None:
@@ -234,6 +237,10 @@ class Attempt:
         text, sizes = self._manifest(models, wide)
         self.place.manifest.write_text(text)
         manifest = read_checked(self.place.manifest)
+        if self._differs is None:
+            self._differs = self._differences(manifest.models[models[0]])
+        if self._differs:
+            return dict.fromkeys(models, self._differs)
         sizes_of = (bucket.values() for spec in manifest.models.values() for bucket in spec.buckets)
         if not all(isinstance(size, int) for each in sizes_of for size in each):  # it mends ranges
             check_written(self.place.manifest, sizes, CHECK_SECONDS)
@@ -248,6 +255,25 @@ class Attempt:
             line = each.error.fields.get("source") if each.error else ""
             reasons[each.model] = f"{each.bucket}{line and f', at {line}'}: {each.error}"
         return {model: reason for model, reason in reasons.items() if model not in report.bundles}
+
+    def _differences(self, spec: ModelSpec) -> str:
+        """How what the factory makes differs from the program's module, which is found here before hours of compiling,
+        and not by the load; "" if it does not. Raises what the factory raises."""
+        from aotc.models.factory import build_module
+        from aotc.tools.remembering.identity import differences, structure_facts, structure_of
+
+        try:
+            made = build_module(spec, self.place.folder, dummy_weights=True)
+        except Exception:  # of a factory that reads the weights' values
+            made = build_module(spec, self.place.folder)
+        found = list(differences(structure_of(self.memory.facts), structure_facts(made)))
+        if not found:
+            return ""
+        return (
+            f"the factory {spec.factory} does not make the module as the program has it: {listed(found, 5)}\n"
+            "hint: name a factory that puts in adapters and replaces parts and forwards, too: "
+            "aotc.compile(model, factory=…)"
+        )
 
     def _find_regions(self, models: list[str], *, if_not_whole: bool = False) -> dict[str, str]:
         """Choose regions for these models; the reasons of those that have none. Raises as `_build`."""

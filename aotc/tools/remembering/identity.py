@@ -57,6 +57,27 @@ def attribute_facts(module: nn.Module) -> IdentityFacts:
     }
 
 
+_OF_STRUCTURE = ("class", "forward", "forward hooks")
+
+
+def structure_facts(module: nn.Module) -> IdentityFacts:
+    """What a factory has to make as it is in the program: the classes of parts, forwards and hooks in the place of
+    theirs, and the names and the shapes of tensors."""
+    tensors = {f"tensor {name}": f"any {list(tensor.shape)}" for name, tensor in named_state(module).items()}
+    return structure_of(attribute_facts(module) | tensors)
+
+
+def structure_of(facts: IdentityFacts) -> IdentityFacts:
+    """The same of all facts of a module."""
+    found = {}
+    for name, value in facts.items():
+        if name.startswith("tensor "):
+            found[name] = value.partition(" ")[2].partition(" strides")[0]
+        elif name.startswith("attribute ") and name.removeprefix("attribute ").rpartition(".")[2] in _OF_STRUCTURE:
+            found[name] = value
+    return found
+
+
 def target_of(module: nn.Module) -> str:
     """The target of code for this machine and the module's device."""
     device = next((tensor.device for tensor in named_state(module).values()), torch.device("cpu"))

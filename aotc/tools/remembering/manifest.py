@@ -17,6 +17,7 @@ from aotc.amounts import listed
 from aotc.errors import ManifestError, NotFoundError
 from aotc.manifest.inputs import is_tuple
 from aotc.models.casting import changed_by_cast
+from aotc.reads.attributes import NO_VALUE, plain_forward
 from aotc.reads.sources import cells_file, public_name
 from aotc.reads.tensors import dtype_name
 from aotc.records import TUPLE, Dims
@@ -50,6 +51,13 @@ def made_from(
         file, colon, name = factory.partition(":")
         return Made(f"{Path(file).absolute() if file.endswith('.py') else file}{colon}{name}", dict(kwargs or {}))
     cls, root = type(module), Path("/")
+    replaced = [path for path, part in module.named_modules() if not _has_own_forward(part)]
+    if replaced:
+        where = f"{replaced[0]}.forward".removeprefix(".")
+        raise ManifestError(
+            f"`{where}` was replaced in the module, and a build would make it with its class's",
+            hint="undo that before the first call, or name a function that does so too: aotc.compile(model, factory=…)",
+        )
     made = factory_of(module, root, changed)
     if made is None and cls.__module__ == "__main__" and cells_file.get() is None:
         _script(cls.__qualname__)
@@ -65,6 +73,11 @@ def made_from(
     if cells_file.get() is None:
         _check_script(script, cls.__qualname__)
     return made._replace(factory=f"{script}{colon}{name}")
+
+
+def _has_own_forward(part: nn.Module) -> bool:
+    forward = vars(part).get("forward")
+    return forward is None or plain_forward(part, forward, lambda value: "") is NO_VALUE
 
 
 def _script(name: str) -> Path:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from aotc.cli.build_output import (
     show_unmatched_picks,
     totals,
 )
-from aotc.cli.options import json_option, store_option, valid_tag
+from aotc.cli.options import json_option, local_folder, store_option, valid_tag
 from aotc.cli.output import echo, echo_lines, notice, printing_to_stderr, progress_console
 from aotc.cli.signals import ctrl_c_kept, end_on_sigterm
 
@@ -68,6 +69,8 @@ class BuildOptions:
     suggest_regions: bool = False
     fix_buckets: bool = False
     check: bool = False
+    attest: bool = False
+    signing_key: str | None = None
     as_json: bool = False
 
     @property
@@ -163,6 +166,14 @@ class BuildOptions:
     help="First capture every bucket, and write others into MANIFEST for those that are refused, as a diff shows. With "
     "--dry-run: show the diff only.",
 )
+@click.option(
+    "--attest",
+    is_flag=True,
+    help="Attach SLSA provenance and a CycloneDX SBOM to each bundle, for scanners and policies.",
+)
+@click.option(
+    "--sign", "signing_key", metavar="FILE|env://NAME", help="With --attest: sign both with this private key."
+)
 @click.option("--check", is_flag=True, help="Compile the store's units again, with their picks, and compare all bytes.")
 @json_option
 def build(**given: Any) -> None:
@@ -180,6 +191,10 @@ def build(**given: Any) -> None:
         raise click.UsageError(f"--check compiles on this machine: leave out --executor {options.executor_name}")
     if options.fix_buckets and (options.check or options.suggest_regions):
         raise click.UsageError("--fix-buckets goes with neither --check nor --suggest-regions")
+    if options.signing_key and not options.attest:
+        raise click.UsageError("--sign goes with --attest")
+    if options.attest and (options.shard or options.check or options.dry_run or options.suggest_regions):
+        raise click.UsageError("--attest goes with a build that publishes")
     manifest = read_checked(options.manifest, options.models)
     if options.fix_buckets:
         manifest = _fix_buckets(options, manifest)
@@ -250,9 +265,24 @@ def _picks_to_take(path: Path | None, locked: bool) -> PickFile | None:
 def _build(options: BuildOptions, request: BuildRequest, servers: ForkServers) -> None:
     from aotc.compiler.pipeline import build
 
+    began, key = datetime.now(UTC), None
+    if options.attest:
+        local_folder(options.store_path, "attest in a folder, and `aotc push` from there")
+    if options.signing_key:
+        from aotc.cli.release import ask_password
+        from aotc.store.signing.keys import read_private_key
+
+        key = read_private_key(options.signing_key, ask_password)  # before anything is compiled
     shown = Shown(options, request.picks)
     with failures_shown(shown.outcomes, shown.plan):
         report = build(request, servers, shown)
+    if options.attest:
+        from aotc.compiler.publish.supply_chain import attest_bundles
+        from aotc.store.layout.store import Store
+
+        for model in attest_bundles(Store.open(Path(options.store_path)), report.bundles, began, key):
+            signed = f", signed by {key.public.fingerprint}" if key else ""
+            notice(f"attested {model}: provenance and SBOM{signed}")
     show_report(report, options.tag, options.store_path, options.as_json, shown.plan if options.explain else ())
     if request.shard and not options.as_json:
         units = counted(report.units, "unit")

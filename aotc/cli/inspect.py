@@ -47,6 +47,7 @@ def inspect(ref: str, store_path: Path | str, page: Path | None, verified: Path 
     from aotc.store.opening import open_readable
     from aotc.store.reference import parse_reference
     from aotc.store.signing.attachments import reader_of
+    from aotc.store.signing.build_statements import statements_of
     from aotc.store.signing.trust import look_at_signatures, read_trust
     from aotc.store.signing.verified import verified_in
 
@@ -67,6 +68,7 @@ def inspect(ref: str, store_path: Path | str, page: Path | None, verified: Path 
     trust = read_trust()
     signatures = look_at_signatures(reader_of(store), store.attachment, bundle.digest, reference, trust)
     attested = verified_in(store, bundle.digest, trust)
+    stated = list(statements_of(store, bundle.digest, trust.keys if trust else ()))
     cached = [read_cache(store, entry) for entry in bundle.artifacts if entry.is_cache]
     models = [entry for entry in bundle.artifacts if not entry.is_cache]
     artifacts = [read_built(store, entry) for entry in models]
@@ -77,6 +79,7 @@ def inspect(ref: str, store_path: Path | str, page: Path | None, verified: Path 
                 "digest": bundle.digest,
                 "created": bundle.created,
                 "signatures": signatures,
+                "statements": stated,
                 "artifacts": [
                     {
                         "digest": entry.digest,
@@ -94,6 +97,9 @@ def inspect(ref: str, store_path: Path | str, page: Path | None, verified: Path 
         echo(f"created {bundle.created}")
     for signature in signatures:
         echo(_signature_text(signature))
+    for one in stated:
+        signed = f"signed by {one.key}" if one.key else "signed by no trusted key"
+        echo(f"{'built by' if one.kind == 'provenance' else 'SBOM'} {one.said}, {signed}")
     for cache in cached:
         _show_cache(cache)
     for entry, artifact in zip(models, artifacts, strict=True):

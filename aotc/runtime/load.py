@@ -49,7 +49,7 @@ Entries = Sequence["BundleEntry"]
 Read = Callable[["BundleEntry"], Artifact]
 
 DEFAULT_STORE = "aotc-store"
-_TRUST = {"AOTC_TRUSTED_KEYS", "AOTC_SIGNED_AFTER"}
+_TRUST = {"AOTC_TRUSTED_KEYS", "AOTC_SIGNED_AFTER", "AOTC_REQUIRE"}
 _log = logging.getLogger("aotc")
 
 OptionCheck = tuple[str, Any, bool, str]

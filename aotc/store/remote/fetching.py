@@ -51,7 +51,8 @@ def fetch(
     digest has the tag `sha256-<first 16 digits>`. Signatures come with the bundle. A fetch that broke goes on where it
     broke. Nothing is written where everything is there.
 
-    Raises NotFoundError, CorruptError, RemoteError, StoreError; SignatureError where `trust` is not met;
+    Raises NotFoundError, CorruptError, RemoteError, StoreError; SignatureError where `trust` is not met,
+    UnverifiedError where it requires statements of the build that are not there;
     ReferenceFormatError where the source is not a remote; what `choose` raises.
     """
     began = time.monotonic()
@@ -66,6 +67,10 @@ def fetch(
     found = remote.resolve(source)
     with _leaving_no_folder(path), _one_process(store, found, transfer.limits.total):
         bundle = read_trusted(remote, source, trust)
+        if trust is not None and trust.required:
+            from aotc.store.signing.build_statements import check_required, parse_requirements
+
+            check_required(remote, bundle.digest, source.name, parse_requirements(trust.required), trust.keys)
         chosen = choose(bundle.artifacts, lambda entry: read_artifact(remote, entry))
         documents = [remote.blobs.read(entry.digest, oci.MANIFEST_LIMIT) for entry in chosen]
         manifests = [oci.decode(data, ImageManifest, one.digest) for data, one in zip(documents, chosen, strict=True)]

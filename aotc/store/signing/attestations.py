@@ -1,8 +1,8 @@
 """Attestations of a bundle: in-toto statements in DSSE envelopes, as `cosign attest` stores them.
 
 The bytes are specified in github.com/in-toto/attestation (statement), github.com/secure-systems-lab/dsse (envelope)
-and, for their place in a registry, by cosign. aotc writes one predicate, `aotc.verification.Verification`; see
-`FORMAT.md`.
+and, for their place in a registry, by cosign. aotc writes `aotc.verification.Verification`, and of a build what
+`aotc.store.signing.build_statements` names; see `FORMAT.md`.
 """
 
 from __future__ import annotations
@@ -98,11 +98,18 @@ class _Statement(msgspec.Struct, frozen=True, rename="camel"):
 
 def encode_envelope(bundle: str, verification: Verification, key: PrivateKey | None = None) -> bytes:
     """The envelope of a verification of the bundle with that digest; without `key` an unsigned one."""
+    return encode_statement(bundle, verification.model, VERIFICATION, msgspec.to_builtins(verification), key)
+
+
+def encode_statement(
+    bundle: str, model: str, predicate_type: str, predicate: Any, key: PrivateKey | None = None
+) -> bytes:
+    """The envelope of a statement about the bundle with that digest; without `key` an unsigned one."""
     statement = {
         "_type": STATEMENT,
-        "subject": [{"name": verification.model, "digest": {"sha256": hex_of(bundle)}}],
-        "predicateType": VERIFICATION,
-        "predicate": msgspec.to_builtins(verification),
+        "subject": [{"name": model, "digest": {"sha256": hex_of(bundle)}}],
+        "predicateType": predicate_type,
+        "predicate": predicate,
     }
     payload = canonical_json(statement)
     signatures = (
@@ -123,19 +130,44 @@ def decode_envelope(data: bytes, keys: Sequence[PublicKey] = ()) -> Attestation 
 
     The signatures are checked before the payload is parsed, where there are keys. Raises CorruptError.
     """
+    found = decode_statement(data, keys)
+    if found is None or found.predicate_type != VERIFICATION:
+        return None
+    verification = decode(found.predicate, Verification)
+    return Attestation(found.subject(), verification, found.signers, found.keyids)
+
+
+class SignedStatement(NamedTuple):
+    """An in-toto statement of any predicate; `signers` and `keyids` are as of `Attestation`."""
+
+    subjects: frozenset[str]
+    predicate_type: str
+    predicate: bytes
+    signers: tuple[str, ...]
+    keyids: tuple[str, ...]
+
+    def subject(self) -> str:
+        """The digest of the one bundle that it is about. Raises CorruptError."""
+        if len(self.subjects) != 1:
+            count = len(self.subjects)
+            raise CorruptError(f"the attestation is about {count} bundles", expected="1", actual=str(count))
+        (bundle,) = self.subjects
+        hex_of(bundle)
+        return bundle
+
+
+def decode_statement(data: bytes, keys: Sequence[PublicKey] = ()) -> SignedStatement | None:
+    """The statement in an envelope; None for one of something else. As `decode_envelope`. Raises CorruptError."""
     opened = open_envelope(data, keys)
     if opened.payload_type != PAYLOAD_TYPE:
         return None
     statement = decode(opened.payload, _Statement)
-    if statement.type != STATEMENT or statement.predicate_type != VERIFICATION:
+    if statement.type != STATEMENT:
         return None
-    digests = {subject.digest.get("sha256", "") for subject in statement.subject}
-    if len(digests) != 1:
-        raise CorruptError(f"the attestation is about {len(digests)} bundles", expected="1", actual=str(len(digests)))
-    bundle = f"sha256:{digests.pop()}"
-    hex_of(bundle)
-    verification = decode(bytes(statement.predicate), Verification)
-    return Attestation(bundle, verification, opened.signers, opened.keyids)
+    subjects = frozenset(f"sha256:{subject.digest.get('sha256', '')}" for subject in statement.subject)
+    return SignedStatement(
+        subjects, statement.predicate_type, bytes(statement.predicate), opened.signers, opened.keyids
+    )
 
 
 class OpenEnvelope(NamedTuple):

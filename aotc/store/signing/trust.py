@@ -32,6 +32,7 @@ from aotc.store.signing.signatures import Claims, SignedPayload, decode_payload,
 
 KEYS_VARIABLE = "AOTC_TRUSTED_KEYS"
 SINCE_VARIABLE = "AOTC_SIGNED_AFTER"
+REQUIRE_VARIABLE = "AOTC_REQUIRE"
 
 CLOCK_SKEW = timedelta(minutes=5)
 """Tolerated difference between the clocks of the signer and of this host."""
@@ -44,11 +45,13 @@ _log = logging.getLogger("aotc")
 
 
 class TrustedKeys(NamedTuple):
-    """The trusted keys, the earliest time to accept, and the folder of accepted signatures (None: nothing is kept)."""
+    """The trusted keys, the earliest time to accept, the folder of accepted signatures (None: nothing is kept), and
+    what `AOTC_REQUIRE` asks of a fetch (`aotc.store.signing.build_statements`)."""
 
     keys: tuple[PublicKey, ...]
     signed_after: datetime | None = None
     memory: Path | None = None
+    required: str = ""
 
 
 def read_trust(
@@ -63,21 +66,27 @@ def read_trust(
     if isinstance(trusted_keys, str | os.PathLike):
         trusted_keys = [trusted_keys]
     since = _time(signed_after or os.environ.get(SINCE_VARIABLE) or None)
+    required = os.environ.get(REQUIRE_VARIABLE, "")
     if trusted_keys is None and KEYS_VARIABLE in os.environ:
         try:
             named = read_public_keys([part for part in os.environ[KEYS_VARIABLE].split(os.pathsep) if part])
         except StoreError as error:  # SignatureError is one
             error.message = f"{KEYS_VARIABLE}: {error.message}"
             raise
-        return TrustedKeys(named, since, _memory_folder(cache))
+        return TrustedKeys(named, since, _memory_folder(cache), required)
     if trusted_keys is None:
+        if required:
+            raise SignatureError(
+                f"{REQUIRE_VARIABLE} asks for {required}, and no trusted keys are set",
+                hint=f"give aotc.Trust(keys=…), or set {KEYS_VARIABLE}",
+            )
         if since is not None:
             raise SignatureError(
                 f"bundles signed after {since} were asked for, and no trusted keys are set",
                 hint=f"give aotc.Trust(keys=…), or set {KEYS_VARIABLE}",
             )
         return None
-    return TrustedKeys(read_public_keys(trusted_keys), since, _memory_folder(cache))
+    return TrustedKeys(read_public_keys(trusted_keys), since, _memory_folder(cache), required)
 
 
 def _time(value: datetime | str | None) -> datetime | None:

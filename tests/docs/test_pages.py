@@ -27,6 +27,8 @@ RUN = [
         "aotc/ERRORS.md",
         "aotc/tools/caches/GUIDE.md",
         "aotc/tools/remembering/GUIDE.md",
+        "aotc/tools/remembering/IN_EAGER.md",
+        "aotc/tools/remembering/FROM_TORCH_COMPILE.md",
         "aotc/compiler/GUIDE.md",
         "aotc/manifest/GUIDE.md",
         "aotc/runtime/GUIDE.md",

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import finish, start
+from processes import ROOT, finish, start
 
 RUNNER = Path(__file__).with_name("cells.py")
 
@@ -88,3 +88,12 @@ def test_what_no_file_can_have_is_named(tmp_path: Path) -> None:
     assert told["calls"] == [0, 2]
     assert "Net is defined in a notebook or at a prompt and reads `TABLE`, which is Tensor" in told["notes"][0]
     assert "give it to the constructor" in told["notes"][0]
+
+
+@pytest.mark.compile
+def test_the_notebook_of_the_examples_runs_and_its_second_run_is_compiled(tmp_path: Path) -> None:
+    notebook = json.loads((ROOT / "examples/notebook/compile.ipynb").read_text())
+    cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    tell = "import json; print(json.dumps({'calls': model.stats()[:2]}))"
+    assert run(tmp_path, *cells, tell)["calls"] == [1, 2]
+    assert run(tmp_path, *cells, tell)["calls"] == [2, 1]

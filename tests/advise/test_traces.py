@@ -84,7 +84,7 @@ def test_what_stats_writes_is_a_trace(indent: int | None) -> None:
     counters = Counters(["batch=1,seq=128", "batch=4,seq=128", "batch=1,seq=1..512 step 8"])
     exact = Plan(0, "exact", (1, 128), (), (), (), (), 128, 128)
     for plan in (exact, exact, exact._replace(variant=1, pads=(Any,)), exact._replace(variant=2)):
-        counters.count_call(plan)
+        counters.count_call(plan, None)
     count_miss(counters, "form", lambda: "a miss")
     text = json.dumps(msgspec.to_builtins(snapshot(counters)), indent=indent)
     trace = read(*text.splitlines())

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from aotc.tools.bench.contenders import Attachment
 
 Arrays = list[Any]
-Run = Callable[[Mapping[str, Any]], Arrays]
+RunSession = Callable[[Mapping[str, Any]], Arrays]
 """From numpy's arrays by the names of a graph's inputs to its outputs, in order."""
 
 
@@ -64,7 +64,7 @@ def _tensors_of(value: Any) -> list[Any]:
     return [leaf for item in values for leaf in _tensors_of(item)] if isinstance(value, dict | list | tuple) else []
 
 
-def onnxruntime_session(path: str, threads: int) -> Run:
+def onnxruntime_session(path: str, threads: int) -> RunSession:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -79,7 +79,7 @@ def onnxruntime_session(path: str, threads: int) -> Run:
     return run
 
 
-def openvino_session(path: str, threads: int) -> Run:
+def openvino_session(path: str, threads: int) -> RunSession:
     import threading
 
     import openvino
@@ -102,7 +102,7 @@ def openvino_session(path: str, threads: int) -> Run:
     return run
 
 
-def peer(make: Callable[[str, int], Run]) -> Callable[[Any, Attachment], Callable[..., Any]]:
+def peer(make: Callable[[str, int], RunSession]) -> Callable[[Any, Attachment], Callable[..., Any]]:
     """How a contender attaches: a session for each file of `Attachment.onnx`, chosen by the sizes of a call."""
 
     def attach(module: Any, attachment: Attachment) -> Callable[..., Any]:

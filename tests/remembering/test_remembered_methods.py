@@ -213,3 +213,20 @@ def test_what_a_build_would_not_find_is_refused_with_a_way_out(tmp_path: Path, m
     monkeypatch.setenv("AOTC_COMPILE", "off")
     assert aotc.compile(Net.forward) is Net.forward
     assert aotc.compile(mode="default")(Net.forward) is Net.forward
+
+
+@torch.no_grad()
+@aotc.compile(build="never")
+def undisturbed(model, x):  # type: ignore[no-untyped-def]
+    return model(x)
+
+
+def test_a_decorator_above_a_compiled_function_keeps_what_it_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AOTC_CACHE_DIR", str(tmp_path))
+    net = Coder().eval()
+    assert torch.equal(undisturbed(net, X), net(X))
+    assert undisturbed.stats(net).eager == 1
+    assert undisturbed.explain(net).name.startswith("undisturbed-")
+    assert undisturbed.wait(net) is False

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from aotc.tools.remembering import while_waiting
+from aotc.tools.remembering.build_process import ProgressWriter
 from aotc.tools.remembering.memory import Place
 from aotc.tools.remembering.while_waiting import (
-    ProgressWriter,
     UsualCost,
     cost_in_words,
     progress_shown,

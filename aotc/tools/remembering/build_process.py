@@ -16,9 +16,10 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -27,8 +28,14 @@ from aotc.errors import AotcError, BuildError, RemoteError, StoreError
 from aotc.machine.resources import memory_here
 from aotc.manifest.types import ModelSpec
 from aotc.records import Dims
+from aotc.store.files.writing import write_atomically
 from aotc.tools.remembering.memory import Kind, Memory, Place
-from aotc.tools.remembering.while_waiting import ProgressWriter
+from aotc.tools.remembering.while_waiting import BuildProgress, progress_file, usual_cost, write_at_once
+
+if TYPE_CHECKING:
+    from aotc.compiler.build_report import Event, OnEvent
+    from aotc.compiler.planning.cache_lookup import PlannedUnit
+    from aotc.compiler.planning.estimate import Estimate
 
 _log = logging.getLogger("aotc")
 
@@ -173,6 +180,53 @@ def _ended_after(seconds: float) -> Iterator[None]:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+class ProgressWriter:
+    """Of the process that builds: says its stages in its log, which is its standard output, and in the file. It is the
+    `Watcher` of `aotc.compiler.build_report`."""
+
+    def __init__(self, place: Place, target: str) -> None:
+        self.place, self._target = place, target
+        self.progress = BuildProgress(os.getpid(), time.time())
+
+    def say(self, doing: str) -> None:
+        """Say what is done now."""
+        self.progress.doing = doing
+        write_at_once(sys.stdout, f"{time.strftime('%H:%M:%S')} {self.progress.line(time.time())}\n")
+        with suppress(OSError):
+            write_atomically(progress_file(self.place), msgspec.json.encode(self.progress))
+
+    def planning(self) -> AbstractContextManager[None]:
+        self.say("captures the models")
+        return nullcontext()
+
+    def planned(self, planned: Sequence[PlannedUnit]) -> None:
+        self.progress.units = sum(plan.cached is None for plan in planned)
+        self.progress.finished = 0
+
+    @contextmanager
+    def compiling(self, planned: Sequence[PlannedUnit], parallel: int, known: Estimate) -> Iterator[OnEvent]:
+        from aotc.compiler.planning.estimate import remaining
+
+        expected = dict(known.seconds)
+        names = [plan.unit.name for plan in planned if plan.cached is None]
+        if usual := usual_cost(self.place.store, self.place.name, self._target):
+            expected = dict.fromkeys(names, usual.seconds) | expected
+        self.progress.began = time.time()
+        self.progress.expected = remaining(expected, names, {}, [], parallel) or 0.0
+        if names:
+            most = max([*known.memory.values(), usual.memory if usual else 0])
+            self.say(f"compiles, {parallel} at a time{f', up to {size_text(most)} of memory for each' if most else ''}")
+        yield self._on_event
+
+    def _on_event(self, event: Event) -> None:
+        if event.outcome is not None:
+            if event.outcome.status != "cached":
+                self.progress.finished += 1
+                self.say(f"{event.unit.name}: {event.outcome.status} in {event.outcome.seconds:.1f} s")
+        elif event.doing is not None and not event.doing.detail:
+            self.say(f"{event.unit.name}: {event.doing}")
 
 
 class Attempt:

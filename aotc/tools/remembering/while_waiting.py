@@ -1,4 +1,4 @@
-"""How far a build is: the process that builds writes it to a file and to its log, and a program that waits shows it.
+"""How far a build is: the process that builds writes it to a file, and a program that waits shows it.
 
 `NAME.progress` is a `BuildProgress` as JSON. Nothing depends on it.
 """
@@ -6,31 +6,24 @@
 from __future__ import annotations
 
 import html
-import logging
+import importlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import msgspec
 
 from aotc.amounts import counted, size_text
 from aotc.errors import AotcError, one_line
-from aotc.store.files.writing import write_atomically
 from aotc.store.layout.store import Store
 from aotc.store.layout.units import unit_costs
 from aotc.tools.remembering.memory import Place
 
-if TYPE_CHECKING:
-    from aotc.compiler.build_report import Event, OnEvent
-    from aotc.compiler.planning.cache_lookup import PlannedUnit
-    from aotc.compiler.planning.estimate import Estimate
-
-_log = logging.getLogger("aotc")
 
 WIDTH = 30
 """Characters of the bar in a terminal."""
@@ -97,53 +90,6 @@ def read_progress(place: Place) -> BuildProgress | None:
     return None
 
 
-class ProgressWriter:
-    """Of the process that builds: says its stages in its log, which is its standard output, and in the file. It is the
-    `Watcher` of `aotc.compiler.build_report`."""
-
-    def __init__(self, place: Place, target: str) -> None:
-        self.place, self._target = place, target
-        self.progress = BuildProgress(os.getpid(), time.time())
-
-    def say(self, doing: str) -> None:
-        """Say what is done now."""
-        self.progress.doing = doing
-        _write(sys.stdout, f"{time.strftime('%H:%M:%S')} {self.progress.line(time.time())}\n")
-        with suppress(OSError):
-            write_atomically(progress_file(self.place), msgspec.json.encode(self.progress))
-
-    def planning(self) -> AbstractContextManager[None]:
-        self.say("captures the models")
-        return nullcontext()
-
-    def planned(self, planned: Sequence[PlannedUnit]) -> None:
-        self.progress.units = sum(plan.cached is None for plan in planned)
-        self.progress.finished = 0
-
-    @contextmanager
-    def compiling(self, planned: Sequence[PlannedUnit], parallel: int, known: Estimate) -> Iterator[OnEvent]:
-        from aotc.compiler.planning.estimate import remaining
-
-        expected = dict(known.seconds)
-        names = [plan.unit.name for plan in planned if plan.cached is None]
-        if usual := usual_cost(self.place.store, self.place.name, self._target):
-            expected = dict.fromkeys(names, usual.seconds) | expected
-        self.progress.began = time.time()
-        self.progress.expected = remaining(expected, names, {}, [], parallel) or 0.0
-        if names:
-            most = max([*known.memory.values(), usual.memory if usual else 0])
-            self.say(f"compiles, {parallel} at a time{f', up to {size_text(most)} of memory for each' if most else ''}")
-        yield self._on_event
-
-    def _on_event(self, event: Event) -> None:
-        if event.outcome is not None:
-            if event.outcome.status != "cached":
-                self.progress.finished += 1
-                self.say(f"{event.unit.name}: {event.outcome.status} in {event.outcome.seconds:.1f} s")
-        elif event.doing is not None and not event.doing.detail:
-            self.say(f"{event.unit.name}: {event.doing}")
-
-
 Show = Callable[[], None]
 
 
@@ -167,39 +113,38 @@ def progress_shown(place: Place | None, before: str) -> Iterator[Show]:
         yield lambda: cell(_as_html(place.name, before, *line()))
         cell(_as_html(place.name, before, 1.0, f"waited {time.time() - began:.0f} s for the build"))
         return
-    _write(sys.stderr, f"aotc.compile: builds {place.name}: {before}; its log: {place.log}\n")
+    write_at_once(sys.stderr, f"aotc.compile: builds {place.name}: {before}; its log: {place.log}\n")
 
     def show() -> None:
         share, text = line()
         bar = "#" * round(share * WIDTH)
-        _write(sys.stderr, f"\r[{bar:-<{WIDTH}}] {text[:100]}\x1b[K")
+        write_at_once(sys.stderr, f"\r[{bar:-<{WIDTH}}] {text[:100]}\x1b[K")
 
     try:
         yield show
     finally:
-        _write(sys.stderr, f"\r\x1b[Kaotc.compile: waited {time.time() - began:.0f} s\n")
+        write_at_once(sys.stderr, f"\r\x1b[Kaotc.compile: waited {time.time() - began:.0f} s\n")
 
 
-def _write(stream: TextIO, text: str) -> None:
+def write_at_once(stream: TextIO, text: str) -> None:
     stream.write(text)
     stream.flush()
 
 
 def write_line(text: str) -> None:
     """Tell the program's user something that was asked for by name, as by `AOTC_COMPILE=report`."""
-    _write(sys.stderr, f"{one_line(text)}\n")
+    write_at_once(sys.stderr, f"{one_line(text)}\n")
 
 
 def _notebook_cell() -> Callable[[str], None] | None:
     """What replaces this notebook cell's output; None outside of a notebook."""
     if (ipython := sys.modules.get("IPython")) is None or getattr(ipython.get_ipython(), "kernel", None) is None:
         return None
-    from IPython.display import HTML, display  # type: ignore[import-not-found, unused-ignore]
-
-    handle: Any = display(HTML(""), display_id=True)
+    displayed = importlib.import_module("IPython.display")
+    handle: Any = displayed.display(displayed.HTML(""), display_id=True)
 
     def show(text: str) -> None:
-        handle.update(HTML(text))
+        handle.update(displayed.HTML(text))
 
     return show
 

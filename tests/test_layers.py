@@ -121,7 +121,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     PAGE: {"aotc.amounts", "jinja2", "markupsafe"},
     RECORDING: {*MODELS, RECORDING},
     REMEMBERING: {*MODELS, *RUNTIME, "aotc", "aotc.log", RECORDING, REMEMBERING, BUILDING},
-    BUILDING: {*RECORDS, MESSAGES, "aotc.machine", "aotc.store", "aotc.compiler", RECORDING, REMEMBERING},
+    BUILDING: {
+        *RECORDS,
+        MESSAGES,
+        "aotc.machine",
+        "aotc.manifest",
+        "aotc.models",
+        "aotc.store",
+        "aotc.compiler",
+        RECORDING,
+        REMEMBERING,
+    },
     ADVISE: {*RECORDS, "numpy", "PIL", "aotc.manifest", ADVISE, PAGE},
     CACHES: {*RUNTIME, CACHES, "aotc_watching"},  # which lies in the folder that is put on PYTHONPATH
     "aotc.integrations": {*RUNTIME, CACHES, "aotc.compiler", "aotc.integrations", "vllm"},

@@ -24,7 +24,6 @@ from aotc.store.layout.store import Store
 from aotc.store.layout.units import unit_costs
 from aotc.tools.remembering.memory import Place
 
-
 WIDTH = 30
 """Characters of the bar in a terminal."""
 

@@ -42,7 +42,8 @@ def kept_in_place(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> 
 
 
 def differences(eager: Sharing, compiled: Sharing, apart: Container[str] = ()) -> list[str]:
-    """What the compiled code's tensors share otherwise than eager's: a sentence for each pair, the lost ones first.
+    """How memory sharing differs between the compiled code's tensors and eager's: a sentence for each pair, lost
+    sharing first.
 
     Results need not lie in the memory of the tensors named in `apart` where eager's do: weights that are constants of
     the code, say.

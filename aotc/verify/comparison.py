@@ -129,8 +129,8 @@ class Comparison:
         """Judge every output, and every input, buffer and changed parameter as they are after the call: the model may
         write to them. And that results of the call before are still what they were.
 
-        Raises CouldNotRun where the model itself fails. VerifyError where the result is built otherwise than eager's, a
-        parameter was written over, or a result does not belong to the caller; whatever compiled code raises.
+        Raises CouldNotRun where the model itself fails. VerifyError where the result has another structure than
+        eager's, a parameter was written over, or a result does not belong to the caller; whatever compiled code raises.
         """
         return self.compare_subjects([JudgedCode(self.compiled, self.module)], dims, seed)
 

@@ -60,7 +60,8 @@ class ModelFacts:
     """What the plan needs of a model's module: the spec with its inputs, the key's factors that all units of the model
     have in common, and the bytes of the parameters and buffers.
 
-    `changed` says, of what the captures of stored units read, what is otherwise now: by the digest of the file."""
+    `changed` lists the values that the captures of stored units read and that have changed since, by the digest of the
+    file."""
 
     spec: ModelSpec
     factors: Factors

@@ -1,6 +1,7 @@
 """Keys of signatures: cosign's own encrypted files, and plain PEM.
 
-`cryptography` does the work, and `PyNaCl` opens cosign's encrypted keys. Both belong to the extra `aotc[sign]`, and are
+`cryptography` does the work, and `PyNaCl` opens cosign's encrypted keys: `cosign generate-key-pair` writes no others,
+and `cryptography` has no XSalsa20. Both belong to the extra `aotc[sign]`, and are
 imported here, inside functions, when keys are used.
 """
 

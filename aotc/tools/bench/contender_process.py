@@ -1,4 +1,7 @@
-"""A measuring process, seen from its parent."""
+"""A measuring process, seen from its parent.
+
+It answers requests, and starts without importing aotc: hence it is no `aotc.machine.processes.Child`.
+"""
 
 from __future__ import annotations
 

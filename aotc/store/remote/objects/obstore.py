@@ -252,6 +252,7 @@ def _is_readable(path: Path) -> bool:
 
 
 def _netrc(host: str) -> str:
+    """The Authorization header for a host, "" without one: obstore reads no `.netrc`. Raises StoreError."""
     path = Path(os.environ.get("NETRC") or home_folder() / ".netrc")
     try:
         if not path.is_file():  # PermissionError in a folder that may not be entered

@@ -16,6 +16,7 @@ It needs nothing but aotc. The folder `examples/service` has one with batching, 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import logging
 import signal
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from aotc import Compiled
+    from aotc.runtime.stats import Stats
 
 WIDTH, SEQ = 256, 128
 BODY_LIMIT = 16 << 20
@@ -78,6 +80,20 @@ def start(ref: str, store: str | None) -> Compiled:
 
 
 # -- requests ---------------------------------------------------------------------------------------------------------
+
+
+def metrics(stats: Stats) -> str:
+    """The counters, and what calls took as a histogram by bucket, as Prometheus reads them."""
+    from aotc.runtime.stats import CALL_SECONDS
+
+    lines = [f"# TYPE {name} counter\n{name} {value}\n" for name, value in stats.counters().items()]
+    lines.append("# TYPE aotc_call_seconds histogram\n")
+    for bucket, calls in stats.buckets.items():
+        ends = zip((*CALL_SECONDS, "+Inf"), itertools.accumulate(calls.spans), strict=True)
+        lines += [f'aotc_call_seconds_bucket{{bucket="{bucket}",le="{end}"}} {count}\n' for end, count in ends]
+        lines.append(f'aotc_call_seconds_sum{{bucket="{bucket}"}} {calls.seconds}\n')
+        lines.append(f'aotc_call_seconds_count{{bucket="{bucket}"}} {sum(calls.spans)}\n')
+    return "".join(lines)
 
 
 class BadRequest(ValueError):
@@ -152,9 +168,7 @@ class Handler(BaseHTTPRequestHandler):
             is_ready = not self.server.is_draining
             self.answer_json(200 if is_ready else 503, {"status": "ready" if is_ready else "shutting down"})
         elif self.path == "/metrics":
-            counters = self.server.compiled.stats().counters()
-            lines = [f"# TYPE {name} counter\n{name} {value}\n" for name, value in counters.items()]
-            self.answer(200, "text/plain; version=0.0.4; charset=utf-8", "".join(lines))
+            self.answer(200, "text/plain; version=0.0.4; charset=utf-8", metrics(self.server.compiled.stats()))
         else:
             self.answer_json(404, {"error": f"there is no {self.path}"})
 

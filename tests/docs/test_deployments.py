@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from processes import ROOT, environment
+from processes import ROOT, environment, run_aotc
+from registry_server import docker_config, htpasswd, needs, running_registry
+from services import RunningService, started
+from store.signing import key_by_openssl, needs_openssl
 
 from aotc.integrations.vllm.plugin import PluginSettings
 from aotc.runtime.stats import Stats
@@ -222,3 +229,135 @@ def test_the_steps_of_the_action_build_and_push(quickstart_store: Path, tmp_path
 
 def fill_in(text: str, inputs: dict[str, str]) -> str:
     return re.sub(r"\$\{\{ inputs\.(\w+) \}\}", lambda found: inputs[found[1]], text)
+
+
+# -- GitLab, and any shell --------------------------------------------------------------------------------------------
+
+BUILD, GITLAB = ROOT / "examples" / "ci" / "build.sh", ROOT / "examples" / "ci" / "gitlab-ci.yml"
+
+
+def test_the_file_for_gitlab_follows_its_schema() -> None:
+    pytest.importorskip("check_jsonschema")
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.gitlab-ci", GITLAB]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout
+
+
+def test_gitlab_gives_the_script_what_it_needs_and_keeps_its_store() -> None:
+    job = yaml.safe_load(GITLAB.read_text())["aotc"]
+    asked = set(re.findall(r"\$\{?:? ?([A-Z]+)[:}]", BUILD.read_text())) | {"KEY", "PUSH", "TARGET", "STORE"}
+    assert {"MANIFEST", "MODEL", "TAG"} <= asked and asked - {"SEEDS", "EXPIRES"} <= job["variables"].keys()
+    assert is_file(job["variables"]["MANIFEST"]) and job["cache"]["paths"] == [job["variables"]["STORE"]]
+    assert [line for line in job["script"] if BUILD.name in line]
+
+
+@needs_openssl
+def test_the_script_builds_verifies_signs_attests_and_pushes(quickstart_store: Path, tmp_path: Path) -> None:
+    """The store has the units, as a cache would, so nothing is compiled; the push meets a policy that asks for all."""
+    shutil.copytree(quickstart_store, tmp_path / "store")
+    private, public = key_by_openssl(tmp_path, "ci")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    given = {
+        "MANIFEST": str(ROOT / "manifests/quickstart.yaml"),
+        "MODEL": "quickstart",
+        "TAG": "v1",
+        "KEY": str(private),
+    }
+    given |= {"STORE": str(tmp_path / "store"), "PUSH": f"file://{tmp_path}/registry#quickstart:v1", "PATH": path}
+    ran = subprocess.run(
+        ["bash", BUILD], cwd=tmp_path, env=environment(**given), capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    release = json.loads((tmp_path / "aotc-release.json").read_text())
+    assert {one["kind"] for one in release["statements"]} == {"provenance", "sbom"} and len(release["signatures"]) == 1
+    policy = {
+        "AOTC_TRUSTED_KEYS": str(public),
+        "AOTC_REQUIRE": "provenance,sbom",
+        "AOTC_CACHE_DIR": str(tmp_path / "c"),
+    }
+    fetch = ("fetch", f"file://{tmp_path}/registry#quickstart:v1", "--store", tmp_path / "copy")
+    fetched = run_aotc(*fetch, **policy)
+    assert fetched.returncode == 0, fetched.stderr
+
+
+# -- a pod, rehearsed -------------------------------------------------------------------------------------------------
+
+
+class Pod:
+    """Its containers as processes: the commands as they are written, with folders in the place of its mounts, a
+    registry of the test in that of the manifest's, and a free port."""
+
+    def __init__(self, folder: Path, document: dict[str, Any], registry: str, keys: Path, login: Path) -> None:
+        self.spec, self.folder, self._registry = document["spec"]["template"]["spec"], folder, registry
+        given = {"keys": keys, "registry-login": login}
+        self._volumes = {one["name"]: given.get(one["name"], folder / one["name"]) for one in self.spec["volumes"]}
+        for volume in self._volumes.values():
+            volume.mkdir(parents=True, exist_ok=True)
+
+    def command(self, container: dict[str, Any]) -> tuple[list[str], dict[str, str]]:
+        mounts = {one["mountPath"]: str(self._volumes[one["name"]]) for one in container["volumeMounts"]}
+
+        def here(text: str) -> str:
+            at = next((at for at in mounts if text == at or text.startswith(f"{at}/")), None)
+            return mounts[at] + text.removeprefix(at) if at else text.replace("registry.example.com", self._registry)
+
+        variables = {one["name"]: here(one["value"]) for one in container["env"]}
+        return [here(argument) for argument in container["command"]], {**variables, "TMPDIR": mounts["/tmp"]}
+
+    def fetch(self) -> subprocess.CompletedProcess[str]:
+        (container,) = self.spec["initContainers"]
+        (program, *arguments), variables = self.command(container)
+        assert program == "aotc"
+        return run_aotc(*arguments, **variables)
+
+    @contextmanager
+    def serving(self) -> Iterator[RunningService]:
+        (container,) = self.spec["containers"]
+        (_, *arguments), variables = self.command(container)
+        arguments = ["127.0.0.1" if one == "0.0.0.0" else one for one in arguments]
+        with started([*arguments, "--port", 0], self.folder, **variables) as service:
+            yield service
+
+
+@needs_openssl
+@needs("docker-registry")
+def test_the_deployment_s_pod_runs_from_a_registry_to_its_end(quickstart_store: Path, tmp_path: Path) -> None:
+    """kubelet's part of it: the init container, probes, a request, metrics, preStop, SIGTERM and the grace period. A
+    bundle that no trusted key has signed does not get into the volume, and the pod does not start."""
+    document = yaml.safe_load((ROOT / "examples/kubernetes/deployment.yaml").read_text())
+    store = Path(shutil.copytree(quickstart_store, tmp_path / "store"))
+    private, public = key_by_openssl(tmp_path, "ci")
+    (keys := tmp_path / "trusted").mkdir()
+    shutil.copy(public, keys / "cosign.pub")
+    with running_registry(tmp_path / "registry", **htpasswd(tmp_path)) as server:
+        login = docker_config(tmp_path / "login", server.host)
+
+        def aotc(*arguments: object) -> None:
+            ran = run_aotc(*arguments, DOCKER_CONFIG=str(login))
+            assert ran.returncode == 0, ran.stderr
+
+        aotc("tag", "quickstart", "quickstart:v1", "--store", store)
+        aotc("push", f"{store}#quickstart:v1", f"oci://{server.host}/team/quickstart:v1")
+        refused = Pod(tmp_path / "refused", document, server.host, keys, login)
+        ran = refused.fetch()
+        assert ran.returncode == 2 and "is not signed" in ran.stderr, ran.stderr
+        assert {path.name for path in (tmp_path / "refused" / "artifacts").iterdir()} <= {".aotc"}, "only a lock"
+        aotc("sign", f"{store}#quickstart:v1", "--key", private, "--as", "quickstart:v1")
+        aotc("push", f"{store}#quickstart:v1", f"oci://{server.host}/team/quickstart:v1")
+        pod = Pod(tmp_path / "pod", document, server.host, keys, login)
+        assert (ran := pod.fetch()).returncode == 0, ran.stderr
+    (container,) = pod.spec["containers"]  # no registry is there any more
+    with pod.serving() as service:
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            assert service.request("GET", container[probe]["httpGet"]["path"])[0] == 200
+        assert service.predict({"batch": 1})[0] == 200
+        _, text = service.request("GET", "/metrics")
+        assert re.search(r'^aotc_call_seconds_bucket\{.*le="\+Inf"\} 2$', text, re.MULTILINE), text
+        used = of_kind("ConfigMap")["data"]["config.yaml"] + yaml.dump(of_kind("PrometheusRule"))
+        assert {name for name in re.findall(r"aotc_\w+", used) if name != "aotc_busy"} <= {
+            *re.findall(r"aotc_\w+", text)
+        }
+        began = time.monotonic()
+        time.sleep(container["lifecycle"]["preStop"]["sleep"]["seconds"])
+        assert service.end_by_the_rule("/predict", {"batch": 1}) == 0
+        assert time.monotonic() - began < pod.spec["terminationGracePeriodSeconds"]

@@ -224,7 +224,26 @@ def test_a_failure_is_told_once_on_one_line(
     told = [record.getMessage() for record in caplog.records if "a value in a tensor decides" in record.getMessage()]
     assert len(told) == 1 and "\\n" not in told[0] and "to try again, remove" in told[0]
     assert str(model.explain()).count("a value in a tensor decides") == 1
-    assert "a value in a tensor decides" in model.stats().forms[0].reason
+    with torch.no_grad():
+        model(ids, double=True)
+        state._place.fail(1, "another reason")
+        state._ended(state._place, 0)
+        for _ in range(5):
+            model(ids)
+            model(ids, double=True)
+    reasons = [form.reason for form in model.stats().forms]
+    assert "a value in a tensor decides" in reasons[0] and "another reason" in reasons[1]
+
+
+def test_the_limit_of_builds_is_the_reason_of_what_it_leaves_out(tmp_path: Path) -> None:
+    model: Any = aotc.compile(Net().eval(), store=tmp_path, build="exit", builds=1)
+    ids = torch.zeros(2, 17, dtype=torch.int64)
+    with torch.no_grad():
+        model(ids)
+        model._remembering._place.change(None, lambda memory: setattr(memory, "builds", 1))
+        for _ in range(2):
+            model(ids, double=True)
+    assert "the limit of 1 build is reached: raise builds=" in model.stats().forms[1].reason
 
 
 @pytest.mark.compile

@@ -80,8 +80,8 @@ def main() -> None:
         if job.repairs:
             from aotc.store.maintenance.fsck import fsck
 
-            for finding in fsck(job.store, repair=True).repairs:
-                _log.warning("aotc.compile: %s", finding)
+            for repair in fsck(job.store, repair=True).repairs:
+                _log.warning("aotc.compile: %s: %s", repair.path, repair.action)
         if job.url:
             _build_and_share(job, place)
         else:
@@ -99,7 +99,7 @@ def _build_and_share(job: BuildJob, place: Place) -> None:
         try:
             remote.pull()
         except StoreError as error:  # this machine needs its code all the same
-            _log.warning("aotc.compile: %s", error)
+            _log.warning("aotc.compile: %s", f"{error.message}; hint: {error.hint}" if error.hint else error.message)
         _build_missing(job, place)
         if remote.push():
             return

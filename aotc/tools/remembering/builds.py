@@ -117,6 +117,14 @@ class Builds:
         """Whether something has no code yet that may get it; or the store at a URL lacks it."""
         return memory is not None and bool(place.unbuilt(memory) or (self.options.url and memory.unpushed()))
 
+    def limit_reached(self) -> str:
+        """That there may be no further build, in words; "" where there may. Raises CorruptError."""
+        memory = self.place.read() if self.place is not None else None
+        return self._limit() if memory is not None and memory.builds >= self.options.builds else ""
+
+    def _limit(self) -> str:
+        return f"the limit of {counted(self.options.builds, 'build')} is reached: raise builds=, or retry=True"
+
     def start(self, *, urgent: bool = False) -> Building | None:
         """Start a process that builds what has no code yet, unless another one does: `urgent`, at this process's
         priority. None where there is nothing to build, or it may not be."""
@@ -137,8 +145,7 @@ class Builds:
                 continue
             if memory.builds < self.options.builds:
                 return self._started_for(place, made, urgent)
-            most = counted(self.options.builds, "build")
-            self._note(f"the limit of {most} is reached: raise builds=, or retry=True")
+            self._note(self._limit())
         return None
 
     def _started_for(self, place: Place, made: Memory, urgent: bool) -> Building:

@@ -479,7 +479,7 @@ class Remembering:
                     self._eager_for(form, self._why_not("build", args, kwargs))
                 self.builds.soon()
             else:
-                self._refused_again(form, args, kwargs)
+                self._refused_again(form, args, kwargs, self._failure_of(seen))
         return lacking
 
     def _eager_for(self, form: Hashable, why: str) -> Callable[..., Any]:
@@ -491,6 +491,8 @@ class Remembering:
     def _why_not(self, lacking: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """Why no code runs a call, in words."""
         if lacking == "build":
+            if limit := self.builds.limit_reached():
+                return limit
             when = {"exit": "at the program's end", "now": "now"}.get(self.options.build, "by another process")
             is_late = self.builds.uses_gpu and not self.options.gpu
             return f"code for this form is built {'at the end of the program' if is_late else when}"
@@ -516,10 +518,10 @@ class Remembering:
             if before.get(name) != now.get(name):
                 self.by_calls.setdefault(name, before.get(name))
 
-    def _refused_again(self, form: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    def _refused_again(self, form: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any], failure: str = "") -> str:
         """Why a call of a form that gets no code runs in eager. To ask all code, and to explain a miss, takes
         milliseconds: so calls of a form that came often do so at once."""
-        why = self._why_not("", args, kwargs)
+        why = f"its code cannot be built: {failure}" if failure else self._why_not("", args, kwargs)
         if len(self._misses) >= MOST_FORMS:
             self._misses.clear()
         self._misses[form] += 1
@@ -534,7 +536,7 @@ class Remembering:
         with self._lock:
             if not any(compiled is each for each in self._compiled):
                 return  # another thread has seen it before
-            _log.info("aotc.compile: %s has changed: %s", self._name, error)
+            _log.info("aotc.compile: %s has changed: %s", self._name, in_line(error))
             if self._look is not None and not self._look.holds():
                 self._look_again()
                 return

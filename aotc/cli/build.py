@@ -235,7 +235,11 @@ def request_of(options: BuildOptions, manifest: Manifest) -> BuildRequest:
         raise click.UsageError("--locked refuses decisions without a pick, --untuned allows them: give one of the two")
     check_settings(manifest)
     return BuildRequest(
-        *(manifest, options.store_path, options.tag, settings, tuple(options.targets)),
+        manifest,
+        options.store_path,
+        options.tag,
+        settings,
+        tuple(options.targets),
         shard=parse_shard(options.shard) if options.shard else None,
         picks=_picks_to_take(options.picks_path or manifest.picks, settings.locked),
         cluster=cluster,

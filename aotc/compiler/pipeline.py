@@ -265,9 +265,8 @@ class UnitBuild:
             costs.add(progress)
             tell(progress)
 
-        task = Task(
-            *(unit, self.request.manifest.folder, log, self.request.settings, plan.graphs, str(self.store.path))
-        )
+        request = self.request
+        task = Task(unit, request.manifest.folder, log, request.settings, plan.graphs, str(self.store.path))
         with self.executor.compile(task, on_progress) as compiled:
             record = compiled.stored or store_unit(self.store, unit, compiled, compiled.costs or costs, tell)
         if not record.failed_candidates:

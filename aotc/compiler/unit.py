@@ -81,7 +81,18 @@ def _captured(job: Job, stage: OnStage) -> CapturedUnit:
             parallel, other_ranks = ranks_of_code(job, snapshot, subject, exported, runs_on)
         _raise_if_edited(job, model)
     notes = (*effects, *other_ranks)
-    return CapturedUnit(*(job, runs_on, model, snapshot, subject, leaves, exported, parallel, registrations, notes))
+    return CapturedUnit(
+        job,
+        runs_on,
+        model=model,
+        snapshot=snapshot,
+        subject=subject,
+        leaves=leaves,
+        exported=exported,
+        parallel=parallel,
+        registrations=registrations,
+        notes=notes,
+    )
 
 
 def compile_unit(job: Job, stage: OnStage) -> Autotuned:
@@ -124,7 +135,11 @@ def compile_unit(job: Job, stage: OnStage) -> Autotuned:
     write_record(
         BuiltUnit(
             captured._replace(exported=exported),
-            *(options, compiled, needs, ambient, graph),
+            options=options,
+            compiled=compiled,
+            operators=needs,
+            ambient=ambient,
+            graph=graph,
             picks=_pick_file(job, target, picker, ranks) if stored is None else stored.picks,
             untuned=picker.untuned if stored is None else stored.untuned,
             backward=halves.record(BACKWARD) if halves else None,

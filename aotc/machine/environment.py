@@ -1,16 +1,4 @@
-"""What this machine is, and whether an artifact can run on it.
-
-The rule (`mismatches`) compares what an artifact's code needs with what is here, and gives every mismatch at once, each
-with both values and a hint:
-
-- operating system and architecture: equal.
-- CPU features: all that the target needs are here (FACTS of the hardware: a missing one ends in SIGILL).
-- frozen weights on a CPU: oneDNN packed them for one CPU level, so the level must be equal, not only sufficient.
-- glibc and libstdc++: at least the versions whose symbols the libraries use.
-- torch: the same major.minor. With `compat="abi"` another minor of the same major, for code that calls nothing but
-  torch's C shim; `aotc.runtime.libraries.torch_abi` looks for every symbol before a library is opened.
-- CUDA: the same compute capability, or, where the artifact carries PTX, a higher one; torch's CUDA of the same major.
-"""
+"""What this machine is: `aotc.machine.compatibility` says whether an artifact runs on it."""
 
 from __future__ import annotations
 
@@ -20,15 +8,13 @@ import itertools
 import os
 import platform
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
 import torch
 
-from aotc.errors import EnvironmentMismatchError, Issue
-from aotc.machine.targets import best_cpu_target
-from aotc.records import Artifact, Environment
+from aotc.errors import EnvironmentMismatchError
+from aotc.records import Environment
 
 Compat = Literal["minor", "abi"]
 """Which torch may run an artifact: one of the same major.minor, or one whose C shim has what the code calls."""
@@ -139,45 +125,3 @@ def this_environment(device: torch.device | str = "cpu") -> Environment:
 def numbers(version: str, count: int) -> tuple[int, ...]:
     parts = [*version.split("+")[0].split("."), *["0"] * count][:count]
     return tuple(int("".join(c for c in part if c in "0123456789")[:9] or 0) for part in parts)
-
-
-def mismatches(artifact: Artifact, here: Environment, compat: Compat = "minor") -> list[Issue]:
-    """Every reason why the artifact cannot run in `here`; empty where it can."""
-    if runs(artifact, here):
-        return []
-    from aotc.machine.explain_mismatch import explain_mismatch
-
-    return explain_mismatch(artifact, here, compat)
-
-
-def runs(artifact: Artifact, here: Environment) -> bool:
-    """Whether the artifact can run in `here`, with the torch minor that built it."""
-    needed = artifact.environment
-    packed = artifact.weights == "frozen" and artifact.target.startswith("cpu:")
-    return (
-        (needed.os, needed.machine) == (here.os, here.machine)
-        and (not needed.libc or numbers(here.libc or "0", 2) >= numbers(needed.libc, 2))
-        and (not needed.libstdcxx or has_versions(needed.libstdcxx, here.libstdcxx))
-        and set(needed.cpu_features) <= set(here.cpu_features)
-        and (not packed or best_cpu_target(here.cpu_features) == artifact.target)
-        and numbers(needed.torch, 2) == numbers(here.torch, 2)
-        and (not needed.cuda_capability or _gpu_runs(needed, here))
-    )
-
-
-def has_versions(needed: Iterable[str], here: Iterable[str]) -> bool:
-    """Whether each `FAMILY_1.2.3` that is needed is at most that of the same family here."""
-    versions = {family: numbers(version, 3) for family, _, version in (name.rpartition("_") for name in here)}
-    return all(
-        numbers(version, 3) <= versions.get(family, ())
-        for family, _, version in (name.rpartition("_") for name in needed)
-    )
-
-
-def _gpu_runs(needed: Environment, here: Environment) -> bool:
-    if not here.cuda_capability:
-        return False
-    built, actual = numbers(needed.cuda_capability, 2), numbers(here.cuda_capability, 2)
-    return (built == actual or (needed.ptx and actual > built)) and (
-        numbers(needed.cuda, 1) == numbers(here.cuda or "0", 1)
-    )

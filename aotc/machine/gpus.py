@@ -7,10 +7,12 @@ cache, bus, clocks) is from the data sheet or white paper that `source` names.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from aotc.machine.targets import Target
 from aotc.records import Record
+
+if TYPE_CHECKING:
+    from aotc.machine.targets import Target
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 

@@ -9,15 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from aotc.models.calls import arguments_of, state_put_back
+from aotc.models.calls import Called, arguments_of, state_put_back
 from aotc.records import Signature
 
 
 def gradients_of(
-    module: nn.Module,
-    signature: Signature,
-    written: Collection[str],
-    leaves: Sequence[Any],
+    called: Called,
     with_gradients: Collection[int],
     seed: int = 0,
     call: Callable[..., Any] | None = None,
@@ -27,29 +24,23 @@ def gradients_of(
     """The gradients of the module's parameters, then of the leaves `with_gradients`; None where it has none.
 
     They are those of the sum of all results, or of the one at the place `only`, each weighted by random numbers that
-    depend on its place only, times `scale`. The state called `written` is as before afterwards. `call` is what is
+    depend on its place only, times `scale`. The state that is written to is as before afterwards. `call` is what is
     called in the place of the module.
     """
-    values, of = _values(module, leaves, with_gradients)
-    with state_put_back(module, written):
-        results = _results(call or module, signature, values, seed)
+    values, of = _values(called, with_gradients)
+    with state_put_back(called.module, called.written):
+        results = _results(call or called.module, called.signature, values, seed)
         chosen = list(enumerate(results)) if only is None else [(only, results[only])]
         weights = [_weights(each, place) * scale for place, each in chosen]
         found = torch.autograd.grad([each for _, each in chosen], of, weights, allow_unused=True)
     return list(found)
 
 
-def count_of_results(
-    module: nn.Module,
-    signature: Signature,
-    written: Collection[str],
-    leaves: Sequence[Any],
-    with_gradients: Collection[int],
-) -> int:
+def count_of_results(called: Called, with_gradients: Collection[int]) -> int:
     """How many results of a call have gradients."""
-    values, _ = _values(module, leaves, with_gradients)
-    with state_put_back(module, written):
-        return len(_results(module, signature, values, 0))
+    values, _ = _values(called, with_gradients)
+    with state_put_back(called.module, called.written):
+        return len(_results(called.module, called.signature, values, 0))
 
 
 class LossChange(NamedTuple):
@@ -64,10 +55,7 @@ class LossChange(NamedTuple):
 
 
 def change_along(
-    module: nn.Module,
-    signature: Signature,
-    written: Collection[str],
-    leaves: Sequence[Any],
+    called: Called,
     with_gradients: Collection[int],
     gradients: Sequence[Tensor | None],
     position: int,
@@ -79,7 +67,7 @@ def change_along(
     Two calls with the same random numbers measure it, at `step` times the size of the tensor to both sides. None where
     there is no gradient, or another one than a dense one that is not 0.
     """
-    values, of = _values(module, leaves, with_gradients)
+    values, of = _values(called, with_gradients)
     gradient, tensor = gradients[position], of[position].detach()
     if gradient is None or gradient.layout != torch.strided or not gradient.any():
         return None
@@ -90,8 +78,8 @@ def change_along(
         for side in (length, -length):
             tensor.add_(gradient, alpha=side)
             places.append(tensor.double())
-            with state_put_back(module, written):
-                results = _results(call or module, signature, values, 0)
+            with state_put_back(called.module, called.written):
+                results = _results(call or called.module, called.signature, values, 0)
                 weighted = ((each.detach() * _weights(each, place)).double() for place, each in enumerate(results))
                 sums.append(sum(float(each.sum()) for each in weighted))
             tensor.copy_(before)
@@ -101,12 +89,10 @@ def change_along(
     return LossChange(expected, sums[0] - sums[1])
 
 
-def _values(
-    module: nn.Module, leaves: Sequence[Any], with_gradients: Collection[int]
-) -> tuple[list[Any], list[Tensor]]:
+def _values(called: Called, with_gradients: Collection[int]) -> tuple[list[Any], list[Tensor]]:
     """Copies of the leaves, and all tensors whose gradients are computed."""
-    values = [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-    of: list[Tensor] = [each for each in module.parameters() if each.requires_grad]
+    values = [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in called.leaves]
+    of: list[Tensor] = [each for each in called.module.parameters() if each.requires_grad]
     return values, of + [values[index].requires_grad_() for index in sorted(with_gradients)]
 
 

@@ -92,27 +92,6 @@ Observe = Callable[[str, Call, Callable[[], Any]], Any]
 """Called in the place of a region's forward: with its path, the call, and the forward, whose result it gives."""
 
 
-def run_observed(
-    spec: ModelSpec,
-    module: nn.Module,
-    signature: Signature,
-    dims: Dims,
-    folder: Path,
-    paths: Sequence[str],
-    observe: Observe,
-    seed: int = 0,
-    *,
-    train: bool = False,
-) -> None:
-    """Run the model once at these sizes, on the device that it is on, in the modes of its manifest; to `train` it, with
-    gradients, with which torch calls other operators.
-
-    Raises BuildError where it cannot be run, and for a call of a region whose arguments a record cannot describe.
-    """
-    with _observed(module, paths, observe):
-        run_eagerly(spec, module, signature, dims, folder, seed, stage="regions", train=train)
-
-
 def run_eagerly(
     spec: ModelSpec,
     module: nn.Module,
@@ -124,7 +103,8 @@ def run_eagerly(
     stage: str = "",
     train: bool = False,
 ) -> Any:
-    """What the model returns at these sizes, run once, on the device that it is on, in the modes of its manifest.
+    """What the model returns at these sizes, run once, on the device that it is on, in the modes of its manifest; to
+    `train` it, with gradients, with which torch calls other operators.
 
     Raises BuildError where it fails.
     """
@@ -168,7 +148,8 @@ def example_of(
         return forward()
 
     for form in input_forms(spec):
-        run_observed(form, module, signature, dims, folder, paths, observe, seed, train=spec.train)
+        with observed(module, paths, observe):
+            run_eagerly(form, module, signature, dims, folder, seed, stage="regions", train=spec.train)
         if seen:
             leaves = zip(region.signature.leaves, seen[0], strict=True)
             laid = [laid_out(value, leaf.layout) if isinstance(leaf, TensorLeaf) else value for leaf, value in leaves]
@@ -203,7 +184,11 @@ def never_called(path: str, dims: Dims) -> BuildError:
 
 
 @contextmanager
-def _observed(module: nn.Module, paths: Sequence[str], observe: Observe) -> Iterator[None]:
+def observed(module: nn.Module, paths: Sequence[str], observe: Observe) -> Iterator[None]:
+    """While active, calls of these submodules' forwards go to `observe`.
+
+    Raises BuildError for a call whose arguments a record cannot describe.
+    """
     instances = {path: module.get_submodule(path) for path in paths}
     for path, instance in instances.items():
         _check_plain(path, instance)

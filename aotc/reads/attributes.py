@@ -188,6 +188,11 @@ def plain_value(value: Any) -> Any:
     return _plain(without_origins(value))
 
 
+def own_forward(module: nn.Module, method: str = "") -> Callable[..., Any]:
+    """The forward, or that method, of the module's class."""
+    return types.MethodType(getattr(type(module), method or "forward"), module)
+
+
 def plain_forward(module: nn.Module, forward: Any, name_of: NameOf) -> Any:
     """What stands in the place of the class's forward, by its name or its class's; nothing for compiled code of a
     region, for a method that a manifest names, and for the class's forward itself, which a copy of an attached module

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from array import array
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from functools import partial
 from itertools import chain
 from types import FunctionType, MethodType, MethodWrapperType
@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from aotc.errors import BindError
+from aotc.digest import canonical_json
+from aotc.errors import BindError, Issue
 from aotc.reads.attributes import (
     NO_VALUE,
     ORDERED,
@@ -33,14 +34,17 @@ from aotc.reads.attributes import (
     hooks_on_all_modules,
     is_anothers,
     is_descriptor,
+    is_torchs,
+    kind_of,
+    kind_of_class,
     objects_in,
     own_attributes,
     plain_forward,
     plain_value,
     slots_in,
 )
-from aotc.reads.facts import Facts, container_rows
-from aotc.reads.outside import Outside, Step, attribute_of, within
+from aotc.reads.facts import IN_STEP, Facts, container_rows
+from aotc.reads.outside import ENVIRONMENT, Outside, Step, attribute_of, within
 from aotc.tensors.layouts import has_memory
 
 SHOWN = 10
@@ -61,30 +65,19 @@ class Slot(NamedTuple):
 
 
 class Tree(NamedTuple):
-    """The module tree: its parts by their paths, their ids, and these with the objects among their attributes; the
-    tables that hold something, with copies; the parts in order, with their names; the classes of the holders and of
-    the tensors; the attributes of each part and of each of their classes, and how many these are; what hides an entry
-    of a table, by the entry's path."""
+    """The module tree: its parts by their paths, their ids, and what hides an entry of a part, by the entry's path."""
 
     parts: dict[str, nn.Module]
     ids: frozenset[int]
-    holders: list[Any]
-    tables: list[dict[str, Any]]
-    copies: list[dict[str, Any]]
-    ordered: list[nn.Module]
-    orders: list[list[str]]
-    classes: list[type]
-    own: list[Mapping[str, Any]]
-    tensors: list[Tensor]
-    tensor_classes: list[type]
     hidden: dict[str, Any]
 
 
 class Seen(NamedTuple):
     """What was found: the module tree, the facts that each call compares, and what tells whether a difference matters.
 
-    `inner` are places within values. `inside` and `outside` have what the values were, by name, and `hooks_of` has the
-    hooks of each module.
+    `inner` are places within values. `inside` and `outside` have what the values were, by name; `orders` the names of
+    parts in order, and `hooks_of` the hooks, of each module. `other_tables` are those of which `facts.tables` has no
+    copies, with copies.
     """
 
     tree: Tree
@@ -92,6 +85,8 @@ class Seen(NamedTuple):
     inner: list[Step]
     inside: dict[str, Any]
     outside: dict[str, Any]
+    orders: list[tuple[nn.Module, list[str]]]
+    other_tables: list[tuple[dict[str, Any], dict[str, Any]]]
     hooks_of: dict[int, list[Any]]
 
 
@@ -117,11 +112,13 @@ class ModuleWatch:
     def refresh(self) -> None:
         """Record the present values."""
         tree, slots = self.look()
-        hooked = list(tree.parts.values())[1 if self._as_region else 0 :] if self.hooks else []
+        parts = list(tree.parts.values())
+        hooked = (parts[1:] if self._as_region else parts) if self.hooks else []
         hooks = [table for part in hooked for table in (part._forward_hooks, part._forward_pre_hooks)]
+        ordered = [part for part in parts if isinstance(part, ORDERED) and len(part._modules) > 1]
         own = [Step(slot.owner, slot.key, None if slot.value() is NO_VALUE else slot.value()) for slot in slots]
         held = [each for each in _walk([*(step.value for step in own), *hooks]) if id(each) not in tree.ids]
-        own += [Step(vars(part), "_modules", part._modules) for part in tree.ordered]  # torch's methods replace it
+        own += [Step(vars(part), "_modules", part._modules) for part in ordered]  # torch's methods replace it
         own += (of_classes := [*_of_classes(slots)])
         held += [step.value for step in of_classes]
         inner = [*Outside(self.module).steps(self._outside), *chain(*map(within, held))]
@@ -132,23 +129,27 @@ class ModuleWatch:
         found = [step.value for step in (*in_dicts, *kept)]
         walked = [each for each in (*_walk(found), *filter(None, hooks)) if isinstance(each, dict | list | set | deque)]
         items = [item for each in walked for item in (each.values() if isinstance(each, dict) else each)]
-        tables, lists, readers = container_rows([*tree.tables, *walked])
+        own_tables: list[dict[str, Any]] = [table for part in parts for table in _tables(part)]
+        tables, lists, readers = container_rows([*filter(None, own_tables), *walked])
+        holders = [
+            *parts,
+            *(held for part in parts for _, held in objects_in(part)),
+            *(tensor for _, tensor in _tensors(tree)),
+        ]
+        mappings = [*map(vars, parts), *map(vars, {cls: None for part in parts for cls in type(part).__mro__[:-1]})]
         facts = Facts(
             slots=tuple((step.owner, step.key, step.value) for step in in_dicts),
             attributes=tuple((step.owner, step.key, step.value) for step in kept),
             tables=tuple(tables),
             lists=tuple(lists),
             empty=(
-                *(table for part in tree.parts.values() for table in _tables(part) if not table),
+                *(table for table in own_tables if not table),
                 *(table for table in hooks if not table),
                 *(backward_hooks(hooked) if self.trains else ()),
                 *(hooks_on_all_modules(self.trains) if self.hooks else ()),
             ),
-            classes=(
-                *zip(tree.holders, tree.classes, strict=True),
-                *zip(tree.tensors, tree.tensor_classes, strict=True),
-            ),
-            lengths=tuple((mapping, len(mapping)) for mapping in tree.own),
+            classes=tuple((holder, type(holder)) for holder in holders),
+            lengths=tuple((mapping, len(mapping)) for mapping in mappings),
             written=tuple((each, each._version, each.data_ptr()) for each in (*found, *items) if _counts_writes(each)),
             readers=(
                 *readers,
@@ -157,8 +158,14 @@ class ModuleWatch:
             ),
         )
         self._seen = Seen(  # replaced as a whole: any thread may call
-            *(tree, facts, inner, look_inside(slots, tree.ids), self.look_outside(slots)),
-            {id(part): [*map(here, forward_hooks(part))] for part in hooked},
+            tree,
+            facts,
+            inner=inner,
+            inside=look_inside(slots, tree.ids),
+            outside=self.look_outside(slots),
+            orders=[(part, list(part._modules)) for part in ordered],
+            other_tables=[(table, dict(table)) for table in own_tables if type(table) not in IN_STEP],
+            hooks_of={id(part): [*map(here, forward_hooks(part))] for part in hooked},
         )
 
     def look(self) -> tuple[Tree, list[Slot]]:
@@ -182,15 +189,24 @@ class ModuleWatch:
         if self._only_classes_differ(seen):
             self.refresh()
             return
-        from aotc.reads.watch_issues import changes
-
-        if issues := changes(seen, self):
+        if issues := self._changes(seen):
             raise BindError(
                 f"the module of `{self.model}` is no longer as it was at the load",
                 issues=tuple(issues[:SHOWN]),
                 hint="set it back, or build the module as it is now; compiled.refresh() compares all of it anew",
             )
         self.refresh()
+
+    def _changes(self, seen: Seen) -> list[Issue]:
+        """Issues for each place that differs from the values that were seen, and matters."""
+        tree, slots = self.look()
+        named = [
+            *_tree_changes(seen, tree),
+            *_value_changes(seen.inside, look_inside(slots, tree.ids)),
+            *_value_changes(seen.outside, self.look_outside(slots)),
+            *(_hook_changes(seen, tree, self.trains) if self.hooks else ()),
+        ]
+        return named or list(_inner_changes(seen.inner, tree))
 
     def _only_classes_differ(self, seen: Seen) -> bool:
         """Whether a class of the parts has got or lost attributes, none of which hides an entry: torch's compiler marks
@@ -259,23 +275,19 @@ def _inner(value: Any) -> dict[Any, Any] | None:
 
 def _tree(module: nn.Module) -> Tree:
     parts = dict(module.named_modules())
-    tables = [table for part in parts.values() for table in _tables(part) if table]
-    of_classes = {cls: vars(cls) for part in parts.values() for cls in type(part).__mro__[:-1]}
-    own: list[Mapping[str, Any]] = [*(vars(part) for part in parts.values()), *of_classes.values()]
-    ids = frozenset(map(id, parts.values()))
-    holders = [*parts.values(), *(held for part in parts.values() for _, held in objects_in(part))]
-    copies, classes = [table.copy() for table in tables], [*map(type, holders)]
-    ordered: list[nn.Module] = [part for part in parts.values() if isinstance(part, ORDERED) and len(part._modules) > 1]
-    orders = [list(part._modules) for part in ordered]
-    tensors = [held for part in parts.values() for table in _tables(part)[:2] for held in table.values()]
-    tensors = [held for held in tensors if held is not None]
-    hidden = {
-        f"{path}.{name}".removeprefix("."): by for path, part in parts.items() for name, by in hidden_entries(part)
-    }
-    return Tree(
-        *(parts, ids, holders, tables, copies, ordered, orders, classes, own),
-        *(tensors, [*map(type, tensors)], hidden),
-    )
+    hidden = {_entry(path, name): by for path, part in parts.items() for name, by in hidden_entries(part)}
+    return Tree(parts, frozenset(map(id, parts.values())), hidden)
+
+
+def _tensors(tree: Tree) -> Iterator[tuple[str, Tensor]]:
+    for path, part in tree.parts.items():
+        for name, tensor in (*part._parameters.items(), *part._buffers.items()):
+            if tensor is not None:
+                yield _entry(path, name), tensor
+
+
+def _entry(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
 
 
 def _tables(part: nn.Module) -> tuple[dict[str, Any], ...]:
@@ -337,3 +349,115 @@ def _walk(values: Iterable[Any], depth: int = 4) -> Iterator[Any]:
         yield (found := container_of(value))
         if depth and isinstance(found, list | dict | tuple):
             yield from _walk(found.values() if isinstance(found, dict) else found, depth - 1)
+
+
+# -- what has changed -------------------------------------------------------------------------------------------------
+
+_SWAPPED = "set it back, or call compiled.refresh(), which checks the new one"
+
+
+def _tree_changes(seen: Seen, now: Tree) -> Iterator[Issue]:
+    then = seen.tree
+    classes = {id(holder): cls for holder, cls in seen.facts.classes}
+    for holder, cls in seen.facts.classes:
+        if not isinstance(holder, Tensor) and id(holder) not in then.ids and _does_otherwise(type(holder), cls):
+            built, here = cls.__qualname__, type(holder).__qualname__
+            yield Issue(f"the class of an object was {built} at the load, it is {here} now", "", built, here, _SWAPPED)
+    for path in dict.fromkeys([*then.parts, *now.parts]):
+        old, new = then.parts.get(path), now.parts.get(path)
+        if old is not new:
+            built, here = (type(part).__qualname__ if part is not None else "no module" for part in (old, new))
+            what = f"the submodule was replaced after the load: a {built} then, a {here} now"
+            yield Issue(what, where=path, expected=built, actual=here, hint=_SWAPPED)
+        elif _does_otherwise(type(new), classes[id(old)]):
+            built, here = classes[id(old)].__qualname__, type(new).__qualname__
+            yield Issue(f"its class was {built} at the load, it is {here} now", path, built, here, _SWAPPED)
+    for part, order in seen.orders:
+        if [*part._modules] != order and {*part._modules} == {*order}:
+            built, here = ", ".join(order), ", ".join(part._modules)
+            yield Issue(f"the parts were {built} at the load, they are {here} now", "", built, here, _SWAPPED)
+    yield from _hidden_changes(then, now)
+    for tensor, cls in seen.facts.classes:
+        if not isinstance(tensor, Tensor):
+            continue
+        if (built := kind_of_class("tensor", cls)) != (here := kind_of_class("tensor", type(tensor))):
+            where = next((path for path, held in _tensors(now) if held is tensor), "")
+            yield Issue(f"a {built} at the load, a {here} now", where, built, here, _SWAPPED)
+    copies = {id(table): copy for table, copy in (*seen.facts.tables, *seen.other_tables)}
+    for path, part in then.parts.items():
+        for kind, table in zip(("parameter", "buffer", "module"), _tables(part), strict=True):
+            before = copies.get(id(table), {})
+            for name in before.keys() | table.keys():
+                built, here = (_kind(kind, held.get(name, _ABSENT)) for held in (before, table))
+                if built != here:
+                    yield Issue(f"{built} at the load, {here} now", _entry(path, name), built, here, _SWAPPED)
+
+
+def _hidden_changes(then: Tree, now: Tree) -> Iterator[Issue]:
+    for path in dict.fromkeys([*then.hidden, *now.hidden]):
+        built, here = (_text(tree.hidden[path]) if path in tree.hidden else "nothing" for tree in (then, now))
+        if built != here:
+            what = f"{built} hid this entry of the module at the load, {here} hides it now"
+            yield Issue(what, where=path, expected=built, actual=here, hint=_SWAPPED)
+
+
+def _does_otherwise(now: type, then: type) -> bool:
+    """Whether a class is another one than it was, and no subclass of it that adds methods of torch's alone, as FSDP2
+    puts in the place of a module's class."""
+    if now is then:
+        return False
+    if not issubclass(now, then) or getattr(now, "forward", None) is not getattr(then, "forward", None):
+        return True
+    added = [cls for cls in now.__mro__ if cls not in then.__mro__ and not is_torchs(cls)]
+    return any(hasattr(then, name) and name not in _OF_EVERY_CLASS for cls in added for name in vars(cls))
+
+
+_OF_EVERY_CLASS = {*vars(type("Plain", (), {})), "__deepcopy__", "__annotations__", "__qualname__"}
+
+
+_ABSENT: Any = object()
+
+
+def _kind(kind: str, held: Any) -> str:
+    if held is _ABSENT:
+        return "absent"
+    return f"no {kind}" if held is None else f"a {kind_of(kind, held)}"
+
+
+def _value_changes(then: dict[str, Any], now: dict[str, Any]) -> Iterator[Issue]:
+    for path in sorted(then.keys() | now.keys()):
+        built, here = then.get(path, NO_VALUE), now.get(path, NO_VALUE)
+        if built is not here and _text(built) != _text(here):
+            values = ("another value", "this one") if path.startswith(ENVIRONMENT) else (_shown(built), _shown(here))
+            yield Issue(f"{values[0]} at the load, {values[1]} now", where=path, expected=values[0], actual=values[1])
+
+
+def _inner_changes(steps: Iterable[Step], tree: Tree) -> Iterator[Issue]:
+    for owner, key, built in steps:
+        now = owner.get(key) if isinstance(owner, dict) else attribute_of(owner, key)
+        if now is not built:
+            yield from _value_changes({str(key): here(built, tree.ids)}, {str(key): here(now, tree.ids)})
+
+
+def _hook_changes(seen: Seen, tree: Tree, trains: bool) -> Iterator[Issue]:
+    for path, part in tree.parts.items():
+        built, now = seen.hooks_of.get(id(part)), [*map(here, forward_hooks(part))]
+        if built is not None and now != built:
+            yield _hooks(path or type(part).__qualname__, len(built), len(now))
+        if trains and built is not None and (count := sum(map(len, backward_hooks([part])))):
+            yield _hooks(path or type(part).__qualname__, 0, count)
+    if count := sum(map(len, hooks_on_all_modules(trains))):
+        yield _hooks("all modules", 0, count)
+
+
+def _text(value: Any) -> str:
+    return "nothing of its own" if value is NO_VALUE else canonical_json(value).decode()
+
+
+def _shown(value: Any) -> str:
+    return _text(value)[:60]
+
+
+def _hooks(where: str, built: int, here: int) -> Issue:
+    what = f"{built} hooks at the load, {here} now; compiled code runs none that was registered since"
+    return Issue(what, where=where, expected=str(built), actual=str(here), hint="remove them")

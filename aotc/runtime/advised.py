@@ -7,22 +7,23 @@ from typing import TYPE_CHECKING
 
 from aotc.advisories import own_feed
 from aotc.errors import AdvisoryError, Issue
-from aotc.records import Artifact
 from aotc.store.advisory_feed import UnitHit, artifact_hits, read_feed
 from aotc.store.signing.trust import read_trust
 
 if TYPE_CHECKING:
-    from aotc.runtime.load import FoundBundle, LoadRequest
+    from aotc.records import Artifact
+    from aotc.runtime.find import FoundBundle
+    from aotc.runtime.options import LoadOptions
     from aotc.store.layout.bundle import BundleEntry
 
 
-def check_advisories(asked: LoadRequest, found: FoundBundle, entry: BundleEntry, artifact: Artifact) -> None:
+def check_advisories(options: LoadOptions, found: FoundBundle, entry: BundleEntry, artifact: Artifact) -> None:
     """Raises AdvisoryError where an advisory is of one of the artifact's units, or may be; as `read_feed` does."""
-    assert asked.trust is not None
-    where = asked.trust.advisories
-    feed = own_feed() if isinstance(where, bool) else read_feed(os.fspath(where), read_trust(*asked.signers))
+    assert options.trust is not None
+    where = options.trust.advisories
+    feed = own_feed() if isinstance(where, bool) else read_feed(os.fspath(where), read_trust(*options.signers))
     if found_hits := list(artifact_hits(found.store, artifact, feed)):
-        raise _advised(asked.ref, found.bundle.digest, entry.target, found_hits)
+        raise _advised(options.ref, found.bundle.digest, entry.target, found_hits)
 
 
 def _advised(ref: str, digest: str, target: str, found: list[UnitHit]) -> AdvisoryError:

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from aotc.errors import Issue
-from aotc.records import Artifact
-from aotc.runtime.guards import Guards
-from aotc.runtime.state.weights import State
 from aotc.tensors.overlaps import Places, overlapping, overlaps_itself
+
+if TYPE_CHECKING:
+    from aotc.records import Artifact
+    from aotc.runtime.guards import Guards
+    from aotc.runtime.state.call_state import State
 
 
 def input_alias_issues(guards: Guards, leaves: Sequence[Any]) -> list[Issue]:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from aotc.errors import BindError, Issue, NotFoundError
-from aotc.runtime.compiled import Compiled
-from aotc.runtime.load import load, store_of
+from aotc.runtime.load import load
+from aotc.runtime.options import store_of
 from aotc.store.reference import DEFAULT_TAG, is_registry, is_remote, parse_reference
+
+if TYPE_CHECKING:
+    from aotc.runtime.compiled import Compiled
 
 
 def attach(

@@ -8,27 +8,31 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from aotc.errors import UnverifiedError
-from aotc.records import Artifact, LaunchPick
-from aotc.store.signing.attestations import Attestation
 from aotc.store.signing.verified import check_verified_there
 
 if TYPE_CHECKING:
-    from aotc.runtime.load import FoundBundle, LoadRequest
+    from aotc.records import Artifact, LaunchPick
+    from aotc.runtime.find import FoundBundle
+    from aotc.runtime.options import LoadOptions
     from aotc.store.layout.bundle import BundleEntry
+    from aotc.store.signing.attestations import Attestation
 
 
-def attested_once(asked: LoadRequest, found: FoundBundle, entry: BundleEntry) -> Artifact:
-    """The artifact, which is checked as `asked.trust` says, once for each bundle that was found."""
-    artifact, trust = found.read_artifact(entry), asked.trust
+def attested_once(options: LoadOptions, found: FoundBundle, entry: BundleEntry) -> Artifact:
+    """The artifact, which is checked as `options.trust` says, once for each bundle that was found."""
+    artifact, trust = found.read_artifact(entry), options.trust
     if entry.digest not in found.attested:
         if trust and trust.advisories:
             from aotc.runtime.advised import check_advisories
 
-            check_advisories(asked, found, entry, artifact)
+            check_advisories(options, found, entry, artifact)
         if not trust or trust.needs_attestation(artifact):
             keys = trust.keys if trust else None
-            which = (asked.place()[1], found.store, found.bundle.digest, entry, asked.ref, keys, asked.cache)
-            artifact = attested(artifact, lambda: check_verified_there(*which))
+            where, bundle = options.place()[1], found.bundle.digest
+            artifact = attested(
+                artifact,
+                lambda: check_verified_there(where, found.store, bundle, entry, options.ref, keys, options.cache),
+            )
         found.attested[entry.digest] = artifact
     return found.attested[entry.digest]
 

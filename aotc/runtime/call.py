@@ -6,34 +6,36 @@ import inspect
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import MethodType
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from aotc.errors import BindError, LibraryError
-from aotc.reads.watch import ModuleWatch
+from aotc.reads.attributes import own_forward
 from aotc.records import Artifact, TensorLeaf, bucket_name
 from aotc.runtime.bind import DoesNotBind, StructureMismatch, make_binder
 from aotc.runtime.counters import Counters
 from aotc.runtime.dispatch import Dispatcher, Plan, Shape
 from aotc.runtime.forks import renew_in_child
 from aotc.runtime.guards import Guards, has_tangent, is_followed
-from aotc.runtime.libraries.library import Library
-from aotc.runtime.state.weights import ALIGNMENT, Bound, State
+from aotc.runtime.state.call_state import ALIGNMENT, State
 from aotc.runtime.variant import Attached, direct_launch
 from aotc.tensors.layouts import with_strides
 
 if TYPE_CHECKING:
+    from aotc.reads.watch import ModuleWatch
     from aotc.runtime.checkpoints.checkpoint_files import Checkpoint, Weights
     from aotc.runtime.checkpoints.swap import Streams
     from aotc.runtime.conversions.default_tensors import Maker
     from aotc.runtime.cuda.graphs import GraphPool
     from aotc.runtime.explain.misses import Explanation
+    from aotc.runtime.libraries.library_protocol import Library
     from aotc.runtime.load import Loaded
     from aotc.runtime.options import Graphs
+    from aotc.runtime.state.state_source import Bound
     from aotc.runtime.stats import Stats
 
 OnMiss = Literal["error", "eager"] | Callable[..., Any]
@@ -45,14 +47,9 @@ class ModelSignature:
     def __get__(self, instance: Any, owner: type) -> inspect.Signature:
         if instance is None:
             raise AttributeError("__signature__")
-        from aotc.runtime.explain.signature import signature_of
+        from aotc.runtime.forward_signature import signature_of
 
         return signature_of(instance.artifact.signature, instance.module, instance.artifact.method)
-
-
-def own_forward(module: nn.Module, method: str = "") -> Callable[..., Any]:
-    """The forward, or that method, of the module's class."""
-    return MethodType(getattr(type(module), method or "forward"), module)
 
 
 def streams_on(device: torch.device) -> Streams | None:
@@ -62,6 +59,20 @@ def streams_on(device: torch.device) -> Streams | None:
     from aotc.runtime.checkpoints.swap import Streams
 
     return Streams(device)
+
+
+class BoundModule(msgspec.Struct, frozen=True):
+    """A module, or None, to which compiled code is bound, and the tensors of its calls.
+
+    `watch` looks at the module's attributes in every call; `check_again` compares all of it with the build. `eager`
+    runs the model where that is not simply to call the module.
+    """
+
+    module: nn.Module | None
+    state: Bound
+    watch: ModuleWatch | None = None
+    check_again: Callable[[], None] | None = None
+    eager: Callable[..., Any] | None = None
 
 
 class CompiledCall:
@@ -89,21 +100,16 @@ class CompiledCall:
         self,
         artifact: Artifact,
         libraries: Sequence[Library],
-        state: Bound,
-        module: nn.Module | None,
+        bound: BoundModule,
         device: torch.device,
         on_miss: OnMiss,
         graphs: Graphs | None = None,
-        eager: Callable[..., Any] | None = None,
         *,
-        watch: ModuleWatch | None = None,
-        check_again: Callable[[], None] = lambda: None,
         streams: Streams | None = None,
         pool: GraphPool | None = None,
     ) -> None:
-        """`eager` runs the model where that is not simply to call the module. `watch` looks at the module's attributes
-        in every call; `check_again` compares all of it with the build. The regions of a model share `streams`, and the
-        `pool` of their graphs."""
+        """The regions of a model share `streams`, and the `pool` of their graphs."""
+        module, state = bound.module, bound.state
         if on_miss not in ("error", "eager") and not callable(on_miss):
             raise BindError(f"on_miss is {on_miss!r}", hint='it may be "error", "eager" or a callable')
         if on_miss == "eager" and module is None:
@@ -116,7 +122,7 @@ class CompiledCall:
         self.module = module
         self.device = device
         self.on_miss = on_miss
-        self._eager = eager
+        self._eager = bound.eager
         self._bind = make_binder(
             signature,
             any_sequence=all(variant.any_sequence for variant in artifact.variants),
@@ -137,7 +143,7 @@ class CompiledCall:
         self._guards = Guards(artifact, device, module)
         self._written_on_gpu = self._guards.mutated if device.type == "cuda" else []
         self._libraries, self._state = libraries, state
-        self._watch, self._check_again = watch, check_again
+        self._watch, self._check_again = bound.watch, bound.check_again
         self._updating = threading.RLock()
         self._streams = streams or streams_on(device)
         self._take_state = self._streams.noted(state.take) if self._streams else state.take
@@ -319,7 +325,8 @@ class CompiledCall:
         """As `Compiled.refresh`."""
         if self.module is None:
             return
-        self._check_again()
+        if self._check_again is not None:
+            self._check_again()
         self.forget()
         self._state.refresh()
         self._guards.refresh()

@@ -7,6 +7,7 @@ from the module's. So `parent.child = compiled` changes no name in a `state_dict
 
 from __future__ import annotations
 
+import inspect
 import sys
 import weakref
 from collections.abc import Callable
@@ -15,25 +16,62 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import torch
 from torch import nn
 
-from aotc.records import Artifact
-from aotc.runtime.call import CompiledCall, ModelSignature, OnMiss
+from aotc.errors import BindError
+from aotc.runtime.call import ModelSignature
 from aotc.runtime.memory_errors import tells_of_memory
 
 if TYPE_CHECKING:
+    from aotc.records import Artifact
+    from aotc.runtime.call import CompiledCall, OnMiss
     from aotc.runtime.checkpoints.checkpoint_files import Weights
     from aotc.runtime.explain.misses import Explanation
     from aotc.runtime.stats import Stats
 
 
-def _refusing(what: str) -> Callable[..., NoReturn]:
-    """A method that raises BindError: `what` of `aotc.runtime.explain.refusals`."""
+def _refusing(error: Callable[[Any], BindError]) -> Callable[..., NoReturn]:
+    """A method that raises this error of its object."""
 
     def _refuse(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
-        from aotc.runtime.explain import refusals
-
-        raise getattr(refusals, what)(self)
+        raise error(self)
 
     return _refuse
+
+
+def _tracing_refused(_: object) -> BindError:
+    return BindError(
+        "compiled code cannot be traced or scripted: it has no Python code that torch could follow",
+        hint="trace the module: compiled.module",
+    )
+
+
+def _forward_is_fixed(compiled: Compiled) -> BindError:
+    return BindError(
+        f"the forward of {compiled!r} cannot be replaced: its calls would not run it",
+        hint="put a module of your own that calls it in its place; libraries that wrap forwards to move weights "
+        "(accelerate's offloading) cannot be used with compiled code",
+    )
+
+
+def _hook_refused(compiled: Compiled) -> BindError:
+    return BindError(
+        f"no hook can be registered on {compiled!r}: its calls would not run it",
+        hint="register it on a module that runs eagerly around it; one that is part of the model, before `aotc build`",
+    )
+
+
+def _compile_refused(compiled: Compiled) -> BindError:
+    return BindError(
+        f"{compiled!r} is compiled already, and torch.compile would import its compilers into this process",
+        hint="leave out the call of compile(); to compile the module itself, call compiled.module.compile()",
+    )
+
+
+def _call_refused(compiled: Compiled) -> BindError:
+    method = compiled.artifact.method
+    return BindError(
+        f"{compiled!r} was compiled for the method `{method}`, and a call of it would be another than the module's",
+        hint=f"call compiled.{method}(…); compiled.module(…) runs the module's own forward",
+    )
 
 
 class _Forward:
@@ -43,11 +81,11 @@ class _Forward:
         if instance is not None:
             return instance._aotc
         if sys._getframe(1).f_globals.get("__name__") == "torch.fx._symbolic_trace":
-            _refusing("tracing_refused")(instance)
+            raise _tracing_refused(instance)
         return self
 
     def __set__(self, instance: Compiled, forward: Any) -> NoReturn:
-        _refusing("forward_is_fixed")(instance)
+        raise _forward_is_fixed(instance)
 
 
 class Compiled(nn.Module):
@@ -128,12 +166,12 @@ class Compiled(nn.Module):
 
     forward: Any = _Forward()
 
-    __prepare_scriptable__ = _refusing("tracing_refused")
+    __prepare_scriptable__ = _refusing(_tracing_refused)
     """torch.jit.script asks this first."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == self._aotc.artifact.method and name:
-            _refusing("forward_is_fixed")(self)
+            raise _forward_is_fixed(self)
         super().__setattr__(name, value)
 
     def __repr__(self) -> str:
@@ -224,28 +262,10 @@ Compiled.__call__ = Compiled._aotc  # type: ignore[method-assign]  # a call cost
 
 HOOKS = ("forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook", "backward_hook")
 for _name in HOOKS:
-    setattr(Compiled, f"register_{_name}", _refusing("hook_refused"))
+    setattr(Compiled, f"register_{_name}", _refusing(_hook_refused))
 
 
-Compiled.compile = _refusing("compile_refused")  # type: ignore[method-assign]
-
-
-def compiled_module(call: CompiledCall) -> Compiled:
-    """The module whose calls are `call`; or that has it in the place of the method that was compiled."""
-    if call.module is None:
-        from aotc.runtime.checkpoints.without_module import CompiledAlone
-
-        return CompiledAlone(call)
-    base = Compiled
-    if call.artifact.regions:
-        from aotc.runtime.compiled_regions import CompiledByRegions
-
-        base = CompiledByRegions
-    own = class_for(base, type(call.module), call.artifact.method)
-    compiled: Compiled = object.__new__(own)
-    object.__setattr__(compiled, "_aotc", call)
-    object.__setattr__(compiled, "__dict__", vars(call.module))
-    return compiled
+Compiled.compile = _refusing(_compile_refused)  # type: ignore[method-assign]
 
 
 _classes: weakref.WeakValueDictionary[tuple[type, type, str], type] = weakref.WeakValueDictionary()
@@ -260,7 +280,7 @@ def class_for(base: type[Compiled], model: type[nn.Module], method: str) -> type
     if (made := _classes.get((base, model, method))) is None:
         names: dict[str, Any] = {"__module__": model.__module__, "__qualname__": model.__qualname__, "__slots__": ()}
         if method:
-            names |= {method: Compiled._aotc, "__call__": _refusing("call_refused")}
+            names |= {method: Compiled._aotc, "__call__": _refusing(_call_refused)}
         try:
             made = type.__new__(type(model), model.__name__, (base, model), names)
         except TypeError:
@@ -269,12 +289,33 @@ def class_for(base: type[Compiled], model: type[nn.Module], method: str) -> type
     return cast("type[Compiled]", made)
 
 
-def _before_registration(owner: nn.Module, name: str, child: nn.Module | None) -> None:
-    """Only a method is looked up before the children: a child called so would never be found."""
-    if isinstance(child, Compiled) and hasattr(type(owner), name):
-        from aotc.runtime.explain.refusals import become_method
+# -- `child.forward = compiled` ---------------------------------------------------------------------------------------
 
-        become_method(owner, name, child)
+
+class _BecomesMethod:
+    """What stands in a module's table of children while `child.forward = compiled` puts `compiled` there.
+
+    torch registers every module that is set as an attribute, and then would call the method of the class. This one is
+    dropped as soon as torch has put the child in its place, and moves it to where a method is looked for first.
+    """
+
+    def __init__(self, owner: nn.Module, name: str, compiled: Compiled) -> None:
+        self.owner, self.name, self.compiled = owner, name, compiled
+
+    def __del__(self) -> None:
+        self.owner._modules.pop(self.name, None)
+        vars(self.owner)[self.name] = self.compiled.forward
+
+
+def _before_registration(owner: nn.Module, name: str, child: nn.Module | None) -> None:
+    """Let compiled code take the place of a method of its owner: only a method is looked up before the children, and a
+    child called so would never be found. Raises BindError where the owner is compiled code."""
+    if not isinstance(child, Compiled) or not hasattr(type(owner), name):
+        return
+    if isinstance(owner, Compiled):
+        raise _forward_is_fixed(owner)
+    if inspect.isroutine(getattr(type(owner), name)):
+        cast("dict[str, Any]", owner._modules)[name] = _BecomesMethod(owner, name, child)
 
 
 nn.modules.module.register_module_module_registration_hook(_before_registration)

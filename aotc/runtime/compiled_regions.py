@@ -8,34 +8,37 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
 import torch
 from torch import nn
 
 from aotc.amounts import counted
 from aotc.errors import BindError, Issue
-from aotc.garbage import no_collection
-from aotc.reads.module_check import ModuleCheck, check_module, watch_module
-from aotc.reads.outside import ReadFile
+from aotc.reads.attributes import own_forward
+from aotc.reads.module_check import check_module, watch_module
 from aotc.reads.state_specs import submodules
 from aotc.reads.tensors import named_state
-from aotc.reads.watch import ModuleWatch
 from aotc.records import Artifact, Region, part_name
-from aotc.runtime.call import CompiledCall, OnMiss, own_forward, streams_on
+from aotc.runtime.call import BoundModule, CompiledCall, OnMiss, streams_on
 from aotc.runtime.compiled import HOOKS, Compiled
 from aotc.runtime.conversions.call_forms import has_form
 from aotc.runtime.explain.misses import Explanation
 from aotc.runtime.forks import renew_in_child
-from aotc.runtime.libraries.library import Library
+from aotc.runtime.state.binding import bind_state
+from aotc.runtime.state.call_state import State
 from aotc.runtime.state.read_write_lock import ReadWriteLock, set_all
-from aotc.runtime.state.weights import Bound, ModuleState, State, bind_state
+from aotc.runtime.state.weights import ModuleState
 from aotc.runtime.stats import BucketStats, Stats, add_to
-from aotc.runtime.variant import Attached
 
 if TYPE_CHECKING:
+    from aotc.reads.watch import ModuleWatch
     from aotc.runtime.cuda.graphs import GraphPool
-    from aotc.runtime.options import Graphs
+    from aotc.runtime.libraries.library_protocol import Library
+    from aotc.runtime.options import Graphs, LoadOptions
     from aotc.runtime.padding.padded_regions import PaddedCalls
-    from aotc.runtime.parallel.ranks import RanksOfLoad
+    from aotc.runtime.select import Chosen
+    from aotc.runtime.state.state_source import Bound
+    from aotc.runtime.variant import Attached
 
 
 class CompiledByRegions(Compiled):
@@ -99,6 +102,15 @@ class RegionForward:
         return getattr, (self.instance, "forward")
 
 
+class BoundRegions(msgspec.Struct, frozen=True):
+    """A module of which regions are compiled. `check_again` compares these with the build; `watch` makes the look that
+    each call of a region takes at its instance: of the region's artifact, the instance, and what it is called."""
+
+    module: nn.Module
+    check_again: Callable[[], None]
+    watch: Callable[[Artifact, nn.Module, str], ModuleWatch]
+
+
 class CompiledRegions(CompiledCall):
     """A model of which regions are compiled, with the module's calling convention. It is the module that runs.
 
@@ -114,17 +126,18 @@ class CompiledRegions(CompiledCall):
         self,
         artifact: Artifact,
         libraries: Sequence[Library],
-        module: nn.Module,
+        bound: BoundRegions,
         device: torch.device,
         on_miss: OnMiss,
-        *,
         graphs: Graphs | None = None,
-        watch: Callable[[Artifact, nn.Module, str], ModuleWatch],
-        check_again: Callable[[], None] = lambda: None,
     ) -> None:
-        """`watch` makes the look that each call of a region takes at its instance: of the region's artifact, the
-        instance, and what it is called."""
-        self.watch_of, self._check_again = watch, check_again
+        if graphs is not None and graphs.outputs == "view" and graphs.use != "never":
+            raise BindError(
+                f"the outputs of the regions of `{artifact.model}` cannot be views: another region of the same call "
+                "may overwrite them before they are read",
+                hint='leave out aotc.Graphs(outputs="view"), or build the model whole',
+            )
+        self.bound, self._check_again = bound, bound.check_again
         self._gate = ReadWriteLock()
         """Inside are calls of the model; `update_weights` is alone."""
         self._updating = threading.RLock()
@@ -136,7 +149,7 @@ class CompiledRegions(CompiledCall):
 
             self._padded = PaddedCalls(artifact, device)
         self.artifact = artifact
-        self.module: nn.Module = module
+        self.module: nn.Module = bound.module
         self.device = device
         self.on_miss = on_miss
         self.regions: dict[str, CompiledCall] = {}
@@ -146,7 +159,7 @@ class CompiledRegions(CompiledCall):
         for region in artifact.regions:
             own = [lib for lib, v in zip(libraries, artifact.variants, strict=True) if v.region == region.name]
             self._forwards[region.name] = [self._forward(region, path, own, forwards) for path in region.instances]
-        self._edges = _edges(module, list(forwards))
+        self._edges = _edges(self.module, list(forwards))
         renew_in_child(self, CompiledCall._renew)
         self.attach()
 
@@ -156,21 +169,18 @@ class CompiledRegions(CompiledCall):
         instance = self.module.get_submodule(path)
         part = self.artifact.of_region(region, path)
         try:
-            bound = bind_state(part, instance, self.device, self._gate)
+            state = bind_state(part, instance, self.device, self._gate)
         except BindError as error:
             raise BindError(f"{path}: {error.message}", hint=error.hint, issues=error.issues) from error
-        watch = self.watch_of(part, instance, f"{self.artifact.model} {path}")
-        eager = own_forward(instance)
+        watch = self.bound.watch(part, instance, f"{self.artifact.model} {path}")
+        bound = BoundModule(instance, state, watch, eager=own_forward(instance))
         compiled = self.regions[_key(region, path)] = CompiledCall(
             part,
             libraries,
             bound,
-            instance,
             self.device,
             self.on_miss,
             self._graphs,
-            eager,
-            watch=watch,
             streams=self._streams,
             pool=self._pool,
         )
@@ -225,7 +235,7 @@ class CompiledRegions(CompiledCall):
         Raises BindError: with every way in which they are not what was built; or where a region is another object.
         """
         self._check_edges()
-        self._check_again()
+        self.bound.check_again()
         for compiled in self.regions.values():
             compiled.refresh()
 
@@ -330,31 +340,16 @@ class CompiledRegions(CompiledCall):
         return [part_name(variant.region, variant.bucket) for variant in self.artifact.variants]
 
 
-def attach_regions(
-    artifact: Artifact,
-    libraries: Sequence[Library],
-    module: nn.Module | None,
-    device: torch.device,
-    on_miss: OnMiss,
-    ignore: Collection[ModuleCheck],
-    read_file: ReadFile,
-    graphs: Graphs | None = None,
-    ranks: RanksOfLoad | None = None,
-) -> CompiledRegions:
-    """Raises BindError where the module's regions are not those that were built."""
+def check_regions(chosen: Chosen, module: nn.Module | None, options: LoadOptions) -> BoundRegions:
+    """The module, whose regions are those that were built. Raises BindError."""
+    artifact, ignore, read_file = chosen.artifact, options.ignore, chosen.read_file
     if module is None:
         raise BindError(
             f"of `{artifact.model}` only regions are compiled, and no module was given to run the rest",
             hint="pass the module: aotc.load(ref, module)",
         )
-    if on_miss not in ("error", "eager") and not callable(on_miss):
-        raise BindError(f"on_miss is {on_miss!r}", hint='it may be "error", "eager" or a callable')
-    if graphs is not None and graphs.outputs == "view" and graphs.use != "never":
-        raise BindError(
-            f"the outputs of the regions of `{artifact.model}` cannot be views: another region of the same call may "
-            "overwrite them before they are read",
-            hint='leave out aotc.Graphs(outputs="view"), or build the model whole',
-        )
+    if options.on_miss not in ("error", "eager") and not callable(options.on_miss):
+        raise BindError(f"on_miss is {options.on_miss!r}", hint='it may be "error", "eager" or a callable')
     paths = list(dict.fromkeys(path for region in artifact.regions for path in region.instances))
     try:
         instances = submodules(module, paths)
@@ -363,22 +358,13 @@ def attach_regions(
             f"the module lacks regions of `{artifact.model}`: {error}",
             hint="load it with the model of its manifest, of as many layers",
         ) from error
-
-    def check() -> None:
-        check_module(artifact, instances, ignore, read_file)
-
-    check()
+    check_again = functools.partial(check_module, artifact, instances, ignore, read_file)
+    check_again()
 
     def watch(part: Artifact, instance: nn.Module, name: str) -> ModuleWatch:
         return watch_module(part, instance, ignore, read_file, name=name, as_region=True)
 
-    with no_collection():
-        make = CompiledRegions
-        if ranks is not None:
-            from aotc.runtime.parallel.rank_call import ParallelRegions
-
-            make = functools.partial(ParallelRegions, ranks=ranks)  # type: ignore[assignment]
-        return make(artifact, libraries, module, device, on_miss, graphs=graphs, watch=watch, check_again=check)
+    return BoundRegions(module, check_again, watch)
 
 
 def _pool_of(graphs: Graphs | None, device: torch.device) -> GraphPool | None:

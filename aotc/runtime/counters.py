@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from aotc.runtime.dispatch import Plan
 from aotc.runtime.forks import renew_in_child
+
+if TYPE_CHECKING:
+    from aotc.runtime.dispatch import Plan
 
 FIRST_BITS, SPANS = 13, 25
 """Of the nanoseconds of calls: those of up to 2**13, 2**14, … are counted together, and those of more in the last

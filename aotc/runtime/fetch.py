@@ -8,29 +8,26 @@ import os
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Never, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Never, cast
 
 import torch
 
 from aotc.errors import CorruptError, EnvironmentMismatchError, Issue, StoreError
-from aotc.machine.environment import Compat
-from aotc.records import Artifact
-from aotc.runtime.options import Trust
+from aotc.runtime.options import Trust, options_error, refuse_unknown
 from aotc.runtime.select import select_artifact
 from aotc.store.cache_folder import cache_folder
 from aotc.store.files.temporary_folders import TemporaryFolder
 from aotc.store.layout.bundle import Bundle, BundleEntry, read_bundle
-from aotc.store.layout.reader import StoreReader
 from aotc.store.layout.store import Store
 from aotc.store.reference import Reference, is_remote, parse_reference
 from aotc.store.remote.fetching import Choose, of_targets
 from aotc.store.remote.fetching import fetch as fetch_into
-from aotc.store.signing.trust import TrustedKeys, read_trust
+from aotc.store.signing.trust import read_trust
 
 if TYPE_CHECKING:
-    from aotc.runtime.load import LoadRequest
-
-T = TypeVar("T")
+    from aotc.machine.environment import Compat
+    from aotc.records import Artifact
+    from aotc.runtime.options import LoadOptions
 
 _log = logging.getLogger("aotc")
 
@@ -73,13 +70,8 @@ def fetch(
         'fetched#quickstart@sha256'
         >>> compiled = aotc.load(ref, module)
     """
-    if moved:
-        from aotc.runtime.explain.arguments import unknown_options
-
-        raise unknown_options(fetch, moved)
+    refuse_unknown(fetch, moved)
     if not isinstance(cast("Any", trust), Trust | None):
-        from aotc.runtime.explain.arguments import options_error
-
         raise options_error([("trust", trust, "an aotc.Trust")], "fetch")
     reference = parse_reference(ref)
     path = local_store(store)
@@ -128,31 +120,21 @@ def runnable(
     return chosen
 
 
-def load_fetched(asked: LoadRequest, choose: Choose, load: Callable[[StoreReader, Bundle], T]) -> T:
-    """`load` of the bundle in the local store that it was fetched into: of it, what `choose` chooses. A damaged blob
-    there is fetched again."""
-    reference, where = asked.place()
-    source = Reference(where, reference.model, tag=reference.tag, digest=reference.digest)
-    trusted = read_trust(*asked.signers)
-    fetched = _fetched_for_load(source, choose, asked.cache, trusted)
-    try:
-        return load(*fetched)
-    except CorruptError as error:
-        damaged = error.fields.get("digest")
-        if damaged is None or error.fields.get("path") != str(fetched[0].blobs.path(damaged)):
-            raise
-        _log.warning("%s; it is fetched again", error.message)
-        fetched[0].blobs.remove_damaged(damaged)
-    return load(*_fetched_for_load(source, choose, asked.cache, trusted))
+def remove_damaged(store: Store, error: CorruptError) -> None:
+    """Take a damaged blob out of a store, so that it is fetched again. Raises `error` where it is about another one."""
+    damaged = error.fields.get("digest")
+    if damaged is None or error.fields.get("path") != str(store.blobs.path(damaged)):
+        raise error
+    _log.warning("%s; it is fetched again", error.message)
+    store.blobs.remove_damaged(damaged)
 
 
-def _fetched_for_load(
-    source: Reference, choose: Choose, cache: str | os.PathLike[str] | None, trusted: TrustedKeys | None
-) -> tuple[Store, Bundle]:
-    """The local store into which the bundle was fetched, and the bundle.
+def fetch_for_load(source: Reference, choose: Choose, options: LoadOptions) -> tuple[Store, Bundle]:
+    """The local store into which the bundle was fetched, and the bundle: of it, what `choose` chooses.
 
     Where the cache folder cannot be written, a temporary folder takes its place, with a warning.
     """
+    cache, trusted = options.cache, read_trust(*options.signers)
     refused: list[Issue] = []
 
     def fetch_to(folder: Path) -> tuple[Store, Bundle] | None:
@@ -192,7 +174,9 @@ def _fetched_for_load(
             weakref.finalize(fetched[0], _remove, temporary, os.getpid())
             _log.warning(
                 "%s is fetched to %s, for this process alone: %s; set AOTC_CACHE_DIR to a folder that can be written",
-                *(source, temporary.path, refused[0].message),
+                source,
+                temporary.path,
+                refused[0].message,
             )
             return fetched
     raise StoreError(

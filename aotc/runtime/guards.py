@@ -1,28 +1,31 @@
-"""The conditions under which the variants of an artifact may run, beyond sizes: checked on every call.
+"""The conditions under which the variants of an artifact may run, beyond sizes: checked in every call of Python's.
 
-`Guards.hold` answers in a microsecond or two; `aotc.runtime.explain.guards` says why not.
+Each is one comparison, with its words beside it: a call may run where there is nothing to say.
 """
 
 from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
-from aotc.reads.modes import ASKED, OF_INPUT, OF_STATE, matmul_precision
-from aotc.reads.tensors import dtype_of
-from aotc.records import Ambient, Artifact, ConstantLeaf, TensorLeaf
-from aotc.runtime.dispatch import Shape
-from aotc.tensors.layouts import MEMORY_FORMATS
+from aotc.errors import Issue
+from aotc.reads.modes import ASKED, OF_INPUT, OF_STATE, mode_readers
+from aotc.reads.module_check import call_of_mode
+from aotc.reads.tensors import dtype_name, dtype_of
+from aotc.records import Artifact, ConstantLeaf, TensorLeaf
+from aotc.tensors.layouts import MEMORY_FORMATS, has_memory
 
 if TYPE_CHECKING:
     from aotc.runtime.aliases import StateAliases
+    from aotc.runtime.dispatch import Shape
 
 transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
 """The transform of torch.func (vmap, grad, jvp) around this call, or None. Its tensors look like any other."""
@@ -85,14 +88,16 @@ class Guards:
             from aotc.runtime.aliases import meeting_inputs
 
             self._meet = meeting_inputs(self)
-        self.ambient_holds = _ambient_check(artifact.ambient, device.type)
+        readers = mode_readers(device.type)
+        expected = {name: getattr(artifact.ambient, name) for name in readers}
+        expected |= {name: dtype_of(expected[name]) for name in ("autocast", "default_dtype") if expected[name]}
+        self._ambient = [
+            (name, read, expected[name])
+            for name, read in readers.items()
+            if name != "num_threads" or expected[name] is not None
+        ]
         with_gradients = [variant.with_gradients for variant in artifact.variants if variant.backward is not None]
         self.with_gradients = frozenset[int]().union(*with_gradients)
-        self._fast = [
-            (index, dtype, None if memory_format is torch.contiguous_format else memory_format)
-            for index, _, dtype, memory_format in self.tensors
-        ]
-        self._complex = any(dtype.is_complex for _, _, dtype, _ in self.tensors)
 
     def refresh(self) -> None:
         """Take the training flags of the module's submodules as they are now, where the captures read them."""
@@ -102,7 +107,6 @@ class Guards:
             if f"{type(part).__qualname__}.training" in self._reads
         ]
         self.asked_now = asked_readers(self.asked, self.module)
-        self._asked = [(read, self.asked[name]) for name, read in self.asked_now.items()]
         self._with_mode = [attributes for _, attributes in self.moded]
         self.modes = list(map(_training_of, self._with_mode))
 
@@ -110,36 +114,161 @@ class Guards:
         """True if a call with these leaves may run a variant whose leaves have these shapes, as they lie in memory."""
         if transform() is not None:  # its tensors look like any other, and have no memory to be asked for
             return False
-        device, plain, strided, may_be_conj = self.device, PLAIN_TENSORS, torch.strided, self._complex
-        for index, dtype, memory_format in self._fast:
-            tensor = leaves[index]
-            if (
-                type(tensor) not in plain
-                or tensor.dtype is not dtype
-                or tensor.is_nested
-                or tensor.shape != shapes[index]
-                or tensor.device != device
-                or tensor.layout is not strided
-                or tensor.is_neg()
-                or (may_be_conj and tensor.is_conj())
-                # The same question without the argument costs half.
-                or not (tensor.is_contiguous() if memory_format is None else has_layout(tensor, memory_format))
-                or (tensor.requires_grad and torch.is_grad_enabled() and index not in self.with_gradients)
-                or (not tensor.data_ptr() and tensor.numel())
-            ):
-                return False
-        for index, leaf in self.constants:
-            if not equal_constant(leaves[index], leaf.value):
-                return False
+        layouts, others = self._differences(leaves, shapes, lambda value: "")
+        return not layouts and not others
+
+    def issues(self, leaves: Sequence[Any], shapes: Sequence[Shape | None], shown: Callable[[Any], str]) -> list[Issue]:
+        """Every reason why a call does not run, but for layouts where inputs are copied; `shown` puts an argument into
+        words. Where a shape is None, a leaf's is not compared."""
+        layouts, others = self._differences(leaves, shapes, shown)
+        if self.copies:
+            return others
+        if not others and all(shapes[index] is not None for index, *_ in self.tensors):
+            more = ", or set `make_contiguous: true` in the manifest"
+            layouts = [msgspec.structs.replace(issue, hint=issue.hint + more) for issue in layouts]
+        return layouts + others
+
+    def _differences(
+        self, leaves: Sequence[Any], shapes: Sequence[Shape | None], shown: Callable[[Any], str]
+    ) -> tuple[list[Issue], list[Issue]]:
+        """What a copy into the compiled layout removes, and all else."""
+        found: list[Issue] = []
+        layouts: list[Issue] = []
+        for index, leaf, dtype, memory_format in self.tensors:
+            found += self._tensor_issues(leaves[index], leaf, dtype, shapes[index], shown)
+            layouts += _layout_issues(leaves[index], leaf, memory_format)
+        found += self._gradient_issues(leaves)
+        for index, constant in self.constants:
+            if not equal_constant(leaves[index], constant.value):
+                built, came = repr(constant.value), shown(leaves[index])
+                hint = _constant_hint(constant.value, leaves[index])
+                found.append(Issue(f"built for {built}, {came} came", constant.path, built, came, hint))
+        if not found:
+            found += self._memory_issues(leaves, dense=not layouts)
+        return layouts, [*found, *self._mode_issues(), *self._asked_issues(leaves)]
+
+    def _tensor_issues(
+        self, tensor: Any, leaf: TensorLeaf, dtype: torch.dtype, shape: Shape | None, shown: Callable[[Any], str]
+    ) -> list[Issue]:
+        if tensor is None and leaf.default is not None and shape is None:
+            return []  # it has the sizes of other tensors, of which one is wrong
+        if without_sizes := no_sizes(tensor, leaf, shown):
+            return [without_sizes]
+        found = []
+        if tensor.dtype is not dtype:
+            hint = "convert it, or build the model for that dtype"
+            found.append(_expected("dtype", leaf.dtype, dtype_name(tensor.dtype), leaf, hint))
+        if tensor.device != self.device:
+            found.append(_expected("device", str(self.device), str(tensor.device), leaf, "move it with .to()"))
+        if shape is not None and tensor.shape != shape:
+            found.append(_expected("shape", str(list(shape)), str(list(tensor.shape)), leaf, shape_hint(leaf, tensor)))
+        if tensor.layout is not torch.strided:
+            found.append(
+                Issue(
+                    f"a dense tensor is expected, {tensor.layout} came",
+                    where=leaf.path,
+                    expected="torch.strided",
+                    actual=str(tensor.layout),
+                    hint="call .to_dense()",
+                )
+            )
+        elif not found and tensor.numel() and not has_memory(tensor) and transform() is None:
+            said = "a tensor with values in memory is expected, one without came"
+            found.append(Issue(said, leaf.path, hint="call .clone()"))
+        return found
+
+    def _gradient_issues(self, leaves: Sequence[Any]) -> list[Issue]:
+        """Inputs that require a gradient, which compiled code would not give."""
+        if not torch.is_grad_enabled():
+            return []
+        what, hint = "an inference artifact gives none", "call under torch.no_grad() or torch.inference_mode()"
+        if self.trains:
+            what = "its gradient was not compiled"
+            hint = "give this input `requires_grad: true` in the manifest, and build again; or pass x.detach()"
+        return [
+            Issue(f"it requires a gradient, and {what}", where=leaf.path, hint=hint)
+            for index, leaf, *_ in self.tensors
+            if index not in self.with_gradients and isinstance(leaves[index], Tensor) and leaves[index].requires_grad
+        ]
+
+    def _memory_issues(self, leaves: Sequence[Any], *, dense: bool) -> list[Issue]:
+        """Of tensors that are otherwise as they must be: memory that is shared with what is written to, tangents, and
+        storages that begin elsewhere."""
+        found: list[Issue] = []
+        if self.mutated and not (dense and self.lie_apart(leaves)):
+            from aotc.runtime.aliases import input_alias_issues
+
+            found += input_alias_issues(self, leaves)
+        if not found and forward_ad._current_level >= 0:
+            found += tangent_issues((leaf.path, leaves[index]) for index, leaf, *_ in self.tensors)
+        return found + [
+            Issue(
+                "forward counts from the beginning of its storage (`as_strided` with an offset), and compiled code "
+                f"from the tensor's, which is {offset} elements behind",
+                where=leaf.path,
+                expected="0",
+                actual=str(offset),
+                hint="pass a clone, if forward means the tensor's own beginning",
+            )
+            for index, leaf, *_ in self.tensors
+            if index in self.from_storage and (offset := leaves[index].storage_offset()) and not found
+        ]
+
+    def ambient_holds(self) -> bool:
+        """Whether the modes of the process are those of the build."""
+        return all(read() == expected for _, read, expected in self._ambient)
+
+    def _mode_issues(self) -> list[Issue]:
+        """The modes of the process or the module that are not those of the build."""
+        found = []
+        for name, read, mode in self._ambient:
+            if (now := read()) != mode:
+                built, here = ("off" if each is None else _mode_name(each) for each in (mode, now))
+                hint = _mode_hint(name, self.device.type, built)
+                said = f"built with {name.replace('_', ' ')} {built}, it is {here} now"
+                found.append(Issue(said, "", built, here, hint))
+        if self.module is not None and self.module.training is not self.training:
+            found.append(
+                Issue(
+                    f"built with module.training {self.training}, it is {self.module.training} now",
+                    expected=str(self.training),
+                    actual=str(self.module.training),
+                    hint=call_of_mode(self.training, ""),
+                )
+            )
+        mixed = {self.training, *self.modes} == {True, False}
         return (
-            self.lie_apart(leaves)
-            and self.ambient_holds()
-            and (self.module is None or self.module.training is self.training)
-            and list(map(_training_of, self._with_mode)) == self.modes
-            and not any(read() is not mode and read() != mode for read, mode in self._asked)
-            and not (OF_INPUT in self.asked and any(leaves[index].requires_grad for index, *_ in self.tensors))
-            and not (forward_ad._current_level >= 0 and has_tangent(leaves[index] for index, *_ in self.tensors))
+            found
+            + [
+                Issue(
+                    f"its training flag was {mode} at the load, it is {attributes['training']} now",
+                    where=f"module.{path}" if path else "module",
+                    expected=str(mode),
+                    actual=str(attributes["training"]),
+                    hint=call_of_mode(mode, path if mixed else ""),
+                )
+                for (path, attributes), mode in zip(self.moded, self.modes, strict=True)
+                if attributes["training"] != mode
+            ][:3]
         )
+
+    def _asked_issues(self, leaves: Sequence[Any]) -> list[Issue]:
+        """The modes that forward asks for, which are not those of the build."""
+        found = []
+        for name, read in self.asked_now.items():
+            built, now = self.asked[name], read()
+            if now is not built and now != built:
+                label, hint = _ASKED.get(name, (name, "set it as it was at the build"))
+                said = f"forward asks for it ({label}): {built} at the build, {now} now"
+                found.append(Issue(said, "", str(built), str(now), hint))
+        if OF_INPUT in self.asked:
+            what = "forward asks whether it requires a gradient, which it did not at the build"
+            found += [
+                Issue(what, leaf.path, "False", "True", "pass x.detach()")
+                for index, leaf, *_ in self.tensors
+                if isinstance(leaves[index], Tensor) and leaves[index].requires_grad
+            ]
+        return found
 
     def lie_apart(self, leaves: Sequence[Any]) -> bool:
         """Whether inputs that are written to meet no other one, and those read as storages begin where these do."""
@@ -187,26 +316,118 @@ def has_layout(tensor: Tensor, memory_format: torch.memory_format) -> bool:
         return False
 
 
-def _ambient_check(ambient: Ambient, device: str) -> Callable[[], bool]:
-    """The quick form of comparing what `aotc.reads.modes.mode_readers` read with the record."""
-    autocast = None if ambient.autocast is None else dtype_of(ambient.autocast)
-    default_dtype = dtype_of(ambient.default_dtype)
-    precision, deterministic, threads = ambient.float32_matmul_precision, ambient.deterministic, ambient.num_threads
-    is_autocast, autocast_dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
-    get_default, get_precision = torch.get_default_dtype, matmul_precision
-    is_deterministic, get_threads = torch.are_deterministic_algorithms_enabled, torch.get_num_threads
+# -- in words ---------------------------------------------------------------------------------------------------------
 
-    def holds() -> bool:
-        if is_autocast(device):
-            if autocast is None or autocast_dtype(device) is not autocast:
-                return False
-        elif autocast is not None:
-            return False
-        return (
-            get_default() is default_dtype
-            and get_precision() == precision
-            and is_deterministic() is deterministic
-            and (threads is None or get_threads() == threads)
+
+def _expected(label: str, expected: str, actual: str, leaf: TensorLeaf, hint: str) -> Issue:
+    return Issue(f"{label} {expected} is expected, {actual} came", leaf.path, expected, actual, hint)
+
+
+def _constant_hint(built: Any, came: Any) -> str:
+    if built is None and isinstance(came, torch.Tensor):
+        return "it was left out at build: name it in the manifest's `inputs`"
+    if built is None and isinstance(came, dict | list | tuple):
+        empty = f"pass None, as {came!r} is another argument; or " if not came else ""
+        return f"{empty}name it with what it holds in the manifest's `inputs`, and build again"
+    return "a Python argument is part of the compiled code: give each value a model of its own"
+
+
+def tangent_issues(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[Issue]:
+    """The tensors, by their names, that carry a tangent."""
+    return [
+        Issue("it has a tangent of forward-mode differentiation, which compiled code would drop", where=name)
+        for name, tensor in tensors
+        if tangent_of(tensor) is not None
+    ]
+
+
+_TAKEN_FOR_NONE = {"attention_mask": "ones", "token_type_ids": "zeros"}
+
+
+def no_sizes(value: Any, leaf: TensorLeaf, shown: Callable[[Any], str]) -> Issue | None:
+    """The issue of an argument that has no sizes to ask for: no tensor, or a nested one. None for others."""
+    if type(value) in PLAIN_TENSORS:
+        if not value.is_nested:
+            return None
+        return Issue("a tensor of one shape is expected, a nested one came", where=leaf.path)
+    hint = ""
+    if value is None:
+        hint = (
+            "pass a tensor; for calls without it, give it a `default:` in the manifest, if the model takes one value "
+            "for None, and build again; else build a second model, whose `inputs` leave it out or say `null`"
         )
+        if (same := _TAKEN_FOR_NONE.get(leaf.path)) is not None:
+            value_of = "1" if same == "ones" else "0"
+            hint = (
+                f"pass torch.{same}_like(input_ids), for which models of transformers take None; or give it "
+                f"`default: {value_of}` in the manifest's `inputs`, and build again"
+            )
+    elif isinstance(value, bool | int | float | list | tuple):
+        hint = f"pass torch.tensor(…, dtype=torch.{leaf.dtype})"
+    return Issue(f"a tensor is expected, {shown(value)} came", where=leaf.path, hint=hint)
 
-    return holds
+
+def shape_issue(leaf: TensorLeaf, tensor: Tensor, hint: str = "") -> Issue:
+    expected, actual = f"[{', '.join(map(str, leaf.shape))}]", str(list(tensor.shape))
+    return Issue(f"shape {expected} is expected, {actual} came", leaf.path, expected, actual, hint)
+
+
+def shape_hint(leaf: TensorLeaf, tensor: Tensor) -> str:
+    """What to change in the manifest for an input in which a size varies that is written there as a number."""
+    sizes = zip(leaf.shape, tensor.shape, strict=False)
+    fixed = [str(size) for size, here in sizes if isinstance(size, int) and size != here]
+    if not fixed:
+        return ""
+    return (
+        f"the manifest fixes {' and '.join(dict.fromkeys(fixed))} in `shape:`: where a size varies, write a dim there, "
+        "give its sizes in the buckets, and build again"
+    )
+
+
+def _mode_name(mode: Any) -> str:
+    return dtype_name(mode) if isinstance(mode, torch.dtype) else str(mode)
+
+
+def _mode_hint(name: str, device: str, built: str) -> str:
+    if name == "autocast":
+        under = f"under torch.autocast({device!r}, dtype=torch.{built})"
+        under = "outside of torch.autocast" if built == "off" else under
+        return f"call {under}, or set `autocast:` in the manifest to match, and build again"
+    return {
+        "default_dtype": "call torch.set_default_dtype to match",
+        "float32_matmul_precision": "call torch.set_float32_matmul_precision, or set `float32_matmul_precision:` in "
+        "the manifest",
+        "deterministic": "call torch.use_deterministic_algorithms to match",
+        "num_threads": "call torch.set_num_threads, or drop the option `cpp.dynamic_threads: false`",
+    }[name]
+
+
+_ASKED = {
+    "grad": ("gradients are enabled", "call under torch.no_grad() as the build did, or build with `train: true`"),
+    "inference": ("inference mode is on", "call under torch.no_grad() in place of torch.inference_mode()"),
+    "device": ("the default device", "call outside of torch.device(…), or let forward say `device=x.device`"),
+}
+
+
+def _layout_issues(tensor: Any, leaf: TensorLeaf, memory_format: torch.memory_format) -> Iterator[Issue]:
+    """Differences that a copy into the compiled layout removes."""
+    if type(tensor) not in PLAIN_TENSORS or tensor.is_nested or tensor.layout is not torch.strided:
+        return
+    if tensor.is_conj() or tensor.is_neg():
+        lazy = "conjugated" if tensor.is_conj() else "negated"
+        yield Issue(
+            f"its values are expected in memory, a lazily {lazy} view came",
+            where=leaf.path,
+            expected="values in memory",
+            actual=f"lazily {lazy}",
+            hint="call .resolve_conj().resolve_neg()",
+        )
+    elif not has_layout(tensor, memory_format):
+        given = "" if memory_format is torch.contiguous_format else f"memory_format={memory_format}"
+        yield Issue(
+            f"the layout {leaf.layout} is expected, strides {list(tensor.stride())} came",
+            where=leaf.path,
+            expected=leaf.layout,
+            actual=str(list(tensor.stride())),
+            hint=f"call .contiguous({given})",
+        )

@@ -6,10 +6,9 @@ import functools
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Never, TypeVar, get_args
+from typing import TYPE_CHECKING, NamedTuple, Never
 
 import torch
 from torch import nn
@@ -18,45 +17,29 @@ from aotc.errors import AotcError, BindError, CorruptError
 from aotc.garbage import no_collection
 from aotc.machine.environment import Compat, refuse_free_threading
 from aotc.reads.module_check import ModuleCheck, check_module, watch_module
-from aotc.records import Artifact, File, Variant, part_name
-from aotc.runtime.call import CompiledCall, OnMiss
-from aotc.runtime.compiled import Compiled, compiled_module
-from aotc.runtime.libraries.files import FilesInMemory, read_all
-from aotc.runtime.libraries.library import Library, check_counts, open_library
+from aotc.records import Artifact, Variant, part_name
+from aotc.runtime.call import BoundModule, CompiledCall, OnMiss
+from aotc.runtime.compiled import Compiled, class_for
+from aotc.runtime.find import FoundBundle, find
+from aotc.runtime.libraries.library import check_counts, open_library
 from aotc.runtime.memory_errors import tells_of_memory
-from aotc.runtime.select import device_of, select_target
-from aotc.runtime.state.weights import Bound, bind_state
-from aotc.store.layout.bundle import Bundle, read_artifact, read_bundle
-from aotc.store.layout.reader import StoreReader
-from aotc.store.reference import is_remote, parse_reference, store_named
+from aotc.runtime.options import LoadOptions, check_options, refuse_unknown
+from aotc.runtime.select import Chosen, choose, select
+from aotc.runtime.state.binding import bind_state
 
 if TYPE_CHECKING:
-    from aotc.runtime.checkpoints.checkpoint_files import Checkpoint, Weights
-    from aotc.runtime.checkpoints.state import CheckpointState
+    from aotc.runtime.checkpoints.checkpoint_files import Weights
+    from aotc.runtime.compiled_regions import BoundRegions
     from aotc.runtime.libraries.library_folder import LibraryFiles
+    from aotc.runtime.libraries.library_protocol import Library
     from aotc.runtime.libraries.required_operators import Imports
     from aotc.runtime.options import Graphs, Ranks, Trust
     from aotc.runtime.parallel.ranks import RanksOfLoad
-    from aotc.store.layout.bundle import BundleEntry
-    from aotc.store.reference import Reference
-    from aotc.store.remote.fetching import Choose
+    from aotc.runtime.state.state_source import Bound
 
-    FilesOf = Callable[[Variant], LibraryFiles]
-    Given = Weights | Checkpoint | CheckpointState | None
+DEFAULTS = LoadOptions()
 
-T = TypeVar("T")
-Entries = Sequence["BundleEntry"]
-Read = Callable[["BundleEntry"], Artifact]
-
-DEFAULT_STORE = "aotc-store"
-_TRUST = {"AOTC_TRUSTED_KEYS", "AOTC_SIGNED_AFTER", "AOTC_REQUIRE"}
 _log = logging.getLogger("aotc")
-
-OptionCheck = tuple[str, Any, bool, str]
-"""Of an option: its name, its value, whether it may be that, and what it may be."""
-
-READ_LIMIT = (256 << 20) + (1 << 20)
-"""Bytes that a file may have that is read into memory: a module's attributes, its constants with their names."""
 
 
 def load(
@@ -155,252 +138,210 @@ def load(
         >>> compiled(torch.randn(1, 128, 256)).shape
         torch.Size([1, 128, 256])
     """
-    if moved:
-        from aotc.runtime.explain.arguments import unknown_options
-
-        raise unknown_options(load, moved)
-    return LoadRequest(
-        *(ref, weights, store, device, target, on_miss, concurrency, ignore, cache),
-        *(trust, graphs, ranks, allow_imports, compat),
-    ).load(module)
-
-
-class FoundBundle:
-    """A bundle in a local store, and what was read of it: each part once."""
-
-    def __init__(self, store: StoreReader, bundle: Bundle) -> None:
-        self.store, self.bundle = store, bundle
-        self.read_artifact: Read = functools.cache(lambda entry: read_artifact(store, entry))
-        self.read_file = functools.cache(lambda file: store.blobs.load(file, READ_LIMIT))
-        self.has = functools.cache(lambda entry: store.blobs.has(entry.digest, entry.size))
-        self.files: dict[tuple[File, ...], FilesInMemory] = {}
-        self.attested: dict[str, Artifact] = {}
-
-    def files_of(self, artifact: Artifact, variant: Variant) -> FilesInMemory:
-        """The files of a variant. When the first is asked for, those of all are read, several at a time."""
-        if variant.files not in self.files:
-            self.files |= read_all(artifact.variants, self.store.blobs)
-        return self.files[variant.files]
+    refuse_unknown(load, moved)
+    options = LoadOptions(
+        ref,
+        weights=weights,
+        store=store,
+        device=device,
+        target=target,
+        on_miss=on_miss,
+        concurrency=concurrency,
+        ignore=ignore,
+        cache=cache,
+        trust=trust,
+        graphs=graphs,
+        ranks=ranks,
+        allow_imports=allow_imports,
+        compat=compat,
+    )
+    return load_module(options, module)
 
 
-class LoadRequest(NamedTuple):
-    """The arguments of a load but for the module. `find` needs no device, and `aotc.prepare` does it; `load` is all."""
+@tells_of_memory
+def load_module(options: LoadOptions, module: nn.Module | None, found: FoundBundle | None = None) -> Compiled:
+    """As `aotc.load`, by its stages: find, select, check, open, bind. Of what was found before, if it is given."""
+    check_options(options, module)
+    refuse_free_threading()
+    if isinstance(module, Compiled):
+        module = module.module
+    timer, ranks = Timer(), None
+    if options.ranks is not None:
+        from aotc.runtime.parallel.ranks import RanksOfLoad
 
-    ref: str
-    weights: Given
-    store: str | os.PathLike[str] | None
-    device: torch.device | str | None
-    target: str | None
-    on_miss: OnMiss
-    concurrency: int
-    ignore: Collection[ModuleCheck]
-    cache: str | os.PathLike[str] | None
-    trust: Trust | None
-    graphs: Graphs | None
-    ranks: Ranks | None
-    allow_imports: Imports
-    compat: Compat
-
-    def place(self) -> tuple[Reference, str]:
-        """The reference, and the store that it is in."""
-        reference = parse_reference(self.ref)
-        store = os.fspath(self.store) if self.store else None
-        return reference, store_of(store_named(reference, store, "store="))
-
-    @property
-    def signers(self) -> tuple[Any, Any, Any]:
-        """The keys, the time and the folder that `read_trust` takes."""
-        return (self.trust.keys, self.trust.signed_after, self.cache) if self.trust else (None, None, self.cache)
-
-    def find(self, choose: Choose, use: Callable[[FoundBundle], T]) -> T:
-        """`use` of the bundle, which is signed as asked. Of a remote one, what `choose` chooses is fetched."""
-        reference, where = self.place()
-        if is_remote(where):
-            from aotc.runtime.fetch import load_fetched
-
-            return load_fetched(self, choose, lambda *found: use(FoundBundle(*found)))
-        opened = StoreReader.open(Path(where))
-        bundle = read_bundle(opened, reference)
-        if self.trust is not None or _TRUST & os.environ.keys():
-            from aotc.store.signing.trust import check_bundle
-
-            check_bundle(opened, bundle, reference, *self.signers)
-        return use(FoundBundle(opened, bundle))
-
-    def choose(
-        self,
-        module: nn.Module | None,
-        entries: Entries,
-        read: Read,
-        has: Callable[[BundleEntry], bool] = lambda _: True,
-    ) -> tuple[torch.device, BundleEntry]:
-        """Where the code runs, and the artifact for that, of those that the store `has`: some may not be fetched."""
-        on = device_of(module, self.device, {entry.target for entry in entries})
-        here = [entry for entry in entries if has(entry)]
-        among = entries if self.target or not here else here
-        if len(among) < len(entries):
-            absent = ", ".join(entry.target for entry in entries if entry not in among)
-            _log.info("%s: the artifacts for %s are not in this store", self.place()[0].name, absent)
-        target = select_target(among, read, on, self.target, self.compat).target
-        return on, next(entry for entry in among if entry.target == target)
-
-    def accepted(self, found: FoundBundle, entry: BundleEntry) -> Artifact:
-        """The artifact, which has run where it was built, or is attested, and is as `trust` asks."""
-        artifact = found.read_artifact(entry)
-        if not (self.trust.asks_of(artifact) if self.trust else artifact.untested):
-            return artifact
-        from aotc.runtime.attested import attested_once
-
-        return attested_once(self, found, entry)
-
-    @tells_of_memory
-    def load(self, module: nn.Module | None, found: FoundBundle | None = None) -> Compiled:
-        """As `aotc.load`; of what was found before, if it is given."""
-        check_options(self, module)
-        refuse_free_threading()
-        if isinstance(module, Compiled):
-            module = module.module
-        timer, ranks = Timer(), None
-        if self.ranks is not None:
-            from aotc.runtime.parallel.ranks import RanksOfLoad
-
-            ranks = RanksOfLoad(self.ranks.group, self.ranks.timeout)
-        bind = functools.partial(self._bind, module, ranks, timer)
-        try:
-            if found is not None:
-                return bind(found)
-            return self.find(lambda *among: [self.choose(module, *among)[1]], bind)
-        except BaseException as error:
-            if ranks is not None:
-                ranks.fail(error)
-            raise
-
-    def _bind(self, module: nn.Module | None, ranks: RanksOfLoad | None, timer: Timer, found: FoundBundle) -> Compiled:
-        on, entry = self.choose(module, found.bundle.artifacts, found.read_artifact, found.has)
-        artifact = self.accepted(found, entry)
+        ranks = RanksOfLoad(options.ranks.group, options.ranks.timeout)
+    load_found = functools.partial(_load_found, options, module, ranks, timer)
+    try:
+        if found is not None:
+            return load_found(found)
+        return find(options, lambda *among: [choose(options, module, *among)[1]]).use(load_found)
+    except BaseException as error:
         if ranks is not None:
-            artifact = ranks.join(artifact, entry.digest, on)
-        elif artifact.parallel is not None:
-            from aotc.runtime.explain.arguments import group_error
+            ranks.fail(error)
+        raise
 
-            raise group_error(artifact)
-        files_of = functools.partial(found.files_of, artifact)
-        if self.compat == "abi":
-            from aotc.runtime.libraries.torch_abi import check_symbols
 
-            check_symbols(artifact, files_of)
-        graphs = self.graphs if on.type == "cuda" or (self.graphs and self.graphs.use == "always") else None
-        if on.type == "cuda":
-            from aotc.runtime.options import Graphs
+def _load_found(
+    options: LoadOptions, module: nn.Module | None, ranks: RanksOfLoad | None, timer: Timer, found: FoundBundle
+) -> Compiled:
+    chosen = select(options, module, found, ranks)
+    timer.took("record")
+    call = bind_artifact(chosen, module, options, ranks=ranks, timer=timer)
+    with no_collection():
+        from aotc.runtime.native import use_native
 
-            graphs = graphs or Graphs()
-            if ranks is not None and not ranks.is_capturable(on):
-                graphs = Graphs(use="never", capture=graphs.capture, outputs=graphs.outputs)
-        timer.took("record")
-        call = bind_artifact(
-            *(artifact, files_of, module, on),
-            on_miss=self.on_miss,
-            concurrency=self.concurrency,
-            ignore=self.ignore,
-            read_file=found.read_file,
-            weights=self.weights,
-            graphs=graphs,
-            allow_imports=self.allow_imports,
-            timer=timer,
-            ranks=ranks,
-        )
-        with no_collection():
-            from aotc.runtime.native import use_native
-
-            use_native(call)
-        if ranks is not None:
-            ranks.agree("loaded", "")
-        reference, where = self.place()
-        call.loaded = Loaded(reference.name, where, found.bundle.digest, timer.parts)
-        _log.info(
-            "loaded %s from %s, %s for %s: %d %s in %s",
-            *(reference.name, where, found.bundle.digest, artifact.target, count := len(artifact.variants)),
-            *("bucket" if count == 1 else "buckets", timer),
-        )
-        return compiled_module(call)
+        use_native(call)
+    if ranks is not None:
+        ranks.agree("loaded", "")
+    reference, where = options.place()
+    call.loaded = Loaded(reference.name, where, found.bundle.digest, timer.parts)
+    _log.info("loaded %s from %s, %s for %r in %s", reference.name, where, found.bundle.digest, call, timer)
+    return compiled_module(call)
 
 
 def bind_artifact(
-    artifact: Artifact,
-    files_of: FilesOf,
+    chosen: Chosen,
     module: nn.Module | None,
-    device: torch.device,
+    options: LoadOptions = DEFAULTS,
     *,
-    on_miss: OnMiss = "error",
-    concurrency: int = 1,
-    ignore: Collection[ModuleCheck] = (),
-    read_file: Callable[[File], bytes],
-    graphs: Graphs | None = None,
-    weights: Given = None,
-    allow_imports: Imports = False,
-    timer: Timer | None = None,
     ranks: RanksOfLoad | None = None,
+    timer: Timer | None = None,
 ) -> CompiledCall:
-    """The callable over an artifact whose libraries are `files_of(variant)`. Raises as `load` does.
+    """The callable over an artifact: the stages check, open and bind. Raises as `load` does.
 
     The record is trusted, since it was checked when it entered the store: where it is to blame for another error, it is
     a CorruptError.
     """
     timer = timer or Timer()
-    with blaming_the_record(artifact):
-        if module is not None and weights is not None:
-            raise BindError(
-                "both a module and weights were given",
-                hint="load the weights into the module, or leave the module out",
-            )
-        if device.type == "cuda":
-            from aotc.runtime.cuda.captures import refuse_captures
-
-            refuse_captures(device, artifact.model)
-        if not artifact.variants:
-            message = f"the artifact of `{artifact.model}` for {artifact.target} holds no variant"
-            raise CorruptError(message, hint="it was not written by `aotc build`: build it again")
-        if artifact.trains:
-            from aotc.runtime.training.training_library import check_trainable
-
-            check_trainable(artifact, module, graphs)
-            graphs = None
-        on_gpu = graphs if device.type == "cuda" else None
-        if artifact.regions:
-            libraries = _open_all(artifact, files_of, device, concurrency, allow_imports)
-            timer.took("libraries")
-            from aotc.runtime.compiled_regions import attach_regions
-
-            attached = attach_regions(artifact, libraries, module, device, on_miss, ignore, read_file, on_gpu, ranks)
-            timer.took("module")
-            return attached
-        if module is not None:
-            check_module(artifact, module, ignore, read_file)
-        with no_collection():
-            watch = watch_module(artifact, module, ignore, read_file) if module is not None else None
-        state = _bind(artifact, module, weights, device, read_file, ranks)
+    with blaming_the_record(chosen.artifact):
+        checked = check(chosen, module, options, ranks)
         timer.took("module")
-        libraries = _open_all(artifact, files_of, device, concurrency, allow_imports)
+        libraries = open_libraries(chosen, options)
         timer.took("libraries")
-        with no_collection():
-            make = CompiledCall
-            if ranks is not None:
-                from aotc.runtime.parallel.rank_call import ParallelCall
-
-                make = functools.partial(ParallelCall, ranks=ranks)  # type: ignore[assignment]
-            compiled = make(
-                artifact,
-                libraries,
-                state,
-                module,
-                device,
-                on_miss,
-                on_gpu,
-                watch=watch,
-                check_again=lambda: check_module(artifact, module, ignore, read_file) if module is not None else None,
-            )
+        call = bind(chosen, checked, libraries, options, ranks)
         timer.took("graphs")
-        return compiled
+        return call
+
+
+def check(
+    chosen: Chosen, module: nn.Module | None, options: LoadOptions, ranks: RanksOfLoad | None = None
+) -> BoundModule | BoundRegions:
+    """The module, or the weights in its place, which are what the artifact was built for. Raises BindError."""
+    artifact, device, read_file = chosen.artifact, chosen.device, chosen.read_file
+    if module is not None and options.weights is not None:
+        raise BindError(
+            "both a module and weights were given",
+            hint="load the weights into the module, or leave the module out",
+        )
+    if device.type == "cuda":
+        from aotc.runtime.cuda.captures import refuse_captures
+
+        refuse_captures(device, artifact.model)
+    if not artifact.variants:
+        message = f"the artifact of `{artifact.model}` for {artifact.target} holds no variant"
+        raise CorruptError(message, hint="it was not written by `aotc build`: build it again")
+    if artifact.trains:
+        from aotc.runtime.training.training_library import check_trainable
+
+        check_trainable(artifact, module, chosen.graphs)
+    if artifact.regions:
+        from aotc.runtime.compiled_regions import check_regions
+
+        return check_regions(chosen, module, options)
+    if module is None:
+        return BoundModule(None, _state_of_weights(chosen, options, ranks))
+    compare = functools.partial(check_module, artifact, module, options.ignore, read_file)
+    compare()
+    with no_collection():
+        watch = watch_module(artifact, module, options.ignore, read_file)
+        return BoundModule(module, bind_state(artifact, module, device), watch, compare)
+
+
+def _state_of_weights(chosen: Chosen, options: LoadOptions, ranks: RanksOfLoad | None) -> Bound:
+    if options.weights is None:
+        return bind_state(chosen.artifact, None, chosen.device)
+    from aotc.runtime.checkpoints.state import bind_weights
+
+    return bind_weights(chosen.artifact, options.weights, chosen.device, chosen.read_file, ranks)
+
+
+def open_libraries(chosen: Chosen, options: LoadOptions) -> list[Library]:
+    """The libraries of an artifact's variants. Raises OperatorError, LibraryError, CorruptError."""
+    artifact = chosen.artifact
+    if needs := artifact.operators:
+        from aotc.runtime.libraries.required_operators import provide_operators
+
+        provide_operators(needs, options.allow_imports)
+    with no_collection():
+        files = [chosen.files_of(variant) for variant in artifact.variants]
+        libraries = []
+        for each, variant in zip(files, artifact.variants, strict=True):
+            began = time.perf_counter()
+            libraries.append(open_variant(each, variant, chosen.device, options.concurrency))
+            _log.debug(
+                "%s: opened the library of %s, %d bytes, in %.1f ms",
+                artifact.model,
+                part_name(variant.region, variant.bucket),
+                sum(file.size for file in variant.files),
+                1000 * (time.perf_counter() - began),
+            )
+        return libraries
+
+
+def open_variant(files: LibraryFiles, variant: Variant, device: torch.device, concurrency: int) -> Library:
+    """The library of a variant; of one for training, both. Raises LibraryError, CorruptError."""
+    library = open_library(files, device, concurrency)
+    check_counts(library, variant)
+    if variant.backward is None:
+        return library
+    from aotc.runtime.training.training_library import open_backward, with_backward
+
+    backward = open_backward(files.of(variant.backward.library), device, concurrency)
+    return with_backward(library, variant, backward)
+
+
+def bind(
+    chosen: Chosen,
+    checked: BoundModule | BoundRegions,
+    libraries: Sequence[Library],
+    options: LoadOptions,
+    ranks: RanksOfLoad | None = None,
+) -> CompiledCall:
+    """The callable. On a GPU its graphs are captured. Raises BindError for options that do not suit the module."""
+    artifact, device = chosen.artifact, chosen.device
+    graphs = None if artifact.trains or device.type != "cuda" else chosen.graphs
+    with no_collection():
+        if isinstance(checked, BoundModule):
+            if ranks is None:
+                return CompiledCall(artifact, libraries, checked, device, options.on_miss, graphs)
+            from aotc.runtime.parallel.rank_call import ParallelCall
+
+            return ParallelCall(artifact, libraries, checked, device, options.on_miss, graphs, ranks=ranks)
+        if ranks is None:
+            from aotc.runtime.compiled_regions import CompiledRegions
+
+            return CompiledRegions(artifact, libraries, checked, device, options.on_miss, graphs)
+        from aotc.runtime.parallel.rank_call import ParallelRegions
+
+        return ParallelRegions(artifact, libraries, checked, device, options.on_miss, graphs, ranks=ranks)
+
+
+def compiled_module(call: CompiledCall) -> Compiled:
+    """The module whose calls are `call`; or that has it in the place of the method that was compiled."""
+    if call.module is None:
+        from aotc.runtime.checkpoints.without_module import CompiledAlone
+
+        return CompiledAlone(call)
+    base = Compiled
+    if call.artifact.regions:
+        from aotc.runtime.compiled_regions import CompiledByRegions
+
+        base = CompiledByRegions
+    own = class_for(base, type(call.module), call.artifact.method)
+    compiled: Compiled = object.__new__(own)
+    object.__setattr__(compiled, "_aotc", call)
+    object.__setattr__(compiled, "__dict__", vars(call.module))
+    return compiled
 
 
 @contextmanager
@@ -446,91 +387,3 @@ class Timer:
     def __str__(self) -> str:
         parts = ", ".join(f"{part} {ms}" for part, ms in self.parts.items())
         return f"{1000 * (self._last - self._began):.1f} ms ({parts})"
-
-
-def check_options(asked: LoadRequest, module: Any) -> None:
-    """Raises BindError for options of a wrong type, which would otherwise be ignored on some machines."""
-    one_text = isinstance(asked.ignore, str)
-    checks: list[OptionCheck] = [
-        ("ref", asked.ref, isinstance(asked.ref, str), "a text: [STORE#]model[:tag]"),
-        ("module", module, module is None or isinstance(module, nn.Module), "a torch.nn.Module"),
-        ("device", asked.device, _is_device(asked.device), "a torch.device, or a text like 'cpu', 'cuda' or 'cuda:0'"),
-        ("cache", asked.cache, "\0" not in str(asked.cache), "a folder"),
-        ("concurrency", asked.concurrency, isinstance(asked.concurrency, int) and asked.concurrency > 0, "1 or more"),
-        _choice("compat", asked.compat, get_args(Compat)),
-        ("ignore", asked.ignore, not one_text, f"a list, like [{asked.ignore!r}]"),
-        *(_choice("ignore", check, get_args(ModuleCheck)) for check in ([] if one_text else asked.ignore)),
-    ]
-    if (asked.trust, asked.graphs, asked.ranks) != (None, None, None):
-        from aotc.runtime.options import checks_of_groups
-
-        checks += checks_of_groups(asked)
-    if wrong := [(name, value, expected) for name, value, fits, expected in checks if not fits]:
-        from aotc.runtime.explain.arguments import options_error
-
-        raise options_error(wrong)
-
-
-def _is_device(value: Any) -> bool:
-    try:
-        return value is None or torch.device(value) is not None
-    except (RuntimeError, TypeError):
-        return False
-
-
-def _choice(name: str, value: Any, choices: Sequence[str]) -> OptionCheck:
-    return name, value, value in choices, " or ".join(map(repr, choices))
-
-
-def store_of(store: str | os.PathLike[str] | None) -> str:
-    """The store that is named, else `$AOTC_STORE`, else `aotc-store`."""
-    return os.fspath(store or os.environ.get("AOTC_STORE") or DEFAULT_STORE)
-
-
-def _bind(
-    artifact: Artifact,
-    module: nn.Module | None,
-    weights: Given,
-    device: torch.device,
-    read_file: Callable[[File], bytes],
-    ranks: RanksOfLoad | None,
-) -> Bound:
-    if weights is None:
-        with no_collection():
-            return bind_state(artifact, module, device)
-    from aotc.runtime.checkpoints.state import bind_weights
-
-    return bind_weights(artifact, weights, device, read_file, ranks)
-
-
-def _open_all(
-    artifact: Artifact, files_of: FilesOf, device: torch.device, concurrency: int, allow_imports: Imports
-) -> list[Library]:
-    if needs := artifact.operators:
-        from aotc.runtime.libraries.required_operators import provide_operators
-
-        provide_operators(needs, allow_imports)
-    with no_collection():
-        files = [files_of(variant) for variant in artifact.variants]
-        libraries = []
-        for each, variant in zip(files, artifact.variants, strict=True):
-            began = time.perf_counter()
-            libraries.append(open_variant(each, variant, device, concurrency))
-            _log.debug(
-                "%s: opened the library of %s, %d bytes, in %.1f ms",
-                *(artifact.model, part_name(variant.region, variant.bucket), sum(file.size for file in variant.files)),
-                1000 * (time.perf_counter() - began),
-            )
-        return libraries
-
-
-def open_variant(files: LibraryFiles, variant: Variant, device: torch.device, concurrency: int) -> Library:
-    """The library of a variant; of one for training, both. Raises LibraryError, CorruptError."""
-    library = open_library(files, device, concurrency)
-    check_counts(library, variant)
-    if variant.backward is None:
-        return library
-    from aotc.runtime.training.training_library import open_backward, with_backward
-
-    backward = open_backward(files.of(variant.backward.library), device, concurrency)
-    return with_backward(library, variant, backward)

@@ -28,11 +28,12 @@ from aotc.reads.facts import Facts, Reader
 from aotc.reads.modes import ASKED, OF_INPUT, OF_STATE, matmul_precision
 from aotc.reads.tensors import dtype_of
 from aotc.records import Artifact, Parameter, Variant
+from aotc.runtime.bind import SEQUENCES, TUPLES
 from aotc.runtime.call import CompiledCall
 from aotc.runtime.dispatch import Plan, Shape
 from aotc.runtime.guards import PLAIN_TENSORS, Guards, is_followed
 from aotc.runtime.libraries.library import CLibrary
-from aotc.runtime.state.weights import State
+from aotc.runtime.state.call_state import State
 from aotc.tensors.layouts import strides_in, with_strides
 
 INTERFACE = 1
@@ -213,7 +214,6 @@ def table_of(call: CompiledCall) -> dict[str, Any]:
 def _binding_of(call: CompiledCall) -> dict[str, Any]:
     signature, variants = call.artifact.signature, call.artifact.variants
     leaves, parameters = signature.leaves, signature.parameters
-    from aotc.runtime.conversions.structured_arguments import SEQUENCES, TUPLES
 
     any_sequence, any_order = all(each.any_sequence for each in variants), all(each.any_order for each in variants)
     extras = [each.name for each in parameters if each.kind == "extra" and each.default is msgspec.UNSET]

@@ -12,27 +12,31 @@ import weakref
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Never, NoReturn
 
+import msgspec
 import torch
 from torch import nn
 
 from aotc.errors import BindError, ForkError, Issue
 from aotc.machine.environment import Compat, cpu_features, refuse_free_threading
-from aotc.reads.module_check import ModuleCheck
-from aotc.records import Artifact
-from aotc.runtime.call import OnMiss
-from aotc.runtime.compiled import Compiled
+from aotc.runtime.find import FoundBundle, find
 from aotc.runtime.forks import end_threads, end_threads_before_forks
-from aotc.runtime.libraries.library import calls_back, opened
+from aotc.runtime.libraries.files import opened
+from aotc.runtime.libraries.library import calls_back
 from aotc.runtime.libraries.required_operators import Imports, provide_operators
-from aotc.runtime.load import FoundBundle, LoadRequest, Timer, blaming_the_record, check_options
+from aotc.runtime.load import Timer, blaming_the_record, load_module
 from aotc.runtime.memory_errors import tells_of_memory
 from aotc.runtime.native import open_core
-from aotc.runtime.select import select_target
+from aotc.runtime.options import LoadOptions, check_options, refuse_unknown
+from aotc.runtime.select import accepted, choose, select_target
 
 if TYPE_CHECKING:
+    from aotc.reads.module_check import ModuleCheck
+    from aotc.records import Artifact
+    from aotc.runtime.call import OnMiss
     from aotc.runtime.checkpoints.checkpoint_files import Weights
-    from aotc.runtime.load import Entries, Given, Read
-    from aotc.runtime.options import Graphs, Ranks, Trust
+    from aotc.runtime.compiled import Compiled
+    from aotc.runtime.find import Entries, ReadArtifact
+    from aotc.runtime.options import Given, Graphs, Ranks, Trust
     from aotc.store.layout.bundle import BundleEntry
 
 _log = logging.getLogger("aotc")
@@ -75,12 +79,17 @@ def prepare(
         >>> prepared.load()(torch.randn(4, 128, 256)).shape  # as often as you like, here or in a forked child
         torch.Size([4, 128, 256])
     """
-    if moved:
-        from aotc.runtime.explain.arguments import unknown_options
-
-        raise unknown_options(prepare, moved)
-    asked = LoadRequest(
-        *(ref, weights, store, device, target, "error", 1, (), cache, trust, None, None, allow_imports, compat)
+    refuse_unknown(prepare, moved)
+    asked = LoadOptions(
+        ref,
+        weights=weights,
+        store=store,
+        device=device,
+        target=target,
+        cache=cache,
+        trust=trust,
+        allow_imports=allow_imports,
+        compat=compat,
     )
     check_options(asked, None)
     refuse_free_threading()
@@ -98,16 +107,16 @@ class Prepared:
     """
 
     @tells_of_memory
-    def __init__(self, asked: LoadRequest) -> None:
+    def __init__(self, asked: LoadOptions) -> None:
         timer = Timer()
         reference, where = asked.place()
         self.ref, self._process = str(reference.name), os.getpid()
-        self._found = asked.find(functools.partial(_candidates, asked), functools.partial(_fill, asked, timer))
+        self._found = find(asked, functools.partial(_candidates, asked)).use(functools.partial(_fill, asked, timer))
         self.digest, self.kind = self._found.bundle.digest, _kind(asked, self._found.bundle.artifacts)
         weights = _prepared_weights(asked, self._found)
         self._found.read_artifact = functools.partial(_read_of_kind, self.ref, self.kind, self._found.read_artifact)
         timer.took("weights")
-        self._asked = asked._replace(weights=weights, store=None if reference.store else where)
+        self._asked = msgspec.structs.replace(asked, weights=weights, store=None if reference.store else where)
         self.prepare_ms = timer.parts
         if (early := sys.modules.get("aotc.early")) is not None:
             early.wait()
@@ -136,11 +145,9 @@ class Prepared:
             BindError: also where the module or `device` is of another kind than was prepared.
             The errors of `aotc.load` about the machine, the module, a group and options.
         """
-        if moved:
-            from aotc.runtime.explain.arguments import unknown_options
-
-            raise unknown_options(Prepared.load, moved)
-        asked = self._asked._replace(
+        refuse_unknown(Prepared.load, moved)
+        asked = msgspec.structs.replace(
+            self._asked,
             device=self._asked.device if device is None else device,
             on_miss=on_miss,
             concurrency=concurrency,
@@ -151,13 +158,13 @@ class Prepared:
         if os.getpid() != self._process:
             check_options(asked, module)
             self._check_fork(asked)
-        compiled = asked.load(module, self._found)
+        compiled = load_module(asked, module, self._found)
         call = compiled._aotc
         assert call.loaded is not None
         call.loaded = call.loaded._replace(prepare_ms=self.prepare_ms, forked=os.getpid() != self._process)
         return compiled
 
-    def _check_fork(self, asked: LoadRequest) -> None:
+    def _check_fork(self, asked: LoadOptions) -> None:
         """Raises ForkError with everything that this process has inherited and cannot use."""
         issues = []
         kind = self.kind if asked.device is None else torch.device(asked.device).type
@@ -204,18 +211,18 @@ class Prepared:
 # -- before the device ------------------------------------------------------------------------------------------------
 
 
-def _kind(asked: LoadRequest, entries: Entries) -> str:
+def _kind(asked: LoadOptions, entries: Entries) -> str:
     """The kind of device, without asking a GPU whether it is there."""
     if asked.device is not None:
         return torch.device(asked.device).type
     return "cuda" if {entry.target.partition(":")[0] for entry in entries} == {"cuda"} else "cpu"
 
 
-def _candidates(asked: LoadRequest, entries: Entries, read: Read) -> Sequence[BundleEntry]:
+def _candidates(asked: LoadOptions, entries: Entries, read: ReadArtifact) -> Sequence[BundleEntry]:
     """The artifacts that loads may take: which of several for GPUs, only a GPU tells. Raises as `select_target`."""
     kind = _kind(asked, entries)
     if kind == "cpu":
-        return [asked._replace(device="cpu").choose(None, entries, read)[1]]
+        return [choose(msgspec.structs.replace(asked, device="cpu"), None, entries, read)[1]]
     found = [
         entry for entry in entries if entry.target.partition(":")[0] == kind and asked.target in (None, entry.target)
     ]
@@ -224,7 +231,7 @@ def _candidates(asked: LoadRequest, entries: Entries, read: Read) -> Sequence[Bu
     return found
 
 
-def _read_of_kind(ref: str, prepared: str, read: Read, entry: BundleEntry) -> Artifact:
+def _read_of_kind(ref: str, prepared: str, read: ReadArtifact, entry: BundleEntry) -> Artifact:
     """Raises BindError where a load asks for an artifact for another kind of device than was prepared."""
     kind = entry.target.partition(":")[0]
     if kind != prepared:
@@ -237,11 +244,11 @@ def _read_of_kind(ref: str, prepared: str, read: Read, entry: BundleEntry) -> Ar
     return read(entry)
 
 
-def _fill(asked: LoadRequest, timer: Timer, found: FoundBundle) -> FoundBundle:
+def _fill(asked: LoadOptions, timer: Timer, found: FoundBundle) -> FoundBundle:
     """Read what loads will ask for."""
     here = [entry for entry in found.bundle.artifacts if found.has(entry)]
     candidates = _candidates(asked, here or found.bundle.artifacts, found.read_artifact)
-    artifacts = [asked.accepted(found, entry) for entry in candidates]
+    artifacts = [accepted(asked, found, entry) for entry in candidates]
     timer.took("record")
     on_cpu = _kind(asked, found.bundle.artifacts) == "cpu"
     for artifact in artifacts:
@@ -254,7 +261,7 @@ def _fill(asked: LoadRequest, timer: Timer, found: FoundBundle) -> FoundBundle:
     return found
 
 
-def _read_part(asked: LoadRequest, artifact: Artifact, found: FoundBundle, on_cpu: bool) -> None:
+def _read_part(asked: LoadOptions, artifact: Artifact, found: FoundBundle, on_cpu: bool) -> None:
     """The files of the code of one rank, or of all."""
     values = {variant.read_values: None for variant in artifact.variants}
     for file in (artifact.module.attributes_file, artifact.constants, *values):
@@ -276,7 +283,7 @@ def _read_part(asked: LoadRequest, artifact: Artifact, found: FoundBundle, on_cp
                 end_threads_before_forks(ctypes.CDLL(path))
 
 
-def _prepared_weights(asked: LoadRequest, found: FoundBundle) -> Given:
+def _prepared_weights(asked: LoadOptions, found: FoundBundle) -> Given:
     """For a CPU, the tensors as the code takes them; else the checkpoint, open. Raises BindError."""
     if asked.weights is None:
         return None
@@ -324,7 +331,9 @@ class _Fork:
             _log.warning(
                 "%s: process %d had the threads %s when it forked this one; a lock that one of them held stays locked "
                 "here: fork before threads start",
-                *(ref, self.parent, ", ".join(self.threads)),
+                ref,
+                self.parent,
+                ", ".join(self.threads),
             )
             self.threads = ()
 

@@ -1,20 +1,30 @@
-"""Where code runs, and which artifact of a bundle this machine runs."""
+"""The second stage of a load: where code runs, and which artifact of a bundle this machine runs and may load."""
 
 from __future__ import annotations
 
+import difflib
+import functools
 import logging
 from collections.abc import Callable, Collection, Sequence
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
 import torch
 from torch import nn
 
 from aotc.errors import BindError, CorruptError, EnvironmentMismatchError, Issue
-from aotc.machine.environment import Compat, mismatches, this_environment
+from aotc.machine.compatibility import mismatches
+from aotc.machine.environment import Compat, this_environment
 from aotc.machine.targets import CPU_FEATURES, Target, parse_target
-from aotc.records import Artifact
-from aotc.store.layout.bundle import BundleEntry
+from aotc.runtime.options import Graphs, LoadOptions
+
+if TYPE_CHECKING:
+    from aotc.reads.outside import ReadFile
+    from aotc.records import Artifact, Variant
+    from aotc.runtime.find import Entries, FoundBundle, ReadArtifact
+    from aotc.runtime.libraries.library_folder import LibraryFiles
+    from aotc.runtime.parallel.ranks import RanksOfLoad
+    from aotc.store.layout.bundle import BundleEntry
 
 _log = logging.getLogger("aotc")
 
@@ -29,6 +39,78 @@ class _ForTarget(Protocol):
 C = TypeVar("C", bound=_ForTarget)
 
 
+class Chosen(msgspec.Struct, frozen=True):
+    """The artifact that is loaded, where it runs, how its files are read, and how a GPU launches it."""
+
+    artifact: Artifact
+    device: torch.device
+    files_of: Callable[[Variant], LibraryFiles]
+    read_file: ReadFile
+    graphs: Graphs | None = None
+
+
+def select(
+    options: LoadOptions, module: nn.Module | None, found: FoundBundle, ranks: RanksOfLoad | None = None
+) -> Chosen:
+    """The artifact of a bundle for the module's device, or the one asked for. Raises as `aotc.load` does."""
+    device, entry = choose(options, module, found.bundle.artifacts, found.read_artifact, found.has)
+    artifact = accepted(options, found, entry)
+    if ranks is not None:
+        artifact = ranks.join(artifact, entry.digest, device)
+    elif (parallel := artifact.parallel) is not None:
+        raise BindError(
+            f"`{artifact.model}` is the code of one of {parallel.size} ranks, and no group was given",
+            hint=f"start {parallel.size} processes (torchrun --nproc-per-node={parallel.size}), and give each its "
+            "process group: aotc.load(…, ranks=aotc.Ranks(torch.distributed.group.WORLD))",
+            expected=str(parallel.size),
+            actual="no group",
+        )
+    files_of = functools.partial(found.files_of, artifact)
+    if options.compat == "abi":
+        from aotc.runtime.libraries.torch_abi import check_symbols
+
+        check_symbols(artifact, files_of)
+    return Chosen(artifact, device, files_of, found.read_file, _graphs(options, device, ranks))
+
+
+def choose(
+    options: LoadOptions,
+    module: nn.Module | None,
+    entries: Entries,
+    read: ReadArtifact,
+    has: Callable[[BundleEntry], bool] = lambda _: True,
+) -> tuple[torch.device, BundleEntry]:
+    """Where the code runs, and the artifact for that, of those that the store `has`: some may not be fetched."""
+    on = device_of(module, options.device, {entry.target for entry in entries})
+    here = [entry for entry in entries if has(entry)]
+    among = entries if options.target or not here else here
+    if len(among) < len(entries):
+        absent = ", ".join(entry.target for entry in entries if entry not in among)
+        _log.info("%s: the artifacts for %s are not in this store", options.place()[0].name, absent)
+    target = select_target(among, read, on, options.target, options.compat).target
+    return on, next(entry for entry in among if entry.target == target)
+
+
+def accepted(options: LoadOptions, found: FoundBundle, entry: BundleEntry) -> Artifact:
+    """The artifact, which has run where it was built, or is attested, and is as `options.trust` asks."""
+    artifact = found.read_artifact(entry)
+    if not (options.trust.asks_of(artifact) if options.trust else artifact.untested):
+        return artifact
+    from aotc.runtime.attested import attested_once
+
+    return attested_once(options, found, entry)
+
+
+def _graphs(options: LoadOptions, device: torch.device, ranks: RanksOfLoad | None) -> Graphs | None:
+    graphs = options.graphs
+    if device.type != "cuda":
+        return graphs if graphs and graphs.use == "always" else None
+    graphs = graphs or Graphs()
+    if ranks is not None and not ranks.is_capturable(device):
+        return Graphs(use="never", capture=graphs.capture, outputs=graphs.outputs)
+    return graphs
+
+
 def device_of(module: nn.Module | None, device: torch.device | str | None, targets: Collection[str]) -> torch.device:
     """Where the code runs: the module's device, else the one asked for, else the only one in the bundle.
 
@@ -39,9 +121,16 @@ def device_of(module: nn.Module | None, device: torch.device | str | None, targe
     found = {tensor.device for tensor in tensors.values()}
     empty = [name for name, tensor in tensors.items() if tensor.is_meta]
     if len(found) > 1 or empty:
-        from aotc.runtime.explain.arguments import devices_error
+        from aotc.amounts import listed
 
-        raise devices_error(found, empty)
+        where = f"several devices: {', '.join(sorted(map(str, found)))}" if len(found) > 1 else "the device meta"
+        raise BindError(
+            f"the module's tensors are on {where}" + (f"; without values are {listed(empty, 3)}" if empty else ""),
+            hint="give it values: module.to_empty(device=…), then load_state_dict; or leave the module out, and give "
+            "its checkpoint: aotc.load(REF, weights=…)"
+            if empty
+            else "move it to one with .to()",
+        )
     asked = None if device is None else torch.device(device)
     if found:
         return _same(found.pop(), asked)
@@ -77,9 +166,15 @@ def select_target(
     """The artifact for `target`, else the most capable one for `device`. Raises EnvironmentMismatchError."""
     fitting = [entry for entry in entries if target in (None, entry.target)]
     if not fitting and entries:
-        from aotc.runtime.explain.arguments import target_error
-
-        raise target_error(target, [entry.target for entry in entries])
+        hint = "leave `target` out: then the most capable one that this machine runs is taken"
+        held = [entry.target for entry in entries]
+        known = [*held, *CPU_FEATURES]
+        meant = [name for name in known if name.partition(":")[2] == target] or difflib.get_close_matches(
+            str(target), known, n=1, cutoff=0.8
+        )
+        if target not in known and meant:
+            hint = f"did you mean {meant[0]!r}? Or {hint}"
+        raise EnvironmentMismatchError(f"the bundle holds {', '.join(held)}, and nothing for {target!r}", hint=hint)
     return select_artifact(fitting, device, read, compat)
 
 

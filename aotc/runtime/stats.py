@@ -5,10 +5,14 @@ from __future__ import annotations
 import operator
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from aotc.runtime.counters import FIRST_BITS, SPANS, Counters
+from aotc.runtime.counters import FIRST_BITS, SPANS
+
+if TYPE_CHECKING:
+    from aotc.runtime.counters import Counters
 
 KEPT_MISSES = 1000
 """Distinct kinds of miss that are kept by name; further ones are only counted."""

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from aotc.errors import CorruptError, LibraryError
 from aotc.records import Output, ResultContainer, StridedView, Variant
-from aotc.runtime.dispatch import DimReader, Plan
-from aotc.runtime.libraries.library import Library
-from aotc.runtime.state.weights import State
+from aotc.runtime.state.call_state import State
+
+if TYPE_CHECKING:
+    from aotc.runtime.dispatch import DimReader, Plan
+    from aotc.runtime.libraries.library_protocol import Library
 
 Launch = Callable[[list[Any], State], list[Tensor]]
 """From leaves at the bucket's sizes and the module's tensors to the library's outputs."""

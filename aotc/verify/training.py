@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from aotc.errors import LibraryError
-from aotc.models.calls import arguments_of, modes_of, signature_leaves
+from aotc.models.calls import Called, arguments_of, modes_of, signature_leaves
 from aotc.models.float64_reference import in_double
 from aotc.models.gradients import gradients_of, names_of_gradients
 from aotc.models.tolerance import Judgement, error_of, judge, judge_gradients, named, size_of
@@ -58,7 +58,7 @@ def compare_training(comparison: Comparison, dims: Dims, steps: int = STEPS) -> 
         modes = modes_of(comparison.spec, comparison.device.type, autocast=autocast)
         with _put_back(module), modes:
             written = list(plain_state(module))
-            gradients = gradients_of(module, comparison.signature, written, values, wanted, call=call)
+            gradients = gradients_of(Called(module, comparison.signature, written, values), wanted, call=call)
             rate.extend([_rate_of(module, gradients)] if not rate else [])
             losses, parameters = _descend(comparison, module, call, values, rate[0], steps)
         return Trained(gradients, losses, parameters)

@@ -71,6 +71,7 @@ def buckets(task: Task) -> dict[str, Any]:
     from aotc.runtime.libraries.files import FilesInMemory
     from aotc.runtime.load import bind_artifact
     from aotc.runtime.options import Graphs
+    from aotc.runtime.select import Chosen
     from aotc.store.layout.bundle import read_artifact, read_bundle
     from aotc.store.layout.store import Store
     from aotc.store.reference import parse_reference
@@ -94,14 +95,14 @@ def buckets(task: Task) -> dict[str, Any]:
         module(*inputs[-1])
         before = memory()
         times = [time.perf_counter()]
-        compiled = bind_artifact(
+        chosen = Chosen(
             msgspec.structs.replace(artifact, variants=tuple(variants * copies)),
-            lambda one: FilesInMemory(one, store.blobs),
-            module,
             torch.device("cuda", torch.cuda.current_device()),
+            files_of=lambda one: FilesInMemory(one, store.blobs),
             read_file=lambda file: store.blobs.load(file, 1 << 26),
             graphs=Graphs(use=task["graphs"]),
         )
+        compiled = bind_artifact(chosen, module)
         torch.cuda.synchronize()
         times.append(time.perf_counter())
         for each in inputs:

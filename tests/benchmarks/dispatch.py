@@ -82,10 +82,10 @@ def make_callables(folder: Path, store: Path, counts: Sequence[int]) -> dict[str
     from trivial import Trivial
 
     from aotc.records import Output
-    from aotc.runtime.compiled import compiled_module
     from aotc.runtime.libraries.files import FilesInMemory
     from aotc.runtime.libraries.library import CLibrary
-    from aotc.runtime.load import bind_artifact
+    from aotc.runtime.load import bind_artifact, compiled_module
+    from aotc.runtime.select import Chosen
     from aotc.store.layout.bundle import read_artifact, read_bundle
     from aotc.store.layout.store import Store
     from aotc.store.reference import parse_reference
@@ -104,13 +104,13 @@ def make_callables(folder: Path, store: Path, counts: Sequence[int]) -> dict[str
             )
             for index in range(count)
         )
-        call = bind_artifact(
+        chosen = Chosen(
             msgspec.structs.replace(artifact, variants=variants),
-            lambda _: files,
-            module,
             torch.device("cpu"),
+            files_of=lambda _: files,
             read_file=lambda file: opened.blobs.load(file, 1 << 20),
         )
+        call = bind_artifact(chosen, module)
         return compiled_module(call)
 
     x, short = torch.randn(SIZE), torch.randn(SIZE - 1)

@@ -20,8 +20,8 @@ from torch import nn
 
 from aotc.compiler.capture.analysis.outside_reads import OutsideReads, _is_of_model, outside_reads
 from aotc.errors import BuildError
+from aotc.reads.module_check import changed_names
 from aotc.reads.outside import ABSENT, Outside
-from aotc.reads.read_issues import changed_names
 
 SETTINGS = """
 LAYERS = []

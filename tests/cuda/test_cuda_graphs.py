@@ -146,7 +146,7 @@ RESERVED = """
 import gc, json, sys, torch, msgspec, aotc
 from pathlib import Path
 from aotc.runtime.options import Graphs
-from aotc.runtime.load import bind_artifact
+from bound_files import bind_files
 from aotc.runtime.libraries.files import FilesInMemory
 from aotc.store.layout.store import Store
 from gpu_runs import Gpu
@@ -160,7 +160,7 @@ device = torch.device("cuda", 0)
 def attached(sizes):
     launch = msgspec.structs.replace(variant.launch, sizes=tuple(sizes))
     changed = msgspec.structs.replace(artifact, variants=(msgspec.structs.replace(variant, launch=launch),))
-    return bind_artifact(
+    return bind_files(
         changed, lambda v: FilesInMemory(v, store.blobs), module, device,
         read_file=lambda file: store.blobs.load(file, 1 << 26), graphs=Graphs(use="always"),
     )

@@ -11,7 +11,8 @@ import torch
 from gpu_runs import Gpu, run_python
 
 from aotc import EnvironmentMismatchError
-from aotc.machine.environment import mismatches, this_environment
+from aotc.machine.compatibility import mismatches
+from aotc.machine.environment import this_environment
 from aotc.machine.targets import cuda_target
 from aotc.records import Artifact
 from aotc.store.layout.publishing import publish

@@ -19,13 +19,15 @@ from unittest.mock import patch
 import msgspec
 import torch
 import zstandard
+from bound_files import bind_files
 from torch import Tensor, nn
 
 from aotc.constants import decode_constants, encode_constants
 from aotc.digest import canonical_json, sha256_bytes
 from aotc.errors import AotcError, CorruptError
 from aotc.expressions import Expression
-from aotc.machine.environment import mismatches, this_environment
+from aotc.machine.compatibility import mismatches
+from aotc.machine.environment import this_environment
 from aotc.picks import Candidate, Pick, PickFile, UnitPicks, decode_picks
 from aotc.provenance import BuiltArtifact, Provenance
 from aotc.reads.module_check import check_module
@@ -182,7 +184,7 @@ class Readers:
     def _attached(self, artifact: Artifact) -> CompiledCall:
         with patch.dict(bind_artifact.__globals__, open_library=lambda *_: OpenLibrary()):
             with contextlib.suppress(AotcError):
-                bind_artifact(
+                bind_files(
                     artifact,
                     lambda variant: self.store.path,
                     None,
@@ -190,7 +192,7 @@ class Readers:
                     read_file=lambda file: self.seeds["constants"][0],
                     weights=named_state(self.module),
                 )
-            return bind_artifact(
+            return bind_files(
                 artifact,
                 lambda variant: self.store.path,
                 self.module,

@@ -20,6 +20,7 @@ from aotc.reads.watch import ModuleWatch
 from aotc.records import (
     Ambient,
     Argument,
+    Artifact,
     Bucket,
     File,
     Leaf,
@@ -31,8 +32,11 @@ from aotc.records import (
     StateSpec,
     TensorLeaf,
 )
-from aotc.runtime.call import CompiledCall
-from aotc.runtime.state.weights import bind_state
+from aotc.runtime.call import BoundModule, CompiledCall
+from aotc.runtime.compiled_regions import CompiledRegions, check_regions
+from aotc.runtime.options import LoadOptions
+from aotc.runtime.select import Chosen
+from aotc.runtime.state.binding import bind_state
 from aotc.tensors.subclasses import descriptions, unwrapped, wrappers
 
 CPU = torch.device("cpu")
@@ -135,8 +139,8 @@ def attach_fakes(
 ) -> Any:
     libraries = [FakeLibrary(function) for _ in artifact.variants]
     watch = ModuleWatch(module, (), (), artifact.model, hooks=False) if module is not None else None
-    state = bind_state(artifact, module, CPU)
-    compiled: Any = CompiledCall(artifact, libraries, state, module, CPU, on_miss, watch=watch)
+    bound = BoundModule(module, bind_state(artifact, module, CPU), watch)
+    compiled: Any = CompiledCall(artifact, libraries, bound, CPU, on_miss)
     compiled.libraries = libraries
     return compiled
 
@@ -145,3 +149,15 @@ def ambient_now(**fields: Any) -> Ambient:
     """The modes of this process, so that an artifact was built under them."""
     now = take_ambient("cpu")
     return Ambient(**{**{name: getattr(now, name) for name in now.__struct_fields__}, **fields})
+
+
+def attach_regions(
+    artifact: Artifact, libraries: Sequence[Any], module: nn.Module | None, **options: Any
+) -> CompiledRegions:
+    """A module with these libraries in its regions; `options` are those of `aotc.load`."""
+    chosen, asked = Chosen(artifact, CPU, never, lambda file: b""), LoadOptions(**options)
+    return CompiledRegions(artifact, libraries, check_regions(chosen, module, asked), CPU, asked.on_miss, asked.graphs)
+
+
+def never(variant: object) -> Any:
+    raise AssertionError("no library is opened")

@@ -16,12 +16,14 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from bound_files import bind_files
 from hand_built import CPU, FakeLibrary, attach_fakes, make_artifact, tensor
 from processes import ROOT, run_python
 from torch import Tensor, nn
 
 from aotc.errors import AotcError, CorruptError, LibraryError
-from aotc.machine.environment import mismatches, this_environment
+from aotc.machine.compatibility import mismatches
+from aotc.machine.environment import this_environment
 from aotc.reads.module_check import check_module
 from aotc.reads.tensors import dtype_name
 from aotc.records import (
@@ -355,7 +357,7 @@ def test_a_load_of_an_absurd_record_ends_with_no_other_error(
         bind_artifact.__globals__, "open_library", lambda *_: FakeLibrary(lambda *arguments: arguments[:1])
     )
     with contextlib.suppress(AotcError):
-        bind_artifact(
+        bind_files(
             ABSURD[what][0],
             lambda variant: FilesInFolder(tmp_path, variant.library),
             None,
@@ -370,9 +372,9 @@ def test_an_error_over_an_absurd_record_is_explained_by_it(tmp_path: Path) -> No
         raise KeyError("library.so")
 
     with pytest.raises(CorruptError, match="makes no sense"):
-        bind_artifact(variant_with(mutated_leaves=(3,)), trip, None, CPU, read_file=no_file)
+        bind_files(variant_with(mutated_leaves=(3,)), trip, None, CPU, read_file=no_file)
     with pytest.raises(KeyError):
-        bind_artifact(artifact_with(), trip, None, CPU, read_file=no_file)
+        bind_files(artifact_with(), trip, None, CPU, read_file=no_file)
 
 
 def test_every_dtype_of_torch_is_known() -> None:
@@ -445,7 +447,7 @@ def test_a_library_of_other_counts_is_refused_at_load(
 ) -> None:
     monkeypatch.setitem(bind_artifact.__globals__, "open_library", lambda *_: Counted(takes, gives))
     with pytest.raises(CorruptError, match=f"takes {takes} tensors and gives {gives}"):
-        bind_artifact(
+        bind_files(
             artifact_with(), lambda variant: FilesInFolder(tmp_path, variant.library), None, CPU, read_file=no_file
         )
 
@@ -455,7 +457,7 @@ def test_a_shared_object_that_is_no_library_of_ours_is_a_library_error(tmp_path:
 
     (tmp_path / "library.so").symlink_to(_C.__file__)
     with pytest.raises(LibraryError, match="cannot be opened"):
-        bind_artifact(
+        bind_files(
             artifact_with(), lambda variant: FilesInFolder(tmp_path, variant.library), None, CPU, read_file=no_file
         )
 

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from hand_built import CPU, FakeLibrary, make_artifact, specs_of, tensor
+from hand_built import FakeLibrary, attach_regions, make_artifact, specs_of, tensor
 from torch import Tensor, nn
 
 from aotc.digest import sha256_json
@@ -35,8 +35,8 @@ from aotc.records import (
     Variant,
 )
 from aotc.runtime.checkpoints import region_swap, swap
-from aotc.runtime.compiled import compiled_module
-from aotc.runtime.compiled_regions import CompiledRegions, attach_regions
+from aotc.runtime.compiled_regions import CompiledRegions
+from aotc.runtime.load import compiled_module
 from aotc.runtime.state import read_write_lock, weights
 from aotc.store.layout.check_record import check_record
 from aotc.telemetry import sample_shapes
@@ -84,9 +84,7 @@ def artifact_of(module: nn.Module, paths: tuple[str, ...] = PATHS) -> Artifact:
 def attached(module: nn.Module | None, artifact: Artifact | None = None, **options: Any) -> CompiledRegions:
     artifact = artifact or artifact_of(made())
     library = FakeLibrary(lambda x, weight: x * weight + 1000)
-    given = attach_regions(
-        artifact, [library], module, CPU, options.get("on_miss", "error"), options.get("ignore", ()), lambda file: b""
-    )
+    given = attach_regions(artifact, [library], module, **options)
     given.library = library  # type: ignore[attr-defined]
     return given
 
@@ -134,7 +132,7 @@ def test_each_call_runs_the_code_of_its_own_form() -> None:
     artifact = with_a_mask(artifact_of(module))
     check_record(artifact)
     plain, masked = FakeLibrary(lambda x, w: x * w + 1000), FakeLibrary(lambda x, mask, w: x * w * mask + 2000)
-    compiled = attach_regions(artifact, [plain, masked], module, CPU, "error", (), lambda file: b"")
+    compiled = attach_regions(artifact, [plain, masked], module)
     block, mask = module.blocks[0], torch.tensor([1.0, 0, 1, 0])
     assert repr(compiled).endswith("2 regions of 1 kind>")
     assert list(compiled.regions) == [*PATHS, *(f"{path}(mask=tensor)" for path in PATHS)]

@@ -19,7 +19,7 @@ from aotc.constants import decode_constants, encode_constants
 from aotc.errors import BindError, CorruptError
 from aotc.reads.state_specs import named_constants
 from aotc.records import Artifact, StateSpec
-from aotc.runtime.call import CompiledCall
+from aotc.runtime.call import BoundModule, CompiledCall
 from aotc.runtime.checkpoints.checkpoint_files import Weights, open_weights
 from aotc.runtime.checkpoints.state import bind_checkpoint
 
@@ -45,7 +45,7 @@ def serve(
     """A callable that gives its weights, flat and one after the other."""
     library = FakeLibrary(lambda x, *state: torch.cat([each.flatten().double() for each in state]))
     bound = bind_checkpoint(artifact, open_weights(weights), constants, CPU)
-    return CompiledCall(artifact, [library], bound, None, CPU, "error"), library
+    return CompiledCall(artifact, [library], BoundModule(None, bound), CPU, "error"), library
 
 
 def built_for(*state: StateSpec, **fields: Any) -> Artifact:
@@ -333,7 +333,9 @@ def test_frozen_artifacts_take_no_weights() -> None:
 def test_without_a_module_calls_cannot_be_run_eagerly() -> None:
     artifact = built_for(*specs_of(linear()))
     bound = bind_checkpoint(artifact, open_weights(dict(linear().named_parameters())), dict, CPU)
-    error = refused(lambda: CompiledCall(artifact, [FakeLibrary(lambda *args: X)], bound, None, CPU, "eager"))
+    error = refused(
+        lambda: CompiledCall(artifact, [FakeLibrary(lambda *args: X)], BoundModule(None, bound), CPU, "eager")
+    )
     assert "needs the module" in error.message
 
 

@@ -17,9 +17,10 @@ from hand_built import CPU, FakeLibrary, make_artifact, specs_of, tensor
 from torch import Tensor, nn
 
 from aotc.errors import BindError, MissError
-from aotc.runtime.call import CompiledCall
-from aotc.runtime.compiled import HOOKS, Compiled, compiled_module
-from aotc.runtime.state.weights import bind_state
+from aotc.runtime.call import BoundModule, CompiledCall
+from aotc.runtime.compiled import HOOKS, Compiled
+from aotc.runtime.load import compiled_module
+from aotc.runtime.state.binding import bind_state
 
 X = torch.ones(2, 3)
 
@@ -68,7 +69,8 @@ def compile_by_hand(module: nn.Module | None, on_miss: Any = "error", method: st
     state = specs_of(module, names) if module is not None else ()
     artifact = make_artifact([tensor("x", 2, 3)], state=state, method=method)
     library = FakeLibrary(lambda x, *_: x + 10)
-    return compiled_module(CompiledCall(artifact, [library], bind_state(artifact, module, CPU), module, CPU, on_miss))
+    bound = BoundModule(module, bind_state(artifact, module, CPU))
+    return compiled_module(CompiledCall(artifact, [library], bound, CPU, on_miss))
 
 
 @pytest.fixture

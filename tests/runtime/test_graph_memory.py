@@ -10,17 +10,16 @@ from typing import Any
 
 import pytest
 import torch
-from hand_built import CPU, FakeLibrary, make_artifact, tensor
+from hand_built import CPU, FakeLibrary, attach_regions, make_artifact, tensor
 from test_attached_regions import artifact_of, made
 from torch import Tensor
 
 from aotc.errors import LibraryError
-from aotc.runtime.compiled_regions import attach_regions
 from aotc.runtime.cuda.captures import run_captured
 from aotc.runtime.cuda.graphs import Graph, GraphPool, graphs_of
 from aotc.runtime.dispatch import Dispatcher
 from aotc.runtime.options import Graphs
-from aotc.runtime.state.weights import State
+from aotc.runtime.state.call_state import State
 from aotc.runtime.variant import Attached
 
 
@@ -125,11 +124,7 @@ def test_each_instance_of_a_region_has_a_graph_and_all_are_captured_anew_for_wei
         artifact_of(module),
         [FakeLibrary(lambda x, weight: x * weight)],
         module,
-        CPU,
-        "error",
-        (),
-        lambda file: b"",
-        Graphs(use="always"),
+        graphs=Graphs(use="always"),
     )
     launches = [one.launch for call in compiled.regions.values() for one in call._attached]
     graphs = [graph for launch in launches for graph in graphs_of(launch)]

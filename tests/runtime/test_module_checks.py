@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from bound_files import bind_files
 from hand_built import CPU, FakeLibrary, make_artifact, tensor
 from torch import nn
 
@@ -439,7 +440,7 @@ def read_nothing(file: File) -> bytes:
 
 def test_an_artifact_without_variants_is_an_error_at_load_and_nothing_runs_eager_in_silence() -> None:
     with pytest.raises(CorruptError, match="holds no variant"):
-        bind_artifact(
+        bind_files(
             make_artifact([tensor("x", 1)], []),
             lambda variant: FilesInFolder(Path("nowhere"), variant.library),
             nn.Identity().eval(),
@@ -459,14 +460,14 @@ def test_the_module_is_checked_before_any_library_is_opened(monkeypatch: pytest.
     monkeypatch.setitem(bind_artifact.__globals__, "open_library", open_fake)
     module = nn.Identity().eval()
     artifact, read = built_from(module)
-    compiled = bind_artifact(
+    compiled = bind_files(
         artifact, lambda variant: FilesInFolder(Path("folder"), variant.library), module, CPU, read_file=read
     )
     assert opened == ["library.so"]
     x = torch.ones(1)
     assert compiled(x) is x
     with pytest.raises(BindError):
-        bind_artifact(
+        bind_files(
             artifact,
             lambda variant: FilesInFolder(Path("folder"), variant.library),
             nn.ReLU().eval(),
@@ -479,7 +480,7 @@ def test_the_module_is_checked_before_any_library_is_opened(monkeypatch: pytest.
 def test_a_library_that_cannot_be_opened_is_a_library_error_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "library.so").write_bytes(b"no library")
     with pytest.raises(LibraryError, match=r"library\.so cannot be opened") as caught:
-        bind_artifact(
+        bind_files(
             make_artifact([tensor("x", 1)]),
             lambda variant: FilesInFolder(tmp_path, variant.library),
             None,

@@ -19,15 +19,14 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from aotc.errors import BindError
-from aotc.runtime.call import CompiledCall
+from aotc.runtime.call import BoundModule, CompiledCall
 from aotc.runtime.checkpoints import module_swap, swap
-from aotc.runtime.checkpoints.checkpoint_files import open_weights
+from aotc.runtime.checkpoints.checkpoint_files import mistyped, open_weights
 from aotc.runtime.checkpoints.state import bind_checkpoint
 from aotc.runtime.checkpoints.swap import Streams
-from aotc.runtime.explain.arguments import mistyped
 from aotc.runtime.state import read_write_lock
 from aotc.runtime.state import weights as weights_module
-from aotc.runtime.state.weights import bind_state
+from aotc.runtime.state.binding import bind_state
 
 X = torch.ones(1)
 DEADLOCK = 60
@@ -77,11 +76,12 @@ def serve(way: str, function: Callable[..., Any] = values, value: float = 1.0, o
     unused = ("unused.bias", "unused.weight")
     artifact = make_artifact([tensor("x", 1)], state=specs_of(module, TAKEN), unused=unused)
     if way == "module":
-        bound: Any = bind_state(artifact, module, CPU)
+        state: Any = bind_state(artifact, module, CPU)
     else:
-        bound = bind_checkpoint(artifact, open_weights(weights_of(value)), dict, CPU)
+        state = bind_checkpoint(artifact, open_weights(weights_of(value)), dict, CPU)
     library = FakeLibrary(function)
-    compiled: Any = CompiledCall(artifact, [library], bound, module if way == "module" else None, CPU, on_miss)
+    bound = BoundModule(module if way == "module" else None, state)
+    compiled: Any = CompiledCall(artifact, [library], bound, CPU, on_miss)
     compiled.library = library
     return compiled
 
@@ -277,7 +277,9 @@ def test_an_update_that_replaces_nothing_is_refused(way: str) -> None:
 
 def test_frozen_weights_cannot_be_replaced() -> None:
     artifact = make_artifact([tensor("x", 1)], weights="frozen", state=specs_of(Net(1), digests=True))
-    compiled = CompiledCall(artifact, [FakeLibrary(values)], bind_state(artifact, None, CPU), None, CPU, "error")
+    compiled = CompiledCall(
+        artifact, [FakeLibrary(values)], BoundModule(None, bind_state(artifact, None, CPU)), CPU, "error"
+    )
     assert "frozen weights" in refused(lambda: compiled.update_weights(weights_of(2))).message
 
 

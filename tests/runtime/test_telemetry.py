@@ -18,9 +18,10 @@ from hand_built import make_compiled, tensor
 
 from aotc.errors import BindError, LibraryError, MissError, NotFoundError
 from aotc.records import Output, PadRule
-from aotc.runtime.compiled import Compiled, compiled_module
+from aotc.runtime.compiled import Compiled
 from aotc.runtime.counters import Counters
 from aotc.runtime.dispatch import Plan
+from aotc.runtime.load import compiled_module
 from aotc.runtime.stats import CALL_SECONDS, snapshot
 from aotc.telemetry import ShapeSample, log_startup, sample_shapes
 from aotc.tools.advise import read_trace

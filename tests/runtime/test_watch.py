@@ -26,8 +26,8 @@ from aotc.reads.module_check import check_module, watch_module
 from aotc.reads.sources import source_digests
 from aotc.reads.watch import ModuleWatch
 from aotc.records import Artifact, File, ModuleGuard, Reads
-from aotc.runtime.call import CompiledCall
-from aotc.runtime.state.weights import bind_state
+from aotc.runtime.call import BoundModule, CompiledCall
+from aotc.runtime.state.binding import bind_state
 
 X = torch.ones(1)
 
@@ -84,16 +84,13 @@ def built(module: nn.Module) -> tuple[Artifact, Callable[[File], bytes]]:
 def loaded(module: nn.Module) -> CompiledCall:
     artifact, read_file = built(Model().eval())
     check_module(artifact, module, (), read_file)
-    return CompiledCall(
-        artifact,
-        [FakeLibrary(lambda x: x)],
-        bind_state(artifact, module, CPU),
+    bound = BoundModule(
         module,
-        CPU,
-        "error",
-        watch=watch_module(artifact, module, (), read_file),
+        bind_state(artifact, module, CPU),
+        watch_module(artifact, module, (), read_file),
         check_again=lambda: check_module(artifact, module, (), read_file),
     )
+    return CompiledCall(artifact, [FakeLibrary(lambda x: x)], bound, CPU, "error")
 
 
 def hooked(*_: Any) -> None:

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 import torch
 import yaml
+from bound_files import bind_files
 from doctoring import artifact_of, copy_store, publish_changed
 from in_process import run_here
 from processes import ROOT, run_python
@@ -26,7 +27,6 @@ from aotc.errors import BindError, CorruptError, StoreError
 from aotc.manifest import read_manifest
 from aotc.reads.attributes import module_attributes
 from aotc.runtime.libraries.library_folder import FilesInFolder
-from aotc.runtime.load import bind_artifact
 from aotc.store.layout.store import Store
 
 # -- guards that are not checked after a load -------------------------------------------------------------------------
@@ -284,7 +284,7 @@ def test_an_artifact_with_no_variant_is_an_error_at_load(
     """It must not become a callable that runs eager for ever; nor may a store take such an artifact."""
     empty = msgspec.structs.replace(artifact_of(Store.open(zoo_store), "linear"), variants=())
     with pytest.raises(CorruptError, match="holds no variant"):
-        bind_artifact(
+        bind_files(
             empty,
             lambda variant: FilesInFolder(tmp_path, variant.library),
             zoo.Linear().eval(),

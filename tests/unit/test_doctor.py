@@ -20,13 +20,11 @@ from aotc import fetch
 from aotc.cli import main
 from aotc.errors import EnvironmentMismatchError, Issue
 from aotc.machine import cpp_compiler
-from aotc.machine.environment import runs, this_environment
-from aotc.machine.explain_mismatch import rules
+from aotc.machine.environment import this_environment
 from aotc.machine.targets import CPU_FEATURES, best_cpu_target
 from aotc.records import Environment, Parallel
 from aotc.runtime.libraries import files as library_files
 from aotc.runtime.libraries import torch_abi
-from aotc.store.layout.bundle import read_bundle
 from aotc.store.layout.publishing import publish
 from aotc.store.layout.store import Store
 from aotc.store.reference import parse_reference
@@ -138,16 +136,6 @@ def test_code_for_several_ranks_shows_how_many_gpus_there_are(
         check = bundle_checks.ranks_of("artifact", Parallel("tensor", 4), "cuda:sm_90")
         assert check.status == status and check.found == f"{count} GPU{'s' if count > 1 else ''}"
         assert ("other 3 ranks" in check.hint) == (status == "warn")
-
-
-def test_the_rules_that_are_shown_decide_as_a_load_does(tiny: Any, tmp_path: Path) -> None:
-    tiny(**{"cpu:x86-64-v3": {}, "cpu:x86-64-v4": {}, "cpu:amx": {}, "cuda:sm_90": GPU})
-    from aotc.store.layout.bundle import read_artifact
-
-    store = Store.open(tmp_path / "store")
-    for entry in read_bundle(store, parse_reference("tiny:v1")).artifacts:
-        artifact = read_artifact(store, entry)
-        assert runs(artifact, HERE) == all(rule.issue is None for rule in rules(artifact, HERE))
 
 
 def test_a_bundle_that_was_fetched_in_part_loads_what_is_there(tiny: Any, tmp_path: Path) -> None:

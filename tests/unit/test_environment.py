@@ -1,4 +1,4 @@
-"""Whether an artifact runs on a machine: each rule of `aotc.machine.environment` alone, and several at once."""
+"""Whether an artifact runs on a machine: each rule of `aotc.machine.compatibility` alone, and several at once."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from small_artifact import small_artifact
 
 import aotc.machine.environment as environment
 import aotc.machine.native_target as native
 from aotc.errors import EnvironmentMismatchError, Issue
-from aotc.machine.environment import mismatches, runs, this_environment
-from aotc.machine.explain_mismatch import explain_mismatch
-from aotc.machine.targets import CPU_FEATURES
+from aotc.machine.compatibility import mismatches
+from aotc.machine.environment import this_environment
+from aotc.machine.targets import CPU_FEATURES, best_cpu_target
 from aotc.records import Artifact, Environment
 
 V3, V4, AMX = (CPU_FEATURES[f"cpu:{name}"] for name in ("x86-64-v3", "x86-64-v4", "amx"))
@@ -197,7 +195,7 @@ def test_this_machine_runs_what_is_built_for_this_machine() -> None:
     here = this_environment()
     assert here.torch == torch.__version__
     assert here.cuda_capability == ""
-    target = environment.best_cpu_target(here.cpu_features)
+    target = best_cpu_target(here.cpu_features)
     if target is not None:
         needs = msgspec.structs.replace(here, cpu_features=CPU_FEATURES[target])
         assert mismatches(small_artifact(target=target, environment=needs), here) == []
@@ -220,7 +218,7 @@ def test_of_a_masked_cpu_the_features_that_linux_lists_are_not_used(monkeypatch:
     told = {"avx": True, "avx2": True, "fma3": True, "avx512_f": False, "cpu_name": "Haswell", "l2_cache_size": 0}
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: told)
     monkeypatch.setattr(torch.cpu, "_init_amx", lambda: True)
-    assert environment.best_cpu_target(environment.cpu_features.__wrapped__()) == "cpu:x86-64-v3"
+    assert best_cpu_target(environment.cpu_features.__wrapped__()) == "cpu:x86-64-v3"
 
 
 def test_what_torch_reads_of_this_cpu_agrees_with_linux() -> None:
@@ -238,7 +236,7 @@ def test_amx_is_a_feature_only_where_the_kernel_gives_its_tiles(
     monkeypatch.setattr(environment, "_cpu_flags", lambda: frozenset(AMX))
     monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
     monkeypatch.setattr(torch.cpu, "_init_amx", lambda: given)
-    assert environment.best_cpu_target(environment.cpu_features.__wrapped__()) == target
+    assert best_cpu_target(environment.cpu_features.__wrapped__()) == target
 
 
 def test_with_abi_another_minor_of_torch_runs_live_weights_on_a_cpu() -> None:
@@ -287,27 +285,3 @@ def test_the_target_of_a_gpu_where_there_is_none_is_refused_with_torchs_version(
         native.resolve_target("cuda")
     assert "to build without a GPU, name its architecture, like cuda:sm_90" in caught.value.hint
     assert torch.__version__ in caught.value.hint
-
-
-machines = st.builds(
-    Environment,
-    os=st.sampled_from(["linux", "darwin"]),
-    machine=st.sampled_from(["x86_64", "aarch64"]),
-    torch=st.sampled_from(["2.13.0", "2.13.1+cpu", "2.14.0", ""]),
-    libc=st.sampled_from(["", "2.9", "2.36"]),
-    libstdcxx=st.sampled_from([(), ("GLIBCXX_3.4.9",), ("CXXABI_1.3.9", "GLIBCXX_3.4.30")]),
-    cpu_features=st.sampled_from([(), *CPU_FEATURES.values()]),
-    cuda_capability=st.sampled_from(["", "9.0", "10.0"]),
-    cuda=st.sampled_from(["", "12.8", "13.0"]),
-    ptx=st.booleans(),
-)
-
-
-@given(
-    needed=machines, here=machines, weights=st.sampled_from(["live", "frozen"]), target=st.sampled_from([*CPU_FEATURES])
-)
-def test_an_artifact_runs_where_nothing_says_why_not(
-    needed: Environment, here: Environment, weights: Any, target: str
-) -> None:
-    artifact = small_artifact(target=target, weights=weights, environment=needed)
-    assert runs(artifact, here) == (not explain_mismatch(artifact, here))

@@ -140,7 +140,17 @@ def export(
     else:
         outputs = output_dims(spec, module, signature, bucket, captured, target, Path(job.folder))
     return Exported(
-        *(captured, sizes_needed, padded, outputs, origins, forms, assigned, names, outside.names, asked, outside.notes)
+        captured,
+        conditions=sizes_needed,
+        padded=padded,
+        outputs=outputs,
+        origins=origins,
+        forms=forms,
+        assigned=assigned,
+        reads=names,
+        outside=outside.names,
+        asked=asked,
+        notes=outside.notes,
     )
 
 

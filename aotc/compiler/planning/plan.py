@@ -46,7 +46,7 @@ from aotc.models.factory import build_module, visit_modules
 from aotc.models.fake_ranks import become_rank, parallel_of
 from aotc.models.regions import region_paths
 from aotc.picks import PickFile
-from aotc.reads.read_issues import read_issues
+from aotc.reads.module_check import read_issues
 from aotc.reads.sources import Trees
 from aotc.reads.state_specs import submodules
 from aotc.reads.tensors import plain_state

@@ -72,7 +72,7 @@ def compare_at_extremes(
 
     called = called._replace(leaves=[widened(index, leaf) for index, leaf in enumerate(called.leaves)])
     try:
-        gradients_of(*called, variant.with_gradients, scale=STEEPER)
+        gradients_of(called, variant.with_gradients, scale=STEEPER)
     except Exception:
         traceback.print_exc()
         return
@@ -84,7 +84,7 @@ def compare_gradients(
 ) -> None:
     """Raises LibraryError where the backward's gradients differ from the module's by more than rounding."""
     wanted = variant.with_gradients
-    results = count_of_results(*called, wanted)
+    results = count_of_results(called, wanted)
     wide = functools.cache(lambda: _in_float64(called.module))
     for only in (None, *(range(min(results, MOST_RESULTS)) if results > 1 else ())):
         found = _wrong_one(_Run(called, wanted, compiled, device, scale, only), wide)
@@ -111,10 +111,10 @@ class _Run(NamedTuple):
     only: int | None
 
     def eager(self, seed: int = 0) -> Result:
-        return gradients_of(*self.called, self.wanted, seed, None, self.scale, self.only)
+        return gradients_of(self.called, self.wanted, seed, None, self.scale, self.only)
 
     def given(self) -> list[Tensor | None]:
-        return gradients_of(*self.called, self.wanted, 0, self.compiled, self.scale, self.only)
+        return gradients_of(self.called, self.wanted, 0, self.compiled, self.scale, self.only)
 
 
 def _wrong_one(run: _Run, wide: Callable[[], nn.Module | None]) -> tuple[int, str] | None:
@@ -183,7 +183,7 @@ def _exact(run: _Run, wide: nn.Module) -> list[Tensor | None]:
     """The gradients in float64; in eager's precision for what the model itself computes in less."""
     called = run.called._replace(module=wide, leaves=[*map(in_double, run.called.leaves)])
     with in_float64(), torch.autocast(run.device.type, enabled=False):
-        return gradients_of(*called, run.wanted, 0, None, run.scale, run.only)
+        return gradients_of(called, run.wanted, 0, None, run.scale, run.only)
 
 
 def _in_float64(module: nn.Module) -> nn.Module | None:
@@ -253,9 +253,9 @@ def _wrong_slope(
     some = range(0, len(given), -(-len(given) // MOST_SLOPES))
     suspected = list(some)
     for step in (1e-2, 2e-3):
-        measured = [change_along(*called, wanted, eager, each, step, called.module) for each in some]
+        measured = [change_along(called, wanted, eager, each, step, called.module) for each in some]
         noise = max((each.error for each in measured if each is not None), default=0.0)
-        found = [(each, change_along(*called, wanted, given, each, step, compiled)) for each in suspected]
+        found = [(each, change_along(called, wanted, given, each, step, compiled)) for each in suspected]
         suspected = [
             position
             for position, each in found

@@ -18,7 +18,7 @@ from aotc.compiler.smoke.call_times import synchronize
 from aotc.machine.benchmarking import device_alone
 from aotc.provenance import RegionCost
 from aotc.runtime.compiled_regions import CompiledRegions
-from aotc.runtime.libraries.library import Library
+from aotc.runtime.libraries.library_protocol import Library
 
 ROUNDS = 7
 SECONDS = 1.0
@@ -88,8 +88,7 @@ def _passing(
     A share of the same call, since other work on the machine slows both.
     """
     timed = _Timed(library)
-    whole = compiled.artifact, [timed], compiled.module, compiled.device, compiled.on_miss
-    other = CompiledRegions(*whole, watch=compiled.watch_of)
+    other = CompiledRegions(compiled.artifact, [timed], compiled.bound, compiled.device, compiled.on_miss)
     other.detach()
     other.attach([region])
     instances = [compiled.module.get_submodule(path) for path in other.instances(region)]

@@ -43,12 +43,13 @@ from aotc.picks import pinned_launch
 from aotc.provenance import FORMS, BuiltArtifact, CallTimes, Smoked
 from aotc.reads.tensors import dtype_name, plain_state
 from aotc.records import Artifact, LaunchPick, SizeRange, Variant, decode, tuned_dims
-from aotc.runtime.call import CompiledCall
+from aotc.runtime.call import BoundModule, CompiledCall
 from aotc.runtime.compiled_regions import CompiledRegions
 from aotc.runtime.libraries.library_folder import FilesInFolder
 from aotc.runtime.load import bind_artifact, open_variant
-from aotc.runtime.options import Graphs
-from aotc.runtime.state.weights import bind_state
+from aotc.runtime.options import Graphs, LoadOptions
+from aotc.runtime.select import Chosen
+from aotc.runtime.state.binding import bind_state
 from aotc.tensors.rounding import Result, first_difference, said_of
 from aotc.tensors.sharing import Sharing, differences, module_tensors
 
@@ -84,15 +85,14 @@ def smoke(job: Job) -> Smoked:
     before = driver_cache.size()
 
     def bound(graphs: Graphs | None = None) -> CompiledCall:
-        return bind_artifact(
+        chosen = Chosen(
             artifact,
-            lambda variant: FilesInFolder(output, variant.library),
-            module,
             device,
-            allow_imports=True,  # forward may import them
+            files_of=lambda variant: FilesInFolder(output, variant.library),
             read_file=lambda file: (output / file.name).read_bytes(),
             graphs=graphs,
         )
+        return bind_artifact(chosen, module, LoadOptions(allow_imports=True))  # forward may import them
 
     compiled = bound()
     if isinstance(compiled, CompiledRegions):
@@ -162,7 +162,8 @@ def _run_region(
     part = artifact.of_region(region)
 
     def bound(graphs: Graphs) -> CompiledCall:
-        return CompiledCall(part, [library], bind_state(part, instance, device), instance, device, "error", graphs)
+        alone = BoundModule(instance, bind_state(part, instance, device))
+        return CompiledCall(part, [library], alone, device, "error", graphs)
 
     launch = None
     if device.type == "cuda" and variant.backward is None:

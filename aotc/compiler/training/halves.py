@@ -57,7 +57,13 @@ class Halves(NamedTuple):
 
     def record(self, library: str) -> Backward:
         return Backward(
-            *(library, self.results, self.differentiable, self.saved, self.gradients, self.held, self.without),
+            library,
+            results=self.results,
+            differentiable=self.differentiable,
+            saved=self.saved,
+            gradients=self.gradients,
+            held=self.held,
+            without=self.without,
             totals=self.totals,
         )
 
@@ -182,7 +188,9 @@ class _Splitting:
         symbols = symbols_of(inputs)
         with torch.enable_grad():
             joint = aot_export_joint_with_descriptors(
-                *(stack, _Whole(self.captured.graph), tuple(self._fakes())),
+                stack,
+                _Whole(self.captured.graph),
+                tuple(self._fakes()),
                 decompositions={**select_decomp_table(), torch.ops.aten._efficientzerotensor.default: _zeros},
             )
         if symbols - symbols_of(inputs):

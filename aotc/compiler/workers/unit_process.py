@@ -152,7 +152,12 @@ def _write_job(task: Task, work: Path, shared: SharedFolder | None, precompile: 
     output, path = _output(work, ranks), work / "job.json"
     output.mkdir(parents=True)
     job = Job(
-        *(task.unit, str(task.folder), str(output), task.settings, str(shared.path) if shared else "", precompile),
+        task.unit,
+        str(task.folder),
+        str(output),
+        task.settings,
+        shared=str(shared.path) if shared else "",
+        precompile=precompile,
         ranks=ranks,
         graphs=dict(task.graphs),
         store=task.store,

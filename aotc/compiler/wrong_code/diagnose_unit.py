@@ -61,7 +61,9 @@ def wrong_part(job: Job) -> WrongPart:
             return NOTHING
         budget = CpuBudget(CPU_SECONDS)
         lowering = Lowering(
-            *(target, inductor_options(spec, target), spec.patches_off),
+            target,
+            inductor_options(spec, target),
+            spec.patches_off,
             extremes=extremes is not None,
             crashes=job.crashed,
             budget=budget,

@@ -8,12 +8,13 @@ mapping, by several threads (`staged`), so the host never holds a whole copy.
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 import torch
@@ -21,11 +22,13 @@ from torch import Tensor, nn
 
 from aotc.errors import BindError, Issue
 from aotc.reads.tensors import NO_SUBCLASSES, dtype_name, same_bits
-from aotc.records import StateSpec
 from aotc.runtime.checkpoints.mapped_file import MappedFile
-from aotc.runtime.state.weights import ALIGNMENT, DENSE_COPY, lacks_values, names_of, used_strides
+from aotc.runtime.state.call_state import ALIGNMENT, DENSE_COPY, lacks_values, names_of, used_strides
 from aotc.tensors.layouts import with_strides
 from aotc.tensors.overlaps import overlaps_itself
+
+if TYPE_CHECKING:
+    from aotc.records import StateSpec
 
 Weights = str | os.PathLike[str] | Mapping[str, Tensor]
 """A safetensors file, a shard index (`*.safetensors.index.json`), a folder that holds either, or names and tensors."""
@@ -76,9 +79,9 @@ def open_weights(weights: Weights | Checkpoint) -> Checkpoint:
         return weights
     if isinstance(weights, Mapping):
         if any(hasattr(tensor, "__tensor_flatten__") for tensor in weights.values()):
-            from aotc.runtime.checkpoints.checkpoint_subclasses import open_mapping
+            from aotc.tensors.subclasses import unwrapped, wrappers
 
-            return open_mapping(weights)
+            return MappingCheckpoint(unwrapped(weights), wrappers(weights))
         return MappingCheckpoint(weights)
     if not isinstance(weights, str | os.PathLike):
         raise BindError(
@@ -293,9 +296,22 @@ def _with_meant(unexpected: Sequence[str], known: Collection[str]) -> Iterable[t
     """Each name, and a hint at the one that was meant."""
     if not unexpected:
         return ()
-    from aotc.runtime.explain.arguments import mistyped
-
     return zip(unexpected, mistyped(unexpected, known), strict=True)
+
+
+COMPARED = 10
+"""Unknown names for each of which the nearest known one is looked for."""
+
+
+def mistyped(names: Sequence[str], known: Collection[str]) -> list[str]:
+    """A hint for each unknown name: the known one that it most likely stands for, or ""."""
+    if len(names) > COMPARED:  # the names of another model
+        return [""] * len(names)
+    prefixed = any(f".{name}".endswith(f".{one}") or f".{one}".endswith(f".{name}") for name in names for one in known)
+    if prefixed:  # those of a model around this one or inside it
+        return [""] * len(names)
+    found = (difflib.get_close_matches(name, known, n=1, cutoff=0.8) for name in names)
+    return [f"did you mean `{matches[0]}`?" if matches else "" for matches in found]
 
 
 def _issues(spec: StateSpec, name: str, forms: Mapping[str, TensorHeader]) -> Iterator[Issue]:

@@ -7,19 +7,18 @@ torchao flattens them: `a.weight` as `a._weight_qdata` and `a._weight_scale`, wi
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from torch import Tensor
 
-from aotc.records import StateSpec
-from aotc.runtime.checkpoints.checkpoint_files import Checkpoint, MappingCheckpoint, TensorHeader
-from aotc.runtime.state.weights import names_of
-from aotc.tensors.subclasses import agrees, inner_name, paths_in, unwrapped, wrappers
+from aotc.runtime.state.call_state import names_of
+from aotc.runtime.state.descriptions import check_described
+from aotc.tensors.subclasses import inner_name, paths_in
 
-
-def open_mapping(tensors: Mapping[str, Tensor]) -> Checkpoint:
-    return MappingCheckpoint(unwrapped(tensors), wrappers(tensors))
+if TYPE_CHECKING:
+    from aotc.records import StateSpec
+    from aotc.runtime.checkpoints.checkpoint_files import Checkpoint, TensorHeader
 
 
 def described_in(header: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
@@ -53,10 +52,7 @@ class Renamed:
             if name.endswith(f".{path}")
         }
         found = {name: (expected[name], each) for name, each in self.subclasses.items() if name in expected}
-        if not all(agrees(*both) for both in found.values()):
-            from aotc.runtime.explain.subclasses import checkpoint_error
-
-            raise checkpoint_error(checkpoint.where, found)
+        check_described(checkpoint.where, found)
         ours = {
             flattened(parameter, path): inner_name(parameter, path)
             for parameter, subclass in expected.items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,13 +11,16 @@ from torch import Tensor, nn
 from aotc.errors import BindError, Issue
 from aotc.reads.state_specs import state_specs
 from aotc.reads.tensors import named_state, same_bits
-from aotc.records import StateSpec
 from aotc.runtime.checkpoints.checkpoint_files import Checkpoint, by_inner_names, check_forms, read_tensors
+from aotc.runtime.state.call_state import State, Swap, names_of, saw
 from aotc.runtime.state.read_write_lock import ReadWriteLock, set_all
-from aotc.runtime.state.weights import ModuleState, State, Swap, names_of, saw
 from aotc.tensors.layouts import has_memory, with_strides
 from aotc.tensors.overlaps import overlapping
 from aotc.tensors.subclasses import descriptions, unwrapped
+
+if TYPE_CHECKING:
+    from aotc.records import StateSpec
+    from aotc.runtime.state.weights import ModuleState
 
 
 def read_replacements(

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from aotc.reads.tensors import plain_state
 from aotc.runtime.checkpoints.module_swap import commit, in_every_place, swapped
+from aotc.runtime.state.call_state import State, Swap
 from aotc.runtime.state.inner_tensors import SubclassState
-from aotc.runtime.state.read_write_lock import ReadWriteLock
-from aotc.runtime.state.weights import ModuleState, State, Swap
+
+if TYPE_CHECKING:
+    from aotc.runtime.state.read_write_lock import ReadWriteLock
+    from aotc.runtime.state.weights import ModuleState
 
 
 class RegionStates(SubclassState):

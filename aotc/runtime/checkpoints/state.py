@@ -11,9 +11,7 @@ from torch import Tensor
 
 from aotc.constants import decode_constants
 from aotc.errors import BindError, CorruptError
-from aotc.reads.outside import ReadFile
 from aotc.reads.tensors import dtype_name
-from aotc.records import Artifact, StateSpec
 from aotc.runtime.checkpoints.checkpoint_files import (
     Checkpoint,
     Placing,
@@ -24,10 +22,13 @@ from aotc.runtime.checkpoints.checkpoint_files import (
     read_tensors,
 )
 from aotc.runtime.checkpoints.module_swap import with_tensors
-from aotc.runtime.state.weights import Bound, State, StateRows, Swap, is_written, names_of, written_state
+from aotc.runtime.state.call_state import State, StateRows, Swap, is_written, names_of, written_state
 
 if TYPE_CHECKING:
+    from aotc.reads.outside import ReadFile
+    from aotc.records import Artifact, StateSpec
     from aotc.runtime.parallel.ranks import RanksOfLoad
+    from aotc.runtime.state.state_source import Bound
 
 
 def bind_weights(

@@ -21,10 +21,11 @@ from aotc.machine.cuda_capture import is_captured
 from aotc.runtime.checkpoints.checkpoint_files import Checkpoint, Weights, open_weights
 from aotc.runtime.cuda.captures import run_captured
 from aotc.runtime.cuda.graphs import Graph, graphs_of
-from aotc.runtime.state.weights import Bound, State, Swap, TakeState
 
 if TYPE_CHECKING:
     from aotc.runtime.call import CompiledCall
+    from aotc.runtime.state.call_state import State, Swap, TakeState
+    from aotc.runtime.state.state_source import Bound
     from aotc.runtime.variant import Attached
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from aotc.errors import BindError
 from aotc.reads.tensors import dtype_of
-from aotc.runtime.call import CompiledCall
 from aotc.runtime.compiled import Compiled
+
+if TYPE_CHECKING:
+    from aotc.runtime.call import CompiledCall
 
 
 class CompiledAlone(Compiled):

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from aotc.runtime.bind import DoesNotBind, StructureMismatch
-from aotc.runtime.dispatch import Shape
 from aotc.runtime.guards import PLAIN_TENSORS, Guards, equal_constant, transform
 
 if TYPE_CHECKING:
     from aotc.runtime.call import CompiledCall
+    from aotc.runtime.dispatch import Shape
 
 
 def have_sizes(guards: Guards, leaves: Sequence[Any]) -> bool:

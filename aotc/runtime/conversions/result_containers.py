@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils import _pytree as pytree
 
 from aotc.errors import CorruptError
-from aotc.records import ResultContainer
 from aotc.tensors.caches import PREFIX, find_cache, make_cache
 from aotc.tensors.result_classes import find_class, is_positional
+
+if TYPE_CHECKING:
+    from aotc.records import ResultContainer
 
 Make = Callable[[Any], Any]
 

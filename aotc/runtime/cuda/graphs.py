@@ -33,7 +33,7 @@ from aotc.runtime.cuda.driver import make_stream
 from aotc.runtime.cuda.memset_nodes import clear_by_kernels
 from aotc.runtime.dispatch import Dispatcher, Shape
 from aotc.runtime.options import Graphs, OutputMode
-from aotc.runtime.state.weights import State, TakeState
+from aotc.runtime.state.call_state import State, TakeState
 from aotc.runtime.variant import Attached, Launch
 from aotc.tensors.layouts import strides_in
 
@@ -329,8 +329,10 @@ def add_graphs(
             one.has_run = True
         _log.debug(
             "bucket %s is launched as %d CUDA graphs, %s in %.1f ms",
-            *(bucket_name(one.variant.bucket), len(graphs)),
-            *("captured" if options.capture == "eager" else "made", 1000 * (time.perf_counter() - began)),
+            bucket_name(one.variant.bucket),
+            len(graphs),
+            "captured" if options.capture == "eager" else "made",
+            1000 * (time.perf_counter() - began),
         )
     return memory.buffers
 

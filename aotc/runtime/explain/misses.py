@@ -13,15 +13,22 @@ from torch.autograd import forward_ad
 
 from aotc.amounts import listed
 from aotc.errors import BindError, Issue, MissError, visible
+from aotc.reads.attributes import own_forward
 from aotc.reads.tensors import dtype_name
 from aotc.records import Signature, TensorLeaf, bucket_name
 from aotc.runtime.bind import DoesNotBind, StructureMismatch
-from aotc.runtime.call import own_forward
 from aotc.runtime.conversions.call_forms import form_of, in_compiled_layout
 from aotc.runtime.explain.dispatch import nearest, obstacles, unexplained
-from aotc.runtime.explain.guards import guard_issues, no_sizes, shape_hint, shape_issue, tangent_issues
 from aotc.runtime.explain.values import describe, describe_form
-from aotc.runtime.guards import PLAIN_TENSORS, is_followed, transform
+from aotc.runtime.guards import (
+    PLAIN_TENSORS,
+    is_followed,
+    no_sizes,
+    shape_hint,
+    shape_issue,
+    tangent_issues,
+    transform,
+)
 from aotc.runtime.state.weights import ModuleState
 from aotc.runtime.stats import count_miss
 
@@ -154,11 +161,11 @@ def _explain_leaves(compiled: CompiledCall, leaves: list[Any], shown: Callable[[
     aliases = compiled._guards.state_aliases
     unshaped = [None] * len(signature.leaves)
     if rank_issues := _rank_issues(signature, leaves, shown):
-        found = dict.fromkeys([*rank_issues, *guard_issues(compiled._guards, leaves, unshaped, shown)])
+        found = dict.fromkeys([*rank_issues, *compiled._guards.issues(leaves, unshaped, shown)])
         return Explanation("miss", "", reasons=tuple(found))
     sizes = dispatcher.dims.read(leaves)
     if odd := unexplained(dispatcher, sizes, leaves):
-        return Explanation("miss", "", reasons=(*odd, *guard_issues(compiled._guards, leaves, unshaped, shown)))
+        return Explanation("miss", "", reasons=(*odd, *compiled._guards.issues(leaves, unshaped, shown)))
     plan = dispatcher.plan(sizes)
     rejected = {
         bucket_name(compiled.artifact.variants[index].bucket): tuple(obstacles(dispatcher, index, sizes))
@@ -166,7 +173,7 @@ def _explain_leaves(compiled: CompiledCall, leaves: list[Any], shown: Callable[[
         if plan is None or index != plan.variant
     }
     if plan is None:
-        reasons = (*_fixed_size_issues(signature, leaves), *guard_issues(compiled._guards, leaves, unshaped, shown))
+        reasons = (*_fixed_size_issues(signature, leaves), *compiled._guards.issues(leaves, unshaped, shown))
         if not reasons and not any(rejected.values()):
             reasons = (Issue(f"no bucket takes {dispatcher.dims.named(sizes)}"),)
         return Explanation("miss", "", reasons=reasons, rejected=rejected)
@@ -175,7 +182,7 @@ def _explain_leaves(compiled: CompiledCall, leaves: list[Any], shown: Callable[[
         not compiled._guards.hold(leaves, plan.shapes)
         and in_compiled_layout(compiled._guards, leaves, plan.shapes) is None
     ):
-        reasons = tuple(guard_issues(compiled._guards, leaves, plan.shapes, shown))
+        reasons = tuple(compiled._guards.issues(leaves, plan.shapes, shown))
         return Explanation("miss", bucket, reasons=reasons, rejected=rejected)
     if aliases is not None and (shared := aliases.issues(leaves, compiled._take_state())):
         return Explanation("miss", bucket, reasons=tuple(shared), rejected=rejected)

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from aotc.runtime.libraries.library import CLibrary, opened
+from aotc.runtime.libraries.files import opened
+from aotc.runtime.libraries.library import CLibrary
 
 if TYPE_CHECKING:
     from aotc.runtime.libraries.library_folder import LibraryFiles

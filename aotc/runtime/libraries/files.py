@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import torch
 
     from aotc.runtime.libraries.frozen_weights import LibraryConstants, MappedWeights
+    from aotc.runtime.libraries.library_folder import LibraryFiles
     from aotc.store.layout.blob_reader import BlobReader
 
 T = TypeVar("T")
@@ -98,6 +99,21 @@ class FilesInMemory:
         return LibraryConstants(self._constants, self._weights, device)
 
 
+@contextmanager
+def opened(files: LibraryFiles, device: str = "cpu") -> Iterator[str]:
+    """The library's path, within the context. Raises LibraryError where it cannot be opened there."""
+    try:
+        with files.opened(device) as path:
+            yield path
+    except (OSError, RuntimeError, AttributeError) as error:
+        raise LibraryError(
+            f"the library {files.library} cannot be opened: {error}",
+            hint="`GLIBC` or `GLIBCXX` in the reason: it was built on a newer distribution than this one; "
+            "`undefined symbol`: with another torch; `executable stack`: by an older aotc, build it again; "
+            "`No such file`: /proc is not mounted; `failed to map segment`: its folder is noexec: set TMPDIR",
+        ) from error
+
+
 def read_all(variants: Sequence[Variant], source: BlobReader) -> Mapping[tuple[File, ...], FilesInMemory]:
     """The files of each variant, several at a time, and what several of them map once. Raises as `FilesInMemory` does,
     the first error."""
@@ -107,8 +123,8 @@ def read_all(variants: Sequence[Variant], source: BlobReader) -> Mapping[tuple[F
     if mapped:
         from aotc.runtime.libraries.frozen_weights import MappedWeights
 
-        opened = _side_by_side(source.open_mapped, mapped, mapped)
-        weights = {file.blob: MappedWeights(stream) for file, stream in zip(mapped, opened, strict=True)}
+        streams = _side_by_side(source.open_mapped, mapped, mapped)
+        weights = {file.blob: MappedWeights(stream) for file, stream in zip(mapped, streams, strict=True)}
     files = [file for variant in distinct for file in variant.files]
     found = _side_by_side(functools.partial(FilesInMemory, source=source, weights=weights), distinct, files)
     return {variant.files: files for variant, files in zip(distinct, found, strict=True)}

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -22,27 +21,15 @@ from torch import Tensor
 from aotc.errors import CorruptError, LibraryError
 from aotc.machine.environment import cpu_features
 from aotc.records import Variant, bucket_name
-from aotc.runtime.forks import end_threads_before_forks, renew_in_child
+from aotc.runtime.forks import end_threads_before_forks, renew_in_child, torch_library
+from aotc.runtime.libraries.files import opened
 
 if TYPE_CHECKING:
     from aotc.runtime.libraries.frozen_weights import LibraryConstants
     from aotc.runtime.libraries.library_folder import LibraryFiles
+    from aotc.runtime.libraries.library_protocol import Library
 
 _aoti = cast(Any, torch._C)._aoti
-
-
-class Library(Protocol):
-    """A compiled library, ready to run.
-
-    counts: how many tensors it takes and gives; None where it does not tell.
-    """
-
-    @property
-    def counts(self) -> tuple[int, int] | None: ...
-
-    def run(self, arguments: Sequence[Tensor]) -> list[Tensor]:
-        """Run on exactly the arguments that the record names, in its order; gives the library's outputs."""
-        ...
 
 
 def open_library(files: LibraryFiles, device: torch.device, concurrency: int) -> Library:
@@ -59,20 +46,6 @@ def open_library(files: LibraryFiles, device: torch.device, concurrency: int) ->
 def calls_back(files: LibraryFiles) -> bool:
     """Whether the library calls operators by name."""
     return Path(files.library).with_suffix(".json").name in files.names
-
-
-@contextmanager
-def opened(files: LibraryFiles, device: str = "cpu") -> Iterator[str]:
-    try:
-        with files.opened(device) as path:
-            yield path
-    except (OSError, RuntimeError, AttributeError) as error:
-        raise LibraryError(
-            f"the library {files.library} cannot be opened: {error}",
-            hint="`GLIBC` or `GLIBCXX` in the reason: it was built on a newer distribution than this one; "
-            "`undefined symbol`: with another torch; `executable stack`: by an older aotc, build it again; "
-            "`No such file`: /proc is not mounted; `failed to map segment`: its folder is noexec: set TMPDIR",
-        ) from error
 
 
 def check_counts(library: Library, variant: Variant) -> None:
@@ -107,6 +80,10 @@ class _ConstantEntry(ctypes.Structure):
     """AOTInductorConstantMapEntry"""
 
     _fields_ = (("name", ctypes.c_char_p), ("handle", _Pointer))
+
+
+_IN_TORCH = " API call failed at "
+"""Stands in what a library raises where an operator of torch's has failed, whose own words torch keeps."""
 
 
 class CLibrary:
@@ -234,10 +211,18 @@ class CLibrary:
             raise
 
     def _reason(self) -> str:
-        """The library's error in this thread's last call."""
-        from aotc.runtime.explain.library import last_error
-
-        return last_error(self._library)
+        """The library's error in this thread's last call; those before torch 2.13 keep none."""
+        raised = ctypes.c_char_p()
+        try:
+            self._library.AOTInductorGetLastError(ctypes.byref(raised))
+        except AttributeError:
+            return "it wrote its reason to standard error"
+        words = (raised.value or b"").decode(errors="replace")
+        if _IN_TORCH not in words:
+            return words
+        of_operator = torch_library().torch_exception_get_what_without_backtrace  # torch/csrc/stable/c/shim.h
+        of_operator.restype = ctypes.c_char_p
+        return cast(bytes, of_operator()).decode(errors="replace")
 
     def __del__(self) -> None:
         if self._container:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from aotc.errors import Issue, OperatorError
-from aotc.records import OperatorNeed
+
+if TYPE_CHECKING:
+    from aotc.records import OperatorNeed
 
 Imports = bool | str | Collection[str]
 """The modules that may be imported: none, all that a record names, or those named here and what is in them."""

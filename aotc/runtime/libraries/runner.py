@@ -20,11 +20,12 @@ from torch import Tensor
 
 from aotc.errors import LibraryError
 from aotc.runtime.forks import end_threads_before_forks, renew_in_child
-from aotc.runtime.libraries.library import Library, opened
+from aotc.runtime.libraries.files import opened
 
 if TYPE_CHECKING:
     from aotc.runtime.libraries.frozen_weights import LibraryConstants
     from aotc.runtime.libraries.library_folder import LibraryFiles
+    from aotc.runtime.libraries.library_protocol import Library
 
 _aoti = cast(Any, torch._C)._aoti
 

@@ -23,8 +23,7 @@ from aotc.errors import EnvironmentMismatchError, Issue, LibraryError
 from aotc.machine.elf import undefined_symbols
 from aotc.machine.environment import numbers, this_environment
 from aotc.records import Artifact, Variant, part_name
-from aotc.runtime.libraries.files import FilesInMemory
-from aotc.runtime.libraries.library import opened
+from aotc.runtime.libraries.files import FilesInMemory, opened
 
 if TYPE_CHECKING:
     from aotc.runtime.libraries.library_folder import LibraryFiles

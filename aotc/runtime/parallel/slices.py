@@ -10,7 +10,7 @@ from torch import Tensor
 
 from aotc.records import StateSpec
 from aotc.runtime.checkpoints.checkpoint_files import Checkpoint, TensorHeader
-from aotc.runtime.state.weights import names_of
+from aotc.runtime.state.call_state import names_of
 from aotc.tensors.subclasses import paths_in
 
 _SHARD = re.compile(r"S(?:hard)?\((?:dim=)?(?P<dim>\d+)\)")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Collection, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
@@ -13,17 +13,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from aotc.errors import BindError, Issue
 from aotc.reads.tensors import dtype_name, named_state, tensor_digests
-from aotc.records import Artifact, StateSpec
-from aotc.runtime.state.weights import (
-    DENSE_COPY,
-    State,
-    StateRows,
-    TakeState,
-    form_of,
-    lacks_values,
-    slots_of,
-)
-from aotc.tensors.subclasses import describe, inner_tensors
+from aotc.runtime.state.call_state import DENSE_COPY, State, StateRows, TakeState, form_of, lacks_values
+from aotc.runtime.state.descriptions import subclass_issues
+from aotc.runtime.state.weights import slots_of
+from aotc.tensors.subclasses import inner_tensors
+
+if TYPE_CHECKING:
+    from aotc.records import Artifact, StateSpec
 
 
 def watch_frozen(artifact: Artifact, module: nn.Module | None) -> TakeState:
@@ -121,10 +117,8 @@ def _frozen_issues(spec: StateSpec, tensor: Tensor | None, digests: Mapping[str,
     if kind != here:
         built, now = (f"{dtype} {list(shape)}" for dtype, shape in (kind, here))
         return [Issue(f"built for {built}, the module's is {now}", where=spec.name, expected=built, actual=now)]
-    if spec.subclass is not None and spec.subclass != (found := describe(tensor)):
-        from aotc.runtime.explain.subclasses import subclass_issues
-
-        return subclass_issues(spec.name, spec.subclass, found, tensor)
+    if spec.subclass is not None and (others := subclass_issues(spec.name, spec.subclass, tensor)):
+        return others
     if digests[spec.name] == spec.digest:
         return []
     return [

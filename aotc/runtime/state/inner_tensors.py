@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from aotc.runtime.state.weights import ModuleState, StateRows, _Seen
-from aotc.tensors.subclasses import describe, holders, inner_name, is_wrapper, slots_of
+from aotc.runtime.state.descriptions import check_subclasses
+from aotc.runtime.state.weights import ModuleState
+from aotc.tensors.subclasses import holders, inner_name, is_wrapper, slots_of
+
+if TYPE_CHECKING:
+    from aotc.runtime.state.call_state import SeenTensors, StateRows
 
 DictSlot = tuple[dict[str, Any], str]
 
@@ -77,10 +81,10 @@ class SubclassState(ModuleState):
         # Last: a thread that finds these to be current finds the slots of the same look.
         self._held = [owner for owner, _ in slots], [key for _, key in slots], [owner.get(key) for owner, key in slots]
 
-    def _is_current(self, seen: _Seen) -> bool:
+    def _is_current(self, seen: SeenTensors) -> bool:
         return self._holds_the_same() and super()._is_current(seen)
 
-    def rows(self, seen: _Seen) -> StateRows:
+    def rows(self, seen: SeenTensors) -> StateRows:
         held, rows = tuple(zip(*self._held, strict=True)), super().rows(seen)
         return rows._replace(slots=(*held, *rows.slots))
 
@@ -88,12 +92,9 @@ class SubclassState(ModuleState):
         owners, keys, tensors = self._held
         return all(map(operator.is_, map(dict.get, owners, keys), tensors))
 
-    def _check(self) -> _Seen:
+    def _check(self) -> SeenTensors:
         if not self._holds_the_same():
             self._look()
         now = {name: owner.get(key) for name, ((owner, key), _) in self._outer.items()}
-        if any(describe(now[name]) != expected for name, (_, expected) in self._outer.items()):
-            from aotc.runtime.explain.subclasses import subclass_error
-
-            raise subclass_error({name: (expected, now[name]) for name, (_, expected) in self._outer.items()})
+        check_subclasses({name: (expected, now[name]) for name, (_, expected) in self._outer.items()})
         return super()._check()

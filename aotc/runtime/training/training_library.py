@@ -16,7 +16,7 @@ from torch.autograd.function import Function
 from aotc.errors import BindError, CorruptError, GradientError, Issue
 from aotc.reads.tensors import dtype_name, named_state
 from aotc.records import Artifact, Saved, Variant, bucket_name
-from aotc.runtime.libraries.library import Library, calls_back, open_library
+from aotc.runtime.libraries.library import calls_back, open_library
 from aotc.runtime.padding.padded_tensors import take_crops
 from aotc.runtime.training.results import Pass, RunBackward, separated
 from aotc.store.layout.check_record import backward_issues
@@ -24,6 +24,7 @@ from aotc.tensors.layouts import has_memory
 
 if TYPE_CHECKING:
     from aotc.runtime.libraries.library_folder import LibraryFiles
+    from aotc.runtime.libraries.library_protocol import Library
     from aotc.runtime.options import Graphs
 
 

@@ -90,8 +90,15 @@ def fetch(
     done = copied(transfer, Reference(str(path), bundle.model, tag=name), bundle.digest, chosen, layers, moved, began)
     _log.info(
         "fetched %s, %s, for %s to %s: %d of %d blobs were not there; %d requests, %d bytes in %.1f ms",
-        *(source, done.digest, ", ".join(done.targets), path, done.moved, done.blobs),
-        *(done.requests, done.received, 1000 * done.seconds),
+        source,
+        done.digest,
+        ", ".join(done.targets),
+        path,
+        done.moved,
+        done.blobs,
+        done.requests,
+        done.received,
+        1000 * done.seconds,
     )
     return done
 

@@ -120,8 +120,17 @@ def _found(store: ReadableStore, ref: str, digest: str, entry: BundleEntry, feed
     for unit, key, hit in artifact_hits(store, read_artifact(store, entry), feed):
         advisory = hit.advisory
         yield Affection(
-            *(ref, digest, entry.model, entry.target, unit, key),
-            *(advisory.id, advisory.concern.effect, advisory.concern.patch, advisory.summary, advisory.fixed),
-            hit.sure,
-            hit.operators,
+            ref,
+            digest,
+            model=entry.model,
+            target=entry.target,
+            unit=unit,
+            key=key,
+            id=advisory.id,
+            effect=advisory.concern.effect,
+            patch=advisory.concern.patch,
+            summary=advisory.summary,
+            fixed=advisory.fixed,
+            sure=hit.sure,
+            operators=hit.operators,
         )

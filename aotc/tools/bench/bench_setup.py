@@ -50,8 +50,15 @@ def prepared(
     Raises VerifyError where the model cannot be run."""
     files = tuple(str(work / f"inputs-{number}.pt") for number in range(len(sizes)))
     job = PrepareJob(
-        *(subject.spec, str(subject.folder), subject.device, subject.signature, tuple(sizes), files),
-        *(str(work / "expected.pt"), checkpoint, tuple(str(work / f"{at}.onnx") for at in range(exported))),
+        subject.spec,
+        str(subject.folder),
+        subject.device,
+        subject.signature,
+        sizes=tuple(sizes),
+        inputs=files,
+        expected=str(work / "expected.pt"),
+        checkpoint=checkpoint,
+        onnx=tuple(str(work / f"{at}.onnx") for at in range(exported)),
     )
     try:
         answer = answer_of("aotc.tools.bench.bench_setup", job, BenchSetup, work, own_caches(work / "prepare"))

@@ -126,7 +126,10 @@ def _of_mode(mode: str) -> tuple[Contender, ...]:
         Contender(mode, f"{label}, cold", _compiled(mode), _COMPILER, keeps_caches=True, slow=True, steady=True),
         Contender(f"{mode}-warm", f"{label}, warm caches", _compiled(mode), _COMPILER, after=mode, slow=True),
         Contender(
-            *(f"{mode}-mega", f"{label}, mega-cache", _mega(mode), _COMPILER),
+            f"{mode}-mega",
+            f"{label}, mega-cache",
+            _mega(mode),
+            _COMPILER,
             after=mode,
             starts_from_mega=True,
             slow=True,

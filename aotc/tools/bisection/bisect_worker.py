@@ -33,6 +33,8 @@ from aotc.reads.tensors import named_state
 from aotc.records import Bucket, Dims, SizeRange, bucket_name, decode
 from aotc.runtime.libraries.library_folder import FilesInFolder
 from aotc.runtime.load import bind_artifact
+from aotc.runtime.options import LoadOptions
+from aotc.runtime.select import Chosen
 from aotc.tools.bisection.bisection_messages import Bisection, BisectJob
 from aotc.tools.bisection.divergence import first_divergence
 from aotc.tools.bisection.foreign_weights import not_followed, wrongly_bound
@@ -227,14 +229,13 @@ class _Bisecting:
             compile_unit(Job(unit, self.job.verify.folder, str(output)), lambda stage: None)
             artifact = decode((output / RECORD).read_bytes(), BuiltArtifact)
             module = self.comparison.copy_of(self.comparison.eager)
-            compiled = bind_artifact(
+            chosen = Chosen(
                 artifact,
-                lambda variant: FilesInFolder(output, variant.library),
-                module,
                 self.comparison.device,
-                allow_imports=True,
+                files_of=lambda variant: FilesInFolder(output, variant.library),
                 read_file=lambda file: (output / file.name).read_bytes(),
             )
+            compiled = bind_artifact(chosen, module, LoadOptions(allow_imports=True))
             return self._flaw(JudgedCode(compiled, module), self.seed)
 
     def _end(self, culprit: Culprit | None = None, remedies: Sequence[Remedy] = (), conclusion: str = "") -> Bisection:

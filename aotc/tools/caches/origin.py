@@ -20,8 +20,8 @@ import torch
 from aotc.amounts import counted
 from aotc.digest import sha256_json
 from aotc.errors import Issue
+from aotc.machine.compatibility import Rule
 from aotc.machine.environment import numbers, this_environment
-from aotc.machine.explain_mismatch import Rule
 from aotc.machine.native_target import python_abi
 from aotc.records import Environment
 from aotc.store.layout.compiler_cache import CompilerCache

@@ -74,7 +74,11 @@ def save(
                         files.append(CachedFile(kind, path, sha256_bytes(data), len(data), modified))
         packed = store.blobs.put_file_zstd(pack, _LEVEL)
         cache = CompilerCache(
-            *(reference.model, origin.environment, origin.packages, tuple(files), packed),
+            reference.model,
+            origin.environment,
+            origin.packages,
+            tuple(files),
+            packed,
             code=origin.code,
             variables=origin.variables,
         )

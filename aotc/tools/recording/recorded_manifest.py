@@ -154,7 +154,9 @@ def _factory(name: str, module: nn.Module, factories: Mapping[str, Any], output:
     function = re.sub(r"\W", "_", name)
     _log.warning(
         "aotc.record: how to make %s, a %s, is not known: write a function that returns it and name it in %s",
-        *(name, type(module).__qualname__, output),
+        name,
+        type(module).__qualname__,
+        output,
     )
     return Made(f"my_models:{function}", comment=f"write this function: it returns the {type(module).__qualname__}")
 

@@ -18,7 +18,7 @@ from aotc.digest import canonical_json
 from aotc.errors import BindError, ManifestError
 from aotc.records import Mode
 from aotc.runtime.compiled import Compiled, class_for
-from aotc.runtime.explain.arguments import options_error
+from aotc.runtime.options import options_error
 from aotc.store.cache_folder import cache_folder
 from aotc.store.extras import install_hint
 from aotc.store.reference import is_remote

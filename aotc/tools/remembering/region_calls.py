@@ -17,7 +17,8 @@ import torch
 from torch import nn
 
 from aotc.errors import AotcError, BindError, GradientError
-from aotc.runtime.call import CompiledCall, own_forward
+from aotc.reads.attributes import own_forward
+from aotc.runtime.call import CompiledCall
 from aotc.runtime.compiled_regions import CompiledRegions
 
 

@@ -25,7 +25,7 @@ from aotc.expressions import Expression
 from aotc.manifest import ModelSpec
 from aotc.models.calls import state_put_back, writable_buffers
 from aotc.models.input_forms import input_forms
-from aotc.models.regions import Call, never_called, region_paths, run_observed
+from aotc.models.regions import Call, never_called, observed, region_paths, run_eagerly
 from aotc.models.signature import make_signature
 from aotc.reads.state_specs import state_specs
 from aotc.reads.tensors import dtype_name, named_state, plain_state
@@ -163,8 +163,8 @@ def _calls_at(
         found[path].append(_Seen(canonical_json(call.parameters), call.paths, described, trace.digest(result)))
         return result
 
-    with left_as_it_was(module):
-        run_observed(spec, module, signature, dims, folder, paths, observe)
+    with left_as_it_was(module), observed(module, paths, observe):
+        run_eagerly(spec, module, signature, dims, folder, stage="regions")
     for path, calls in found.items():
         if len(set(calls)) > len({call.form for call in calls}):
             raise BuildError(

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
-from torch import nn
 
-from aotc.records import Signature
-from aotc.runtime.call import own_forward
+from aotc.reads.attributes import own_forward
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import nn
+
+    from aotc.records import Signature
 
 _KINDS: Mapping[str, inspect._ParameterKind] = {
     "positional": inspect.Parameter.POSITIONAL_ONLY,

@@ -1,9 +1,20 @@
-"""The rules by which an artifact runs on a machine, one by one: both values, and where they do not fit, why not."""
+"""Whether an artifact can run on a machine: rules, each with both values and, where it is not kept, why not.
+
+- operating system and architecture: equal.
+- CPU features: all that the target needs are here (FACTS of the hardware: a missing one ends in SIGILL).
+- frozen weights on a CPU: oneDNN packed them for one CPU level, so the level must be equal, not only sufficient.
+- glibc and libstdc++: at least the versions whose symbols the libraries use.
+- torch: the same major.minor. With `compat="abi"` another minor of the same major, for code that calls nothing but
+  torch's C shim; `aotc.runtime.libraries.torch_abi` looks for every symbol before a library is opened.
+- CUDA: the same compute capability, or, where the artifact carries PTX, a higher one; torch's CUDA of the same major.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from aotc.errors import Issue
-from aotc.machine.environment import Compat, has_versions, numbers
+from aotc.machine.environment import Compat, numbers
 from aotc.machine.targets import best_cpu_target, cuda_target, parse_target
 from aotc.records import Artifact, Environment, Record
 
@@ -21,13 +32,13 @@ class Rule(Record, frozen=True):
     issue: Issue | None = None
 
 
-def explain_mismatch(artifact: Artifact, here: Environment, compat: Compat = "minor") -> list[Issue]:
+def mismatches(artifact: Artifact, here: Environment, compat: Compat = "minor") -> list[Issue]:
     """Every reason why the artifact cannot run in `here`, with both values and a hint; empty where it can."""
     return [rule.issue for rule in rules(artifact, here, compat) if rule.issue is not None]
 
 
 def rules(artifact: Artifact, here: Environment, compat: Compat = "minor") -> list[Rule]:
-    """Every rule that `aotc.machine.environment.runs` applies to the artifact, kept or not."""
+    """Every rule that applies to the artifact, kept or not."""
     needed = artifact.environment
     return [
         *_platform_rules(needed, here),
@@ -37,39 +48,36 @@ def rules(artifact: Artifact, here: Environment, compat: Compat = "minor") -> li
     ]
 
 
-def _platform_rules(needed: Environment, here: Environment) -> list[Rule]:
-    found = []
-    for label, expected, actual in (
+def _platform_rules(needed: Environment, here: Environment) -> Iterator[Rule]:
+    for name, expected, actual in (
         ("operating system", needed.os, here.os),
         ("architecture", needed.machine, here.machine),
     ):
-        issue = Issue(
-            f"built for {label} {expected}, this machine is {actual}",
-            expected=expected,
-            actual=actual,
-            hint=f"build on, or for, {actual}",
-        )
-        found.append(Rule(label, expected, actual, None if expected == actual else issue))
+        said = f"built for {name} {expected}, this machine is {actual}"
+        issue = Issue(said, expected=expected, actual=actual, hint=f"build on, or for, {actual}")
+        yield Rule(name, expected, actual, None if expected == actual else issue)
     if needed.libc:
-        issue = Issue(
-            f"its libraries need glibc {needed.libc}, here is {here.libc or 'another C library'}",
-            expected=needed.libc,
-            actual=here.libc,
-            hint="build on the oldest distribution that you run on",
-        )
-        enough = numbers(here.libc or "0", 2) >= numbers(needed.libc, 2)
-        found.append(Rule("glibc", f"{needed.libc} or newer", here.libc or "another", None if enough else issue))
+        said = f"its libraries need glibc {needed.libc}, here is {here.libc or 'another C library'}"
+        hint = "build on the oldest distribution that you run on"
+        fits = numbers(here.libc or "0", 2) >= numbers(needed.libc, 2)
+        issue = Issue(said, expected=needed.libc, actual=here.libc, hint=hint)
+        yield Rule("glibc", f"{needed.libc} or newer", here.libc or "another", None if fits else issue)
     if needed.libstdcxx:
         wanted, actual = " ".join(needed.libstdcxx), " ".join(here.libstdcxx)
-        issue = Issue(
-            f"its libraries need libstdc++ with {wanted}, here is {actual or 'another C++ library'}",
-            expected=wanted,
-            actual=actual,
-            hint="build on the oldest distribution that you run on, or install its newer libstdc++6",
-        )
-        enough = has_versions(needed.libstdcxx, here.libstdcxx)
-        found.append(Rule("libstdc++", f"{wanted} or newer", actual or "another", None if enough else issue))
-    return found
+        said = f"its libraries need libstdc++ with {wanted}, here is {actual or 'another C++ library'}"
+        hint = "build on the oldest distribution that you run on, or install its newer libstdc++6"
+        fits = _has_versions(needed.libstdcxx, here.libstdcxx)
+        issue = Issue(said, expected=wanted, actual=actual, hint=hint)
+        yield Rule("libstdc++", f"{wanted} or newer", actual or "another", None if fits else issue)
+
+
+def _has_versions(needed: Iterable[str], here: Iterable[str]) -> bool:
+    """Whether each `FAMILY_1.2.3` that is needed is at most that of the same family here."""
+    versions = {family: numbers(version, 3) for family, _, version in (name.rpartition("_") for name in here)}
+    return all(
+        numbers(version, 3) <= versions.get(family, ())
+        for family, _, version in (name.rpartition("_") for name in needed)
+    )
 
 
 def _cpu_rules(artifact: Artifact, here: Environment) -> list[Rule]:

@@ -1,4 +1,4 @@
-"""Why a parameter of a tensor subclass, as a quantised one, is not what an artifact was built for: with both values."""
+"""How the description of a tensor subclass, as of a quantised parameter, differs from the one of the build."""
 
 from __future__ import annotations
 
@@ -9,37 +9,38 @@ from torch import Tensor
 
 from aotc.errors import BindError, Issue
 from aotc.reads.tensors import dtype_name
-from aotc.tensors.subclasses import describe
-
-_QUANTIZE_ALIKE = "quantise the module as its manifest's factory does, or build the artifact for this form"
+from aotc.tensors.subclasses import agrees, describe
 
 
-def subclass_error(parameters: Mapping[str, tuple[Any, Any]]) -> BindError:
-    """Of a module's `parameters`: by name, the description that is expected, and the tensor."""
+def check_subclasses(parameters: Mapping[str, tuple[Any, Any]]) -> None:
+    """Of a module's `parameters`: by name, the description that is expected, and the tensor. Raises BindError."""
     issues = [
-        issue
-        for name, (expected, tensor) in parameters.items()
-        for issue in subclass_issues(name, expected, describe(tensor), tensor)
+        issue for name, (expected, tensor) in parameters.items() for issue in subclass_issues(name, expected, tensor)
     ]
-    return BindError(
-        "the module's parameters are not quantised, or wrapped in a tensor subclass, as those of the build were",
-        issues=tuple(issues),
-        hint=_QUANTIZE_ALIKE,
-    )
+    if issues:
+        raise BindError(
+            "the module's parameters are not quantised, or wrapped in a tensor subclass, as those of the build were",
+            issues=tuple(issues),
+            hint="quantise the module as its manifest's factory does, or build the artifact for this form",
+        )
 
 
-def checkpoint_error(where: str, parameters: Mapping[str, tuple[Any, Any]]) -> BindError:
-    """Of a checkpoint's: by name, the description that is expected, and the one found."""
-    issues = [issue for name, both in parameters.items() for issue in _differences(name, *both, "the checkpoint's")]
-    return BindError(
-        f"the parameters of {where} are not quantised as those of the build were",
-        issues=tuple(issues),
-        hint="quantise the checkpoint's model as the manifest's factory does, or build the artifact for this form",
-    )
+def check_described(where: str, parameters: Mapping[str, tuple[Any, Any]]) -> None:
+    """Of a checkpoint's: by name, the description that is expected, and the one found. Raises BindError."""
+    if not all(agrees(*both) for both in parameters.values()):
+        issues = [issue for name, both in parameters.items() for issue in _differences(name, *both, "the checkpoint's")]
+        raise BindError(
+            f"the parameters of {where} are not quantised as those of the build were",
+            issues=tuple(issues),
+            hint="quantise the checkpoint's model as the manifest's factory does, or build the artifact for this form",
+        )
 
 
-def subclass_issues(name: str, expected: Any, found: Any, tensor: Any) -> list[Issue]:
+def subclass_issues(name: str, expected: Any, tensor: Any) -> list[Issue]:
     """All differences of one parameter; `tensor` may be a plain one, or None."""
+    found = describe(tensor)
+    if found == expected:
+        return []
     if found is None:
         plain = f"a plain {dtype_name(tensor.dtype)} tensor" if isinstance(tensor, Tensor) else "missing"
         kind = str(expected["class"])

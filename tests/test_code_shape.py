@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from benchmarks.loader import count_executed
 from processes import ROOT
 
 PACKAGE = ROOT / "aotc"
@@ -65,3 +67,46 @@ def test_no_function_has_more_than_eight_parameters() -> None:
         and not is_command(node)
     }
     assert many == MAY_HAVE_MORE.keys()
+
+
+# -- circles ----------------------------------------------------------------------------------------------------------
+
+MAY_BE_CIRCLES = ("aotc.tools.remembering", "aotc.runtime.dispatch", "aotc.runtime.padding")
+"""Rooms whose files import one another, as is: `dispatch` chooses by the rules of `padding`, which read its buckets."""
+
+NAMES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES}
+
+
+def imported(path: Path, tree: ast.AST) -> Iterator[str]:
+    """The modules of aotc that a file imports, also within functions, but for types alone."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in NAMES)
+        elif isinstance(node, ast.ImportFrom) and str(node.module).startswith("aotc"):
+            submodules = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from ([each for each in submodules if each in NAMES] or [str(node.module)])
+        else:
+            yield from imported(path, node)
+
+
+def test_no_files_import_one_another_in_a_circle() -> None:
+    """Also within functions. A circle raises CycleError, which names it. `aotc` itself imports lazily, for users."""
+    edges = {name: {*imported(path, ast.parse(path.read_text()))} - {name, "aotc"} for name, path in NAMES.items()}
+    left_out = {name for name in edges if name.startswith(MAY_BE_CIRCLES)}
+    graphlib.TopologicalSorter({name: of - left_out for name, of in edges.items() if name not in left_out}).prepare()
+
+
+# -- what a load executes ---------------------------------------------------------------------------------------------
+
+MOST_LINES, MOST_MODULES = 3440, 55
+"""What is reached; 1,600 lines and 25 modules are aimed at. Lower them when the loader shrinks."""
+
+
+def test_a_plain_load_and_two_calls_execute_little(quickstart_store: Path) -> None:
+    """From `import aotc` on, each line counted once: code that is loaded and never runs costs a reader, and no start.
+    `tests/benchmarks/loader.py` shows the same, with the CPU that it takes."""
+    found = count_executed(ROOT, f"{quickstart_store}#quickstart")
+    assert len(found["modules"]) <= MOST_MODULES
+    assert len(found["executed"]) <= MOST_LINES

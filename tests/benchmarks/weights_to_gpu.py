@@ -20,22 +20,22 @@ from pathlib import Path
 CHILD = """
 import json, sys, time
 import torch
-from aotc.runtime.checkpoints import files, staged
+from aotc.runtime.checkpoints import checkpoint_files, staged
 path, device, way, lanes, chunk = sys.argv[1:]
 staged.LANES, staged.CHUNK = int(lanes), int(chunk) << 20
 device = torch.device(device)
 torch.zeros(1, device=device)
 torch.cuda.synchronize(device)
-checkpoint = files.open_weights(path)
+checkpoint = checkpoint_files.open_weights(path)
 def once():
     sources = {name: checkpoint.read(name) for name in checkpoint.forms}
     copies = [(torch.empty_like(each, device=device), each) for each in sources.values()]
     torch.cuda.synchronize(device)
     began = time.perf_counter()
     if way == "plain":
-        files.copy_plainly(copies, device)
+        checkpoint_files.copy_plainly(copies, device)
     else:
-        files._copy_all(copies, device)
+        checkpoint_files._copy_all(copies, device)
     torch.cuda.synchronize(device)
     return time.perf_counter() - began, copies
 first, copies = once()

@@ -485,10 +485,10 @@ def test_the_kept_s_processes_compute_with_several_threads_as_its_factory_did(tm
     code = f"""
 import os, select, sys
 from aotc.compiler.planning import plan
-from aotc.compiler.workers import forks, module_holder
+from aotc.compiler.workers import module_holder, unit_servers
 from aotc.manifest import read_manifest
 manifest = read_manifest({str(tmp_path / "manifest.yaml")!r})
-forks._PRELOADED = {{"multiplies": ()}}
+unit_servers._PRELOADED = {{"multiplies": ()}}
 plan.WORTH = 0
 for _ in range(20):
     holder = module_holder.hold(module_holder.make_modules(manifest))
@@ -505,10 +505,10 @@ def test_a_build_that_is_killed_leaves_no_holder_and_nothing_that_it_started(tmp
         (tmp_path / f"{module}.py").write_text(SERVED)
     code = f"""
 import os, sys, time
-from aotc.compiler.workers import forks
+from aotc.compiler.workers import unit_servers
 sys.path.insert(0, {str(tmp_path)!r})
-forks._PRELOADED = dict.fromkeys({MODULES!r}, ())
-holder = forks.Holder(["kept"])
+unit_servers._PRELOADED = dict.fromkeys({MODULES!r}, ())
+holder = unit_servers.Holder(["kept"])
 for module in {MODULES!r}:
     process = holder.servers[module].start(["60"], os.environ, sys.stderr.buffer)
     process.stdout.readline()

@@ -138,3 +138,13 @@ class Scaled(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.linear(x).tanh() * self.factor
         return y
+
+
+class Counted(Scaled):
+    def __init__(self, width: int = 8, factor: float = 1.0) -> None:
+        super().__init__(width, factor)
+        self.seen = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += 1
+        return super().forward(x)

@@ -22,7 +22,7 @@ def prepared(model: Any) -> Any:
 
 
 @pytest.mark.compile
-def test_accelerate_s_mixed_precision_trains_by_compiled_code(program: Any) -> None:
+def test_accelerate_s_mixed_precision_trains_a_module_that_counts_by_compiled_code(program: Any) -> None:
     pytest.importorskip("accelerate")
     told = program.run(
         "from accelerate import Accelerator\n"
@@ -36,16 +36,17 @@ def test_accelerate_s_mixed_precision_trains_by_compiled_code(program: Any) -> N
         "        y = model(torch.full((4, 8), number / 4)); acc.backward(y.square().sum()); optimizer.step()\n"
         "        optimizer.zero_grad(); losses.append((str(y.dtype), float(y.float().sum())))\n"
         "    return losses\n"
-        "net = Scaled()\n"
+        "net = Counted()\n"
         "acc, eager, of_eager = prepared(deepcopy(net))\n"
         "want = steps(acc, eager, of_eager)\n"
         "acc, model, optimizer = prepared(aotc.compile(deepcopy(net), train=True))\n"
         "model(torch.ones(4, 8)); ready = model.wait(); before = model.stats()\n"
         "seen = steps(acc, model, optimizer); after = model.stats()\n"
         "ran = [after.compiled - before.compiled, after.eager - before.eager]\n"
-        "tell(model, ready=ready, want=want, seen=seen, ran=ran)"
+        "tell(model, ready=ready, want=want, seen=seen, ran=ran, counts=(eager.seen, model.seen))"
     )
     assert (told["ready"], told["ran"]) == (True, [4, 0])
+    assert told["counts"] == [4, 5]  # of calls, compiled ones too
     assert [dtype for dtype, _ in told["seen"]] == [dtype for dtype, _ in told["want"]] == ["torch.float32"] * 4
     for (_, seen), (_, want) in zip(told["seen"], told["want"], strict=True):
         assert seen == pytest.approx(want, rel=0.02, abs=0.02)

@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -163,6 +163,7 @@ def _build(job: BuildJob, place: Place, memory: Memory, kinds: list[int]) -> Non
             if place.model(n) not in failed:
                 kind = now.kinds[n]
                 kind.built, kind.regions, kind.pushed = len(memory.kinds[n].calls), memory.kinds[n].regions, ""
+                kind.counters = memory.kinds[n].counters
 
     place.change(None, ended)
 
@@ -295,6 +296,9 @@ class Attempt:
             self._differs = self._differences(manifest.models[models[0]])
         if self._differs:
             return dict.fromkeys(models, self._differs)
+        if self.memory.changed and self._find_counters(manifest.models):
+            self.place.manifest.write_text(self._manifest(models, wide)[0])
+            manifest = read_checked(self.place.manifest)
         sizes_of = (bucket.values() for spec in manifest.models.values() for bucket in spec.buckets)
         if not all(isinstance(size, int) for each in sizes_of for size in each):  # it mends ranges
             check_written(self.place.manifest, sizes, CHECK_SECONDS)
@@ -328,6 +332,30 @@ class Attempt:
             "hint: name a factory that puts in adapters and replaces parts and forwards, too: "
             "aotc.compile(model, factory=…)"
         )
+
+    def _find_counters(self, specs: Mapping[str, ModelSpec]) -> bool:
+        """Try which of the attributes that calls change are counters, and let the factory mark these. Whether there are
+        any. Raises what the factory raises."""
+        from aotc.models.calls import modes_of
+        from aotc.models.factory import build_module
+        from aotc.tools.remembering.counters import counters_of, example_calls, with_counters
+        from aotc.tools.remembering.manifest import from_json
+
+        names, self.memory.changed = self.memory.changed, []
+        for model, spec in specs.items():
+            module = build_module(spec, self.place.folder).train(bool(spec.train))
+            modes = functools.partial(modes_of, spec, "cpu")
+            call = getattr(module, spec.method) if spec.method else module
+            calls = example_calls(call, from_json(self.models[model].calls[0]), modes)
+            self.models[model].counters = counters_of(module, calls, names)
+        common = set.intersection(*(set(self.models[model].counters) for model in specs))
+        for model in specs:
+            self.models[model].counters = {name: n for name, n in self.models[model].counters.items() if name in common}
+        if common:
+            nested = {"factory": self.memory.factory, "kwargs": self.memory.kwargs}
+            self.memory.factory = f"{with_counters.__module__}:{with_counters.__name__}"
+            self.memory.kwargs = {"module": nested, "counters": sorted(common)}
+        return bool(common)
 
     def _find_regions(self, models: list[str], *, if_not_whole: bool = False) -> dict[str, str]:
         """Choose regions for these models; the reasons of those that have none. Raises as `_build`."""

@@ -34,6 +34,9 @@ def check_kind(kind: Kind) -> None:
     for pattern in kind.regions:
         if re.fullmatch(r"[\w.*]+", pattern) is None:
             raise ValueError(f"{pattern!r} is no pattern of submodules")
+    for name in kind.counters:
+        if re.fullmatch(r"[\w.]+", name) is None or name.rpartition(".")[2].startswith("_"):
+            raise ValueError(f"{name!r} is no name of a counter")
     if kind.pushed and re.fullmatch(r"sha256:[0-9a-f]{64}", kind.pushed) is None:
         raise ValueError(f"{kind.pushed!r} is no digest")
     for call in kind.calls:

@@ -45,13 +45,15 @@ class Kind(msgspec.Struct):
     """Calls that one model takes: they differ in the sizes and values of tensors alone. `ambient` are the modes that
     they were made in, as the manifest says them. `calls` only grow; the first `built` of them have code. `regions` are
     those that the last build chose, if it was to choose, or if the model cannot be captured whole. `pushed` is the
-    digest of the bundle that a store at a URL has of it."""
+    digest of the bundle that a store at a URL has of it. `counters` are numbers in the module that a call
+    adds to, and what it adds: compiled code does not, and does not depend on them."""
 
     ambient: dict[str, str | None]
     calls: list[dict[str, Any]] = []
     built: int = 0
     regions: list[str] = []
     pushed: str = ""
+    counters: dict[str, int] = {}
 
     def takes(self, seen: Mapping[str, Any], ambient: Mapping[str, str | None]) -> bool:
         """Whether a call that was made in these modes is of this kind."""
@@ -82,7 +84,8 @@ class Memory(msgspec.Struct):
     and `aotc init --from-store`: a build takes these from the program that asks for it. `asked` is what the build was
     asked for; `attempts` are builds in a row that have begun and not ended; `state_bytes` are those of its parameters
     and buffers; `remote` is the digest of what was last merged from, or written to, a URL
-    (`aotc.tools.remembering.remote_memory`). What another `version` wrote is as nothing."""
+    (`aotc.tools.remembering.remote_memory`); `changed` are attributes that calls change. What another `version` wrote
+    is as nothing."""
 
     facts: IdentityFacts
     asked: dict[str, Any]
@@ -94,6 +97,7 @@ class Memory(msgspec.Struct):
     attempts: int = 0
     state_bytes: int = 0
     remote: str = ""
+    changed: list[str] = []
     version: int = VERSION
 
     def kind_of(self, seen: Mapping[str, Any], ambient: Mapping[str, str | None]) -> int | None:

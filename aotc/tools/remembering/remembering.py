@@ -36,6 +36,7 @@ from aotc.runtime.state.read_write_lock import ReadWriteLock
 from aotc.store.reference import is_registry, is_remote
 from aotc.tools.remembering.builds import Builds
 from aotc.tools.remembering.call_counts import CallCounter, CallCounts, in_words
+from aotc.tools.remembering.counters import Counting
 from aotc.tools.remembering.forms import CallLike, ambient_here, form_of, records_gradients
 from aotc.tools.remembering.identity import (
     IdentityFacts,
@@ -75,7 +76,7 @@ MOST_LOADED = 8
 
 _OF_FACTS = (
     *("_facts", "_name", "_look", "_tables", "_place", "_made", "_compiled", "_only", "_regions", "_eager", "_runs"),
-    *("_whys", "_misses", "_like", "_built_then", "_former", "_is_stale", "_known_kinds"),
+    *("_whys", "_misses", "_like", "_built_then", "_former", "_is_stale", "_known_kinds", "_counting"),
 )
 """The attributes of `Remembering` that are those of the module as it is, and are put aside while it is another."""
 
@@ -209,6 +210,7 @@ class Remembering:
         self._former: list[CompiledCall] = []
         """Code that refused what the module's look does not show, as a global variable: it may be as it was again."""
         self._is_stale = False
+        self._counting: Counting | None = None
         self._known_kinds: set[object] = set()
         """The kinds of calls that are remembered, once there are as many as may be."""
 
@@ -313,6 +315,8 @@ class Remembering:
             if code is not compiled:  # of the module as it is now
                 with suppress(BindError, GradientError):
                     if (result := code(*args, **kwargs)) is not _REFUSED:
+                        if self._counting is not None:
+                            self._counting.add()
                         return result
             why = f"the module has changed: {in_line(error)}"
         except Exception as error:
@@ -321,6 +325,8 @@ class Remembering:
             why = self._unseen(error)
         else:
             if result is not _REFUSED:
+                if self._counting is not None:
+                    self._counting.add()
                 return result
             self._only = None
             if self._has_changed():  # to another dtype, say, as the arguments have
@@ -517,6 +523,11 @@ class Remembering:
         for name in dict.fromkeys([*before, *now]):
             if before.get(name) != now.get(name):
                 self.by_calls.setdefault(name, before.get(name))
+        if self._made is not None:
+            self._made = self.builds.made = msgspec.structs.replace(self._made, changed=self._changed_names())
+
+    def _changed_names(self) -> list[str]:
+        return [name.removeprefix("attribute ") for name in self.by_calls]
 
     def _refused_again(self, form: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any], failure: str = "") -> str:
         """Why a call of a form that gets no code runs in eager. To ask all code, and to explain a miss, takes
@@ -663,7 +674,8 @@ class Remembering:
                 if self.options.url and self._place.read() is None:
                     self._pull(self._place)
             self._load()
-            self._look = ModuleLook(self.module, by_calls)
+            counted = {(id(holder), key) for holder, key, _ in self._counting.places} if self._counting else set()
+            self._look = ModuleLook(self.module, by_calls | counted)
             place, state = self._place, self.state()
             if place is not None and not state.forms and (before := place.latest_of_class(self._facts)) is not None:
                 changed = list(differences(before.facts, self._facts))
@@ -721,6 +733,11 @@ class Remembering:
         for kind in range(len(memory.kinds)) if memory else itertools.count():
             model = f"{self._name}-{kind + 1}" if kind else self._name
             ref = f"{store}/{model}" if is_registry(store) else model
+            if memory is not None and (counters := memory.kinds[kind].counters):
+                self._counting = Counting(self.module, counters)
+                for name in counters:
+                    fact = f"attribute {name}"
+                    self.by_calls.setdefault(fact, self._facts.get(fact))
             try:
                 compiled = load(ref, self.module, store=None if is_registry(store) else store, on_miss="eager")
             except NotFoundError as error:
@@ -873,14 +890,16 @@ class Remembering:
         """How a build makes the module, with no calls yet. Raises ManifestError where that is not known."""
         from aotc.tools.remembering.manifest import dtype_to_cast, made_from
 
-        changed = [name.removeprefix("attribute ") for name in self.by_calls]
+        changed = self._changed_names()
         with self._in_cells():
             if self._no_cells is not None and self.options.factory is None:
                 raise self._no_cells
             made = made_from(self.module, self.options.factory, self.options.kwargs, changed)
         size = sum(tensor.nbytes for tensor in plain_state(self.module).values())
         cast = dtype_to_cast(self.module)
-        return Memory(self._facts, self.options.asked, made.factory, made.kwargs, cast, state_bytes=size)
+        return Memory(
+            self._facts, self.options.asked, made.factory, made.kwargs, cast, state_bytes=size, changed=changed
+        )
 
     # -- builds -------------------------------------------------------------------------------------------------------
 

@@ -177,6 +177,7 @@ def merge(memory: Memory, theirs: Memory, there: Collection[int]) -> None:
         merged = local.Kind(kind.ambient, [*kind.calls, *ours][:MOST_CALLS], regions=kind.regions)
         if number in there:
             merged.built, merged.pushed = min(kind.built, MOST_CALLS), kind.pushed
+            merged.counters = kind.counters
         kinds.append(merged)
     kinds += [local.Kind(kind.ambient, kind.calls, regions=kind.regions) for kind in left]
     memory.kinds = kinds[:MOST_KINDS]

@@ -3,8 +3,8 @@
 In the order in which a load and then a call meet the modules:
 
 - `prepare`: the half of a load that needs no device, before a fork.
-- `load`, with its `options` in groups, `fetch` for a remote reference and `select` for the artifact of this machine;
-  `attested` for one that has to have passed `aotc verify`; `attach` for a pipeline.
+- `load`: the stages, over one value of `options`. `find`: the bundle, with `fetch` for a remote reference. `select`:
+  the artifact of this machine, `attested` where it has to have passed `aotc verify`. `attach` loads for a pipeline.
 - `state`: the module, checked, and its tensors; `checkpoints` where there is no module. `libraries`: opened.
 - `compiled` is what a load returns; `call` runs it: `bind` (arguments), `dispatch` (the bucket; `padding` where none is
   equal), `guards` (with `aliases`), `variant` (its library). `conversions` of arguments and results, where the caller's
@@ -12,5 +12,5 @@ In the order in which a load and then a call meet the modules:
   first one on; what it does not decide, Python makes or refuses.
 - `compiled_regions`: for a model that is compiled by regions. `training`: for one with gradients. `parallel`: for one
   rank of several. `cuda`: graphs and streams. `stats`, `forks`.
-- `explain`: why something was refused; imported only then.
+- `explain`: what a miss does, and why a call is one; imported only then.
 """

@@ -1,1 +1,1 @@
-"""Why something may not be: imported when a call or a load has failed, or when a caller asks."""
+"""What a miss does, and why a call is one: imported when a call has failed, or when a caller asks."""

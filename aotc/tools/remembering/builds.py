@@ -170,8 +170,14 @@ class Builds:
 
         given = self.options
         job = BuildJob(
-            *(str(place.folder), place.name, str(place.store), made),
-            *(given.seconds, given.cores, descriptor, given.url),
+            str(place.folder),
+            place.name,
+            str(place.store),
+            made=made,
+            seconds=given.seconds,
+            cores=given.cores,
+            lock=descriptor,
+            url=given.url,
             niceness=0 if urgent else NICENESS,
             repairs=self.repairs,
         )

@@ -245,7 +245,19 @@ def compile(
     if isinstance(module, Remembered):
         module = module.module
     chosen = Options(
-        *(factory, kwargs, where, ranges or {}, mode, build, seconds, cores, builds, retry, train, regions, gpu),
+        factory,
+        kwargs,
+        where,
+        ranges=ranges or {},
+        mode=mode,
+        build=build,
+        seconds=seconds,
+        cores=cores,
+        builds=builds,
+        retry=retry,
+        train=train,
+        regions=regions,
+        gpu=gpu,
         on_miss=on_miss,
         fullgraph=fullgraph,
         dynamic=dynamic,

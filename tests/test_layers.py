@@ -135,7 +135,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     ADVISE: {*RECORDS, "numpy", "PIL", "aotc.manifest", ADVISE, PAGE},
     CACHES: {*RUNTIME, CACHES, "aotc_watching"},  # which lies in the folder that is put on PYTHONPATH
     "aotc.integrations": {*RUNTIME, CACHES, "aotc.compiler", "aotc.integrations", "vllm"},
-    BENCH: {*MODELS, *RUNTIME, "aotc", "aotc.verify", ADVISE, BENCH, PAGE},
+    BENCH: {*MODELS, *RUNTIME, "aotc", "aotc.verify", ADVISE, BENCH, PAGE, "onnxruntime", "openvino"},
     "aotc.tools.gate": {*MODELS, *RUNTIME, "aotc.verify", VERDICTS, ADVISE, BENCH, "aotc.tools.gate"},
     BISECTION: {*MODELS, *RUNTIME, "aotc.compiler", MESSAGES, "aotc.verify", VERDICTS, BISECTION},
     "aotc.tools.audit": {*STORE, "aotc.tools.audit"},

@@ -4,4 +4,5 @@
 - `unit_files`: put these files into the store as blobs, and the record under the unit's key.
 - `target_artifacts`: units of one target become one artifact. `bundles`: artifacts of a model become its bundle.
 - `merging`: the same from the stores of several machines (`aotc merge`). `url_store`: build into a store at a URL.
+- `supply_chain`: what `aotc build --attest` states of the bundles.
 """

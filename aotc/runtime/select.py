@@ -26,17 +26,16 @@ if TYPE_CHECKING:
     from aotc.runtime.parallel.ranks import RanksOfLoad
     from aotc.store.layout.bundle import BundleEntry
 
+    class _ForTarget(Protocol):
+        @property
+        def target(self) -> str: ...
+
+
 _log = logging.getLogger("aotc")
 
 _ORDER = [*CPU_FEATURES]
 
-
-class _ForTarget(Protocol):
-    @property
-    def target(self) -> str: ...
-
-
-C = TypeVar("C", bound=_ForTarget)
+C = TypeVar("C", bound="_ForTarget")
 
 
 class Chosen(msgspec.Struct, frozen=True):

@@ -12,11 +12,12 @@
 #include <unordered_map>
 
 #include "binding.h"
+#include "openmp.h"
 
 namespace aotc {
 namespace {
 
-constexpr long INTERFACE = 1;  // of the tables: `INTERFACE` of aotc/runtime/native.py
+constexpr long INTERFACE = 2;  // of the tables: `INTERFACE` of aotc/runtime/native.py
 constexpr size_t MOST_PLANS = 16384;
 
 using Row = std::array<long, 4>;  // calls, padded calls, elements of the inputs, elements that ran: as of `Counters`
@@ -489,9 +490,15 @@ PyObject* modes_now(PyObject*, PyObject*) {
                        now.inference ? Py_True : Py_False);
 }
 
+PyObject* add_teams(PyObject*, PyObject* threads) {
+  long count = PyLong_AsLong(threads);
+  return PyErr_Occurred() ? nullptr : PyLong_FromLong(add_idle_teams(static_cast<int>(count)));
+}
+
 PyMethodDef methods[] = {{"open", open_door, METH_O, nullptr},
                          {"described", described, METH_O, nullptr},
                          {"modes", modes_now, METH_NOARGS, nullptr},
+                         {"add_idle_teams", add_teams, METH_O, nullptr},
                          {"know_modes", know_modes, METH_VARARGS, nullptr},
                          {}};
 PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_evaluator", nullptr, -1, methods};

@@ -285,6 +285,10 @@ def open_libraries(chosen: Chosen, options: LoadOptions) -> list[Library]:
                 sum(file.size for file in variant.files),
                 1000 * (time.perf_counter() - began),
             )
+        if chosen.device.type == "cpu":
+            from aotc.runtime.libraries.openmp import spin_briefly
+
+            spin_briefly()
         return libraries
 
 

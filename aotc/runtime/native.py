@@ -36,7 +36,7 @@ from aotc.runtime.libraries.library import CLibrary
 from aotc.runtime.state.call_state import State
 from aotc.tensors.layouts import strides_in, with_strides
 
-INTERFACE = 1
+INTERFACE = 2
 """Of the tables that the extension reads: of another number, it was compiled before this module changed them."""
 
 _log = logging.getLogger("aotc")

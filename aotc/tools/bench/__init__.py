@@ -4,6 +4,7 @@ In the order of use:
 
 - `subject`: the model, its buckets and its artifact, from a reference or a manifest
 - `contenders`: the table of the ways to serve a model; each says how it gets from a module to a callable
+- `peers`: other runtimes, from an ONNX file
 - `contender_caches`: caches of a contender's own, empty or left by another one's process
 - `bench_setup`: the inputs, the checkpoint and eager's output, written once for all contenders
 - `contender_messages`: what the measuring process is asked and what it answers

@@ -94,8 +94,8 @@ _TORCHS = frozenset(vars(nn.Module()))
 
 
 def _within(value: Any, depth: int) -> Iterator[Any]:
-    if isinstance(value, nn.Module | Tensor | type) or not depth:
-        return
+    if isinstance(value, nn.Module | Tensor | type) or not depth or getattr(type(value), "is_compiled_code", False):
+        return  # what aotc has put there notes what ran
     if isinstance(value, dict | list | set | deque):
         yield value
     own: dict[str, Any] = (own_attributes(value) or {}) if is_anothers(type(value)) else {}

@@ -195,7 +195,10 @@ def _load_found(
         ranks.agree("loaded", "")
     reference, where = options.place()
     call.loaded = Loaded(reference.name, where, found.bundle.digest, timer.parts)
-    _log.info("loaded %s from %s, %s for %r in %s", reference.name, where, found.bundle.digest, call, timer)
+    count, target = len(call.artifact.variants), call.artifact.target
+    buckets = "bucket" if count == 1 else "buckets"
+    text = "loaded %s from %s, %s for %s: %d %s in %s"
+    _log.info(text, reference.name, where, found.bundle.digest, target, count, buckets, timer)
     return compiled_module(call)
 
 

@@ -32,11 +32,10 @@ def tells_of_memory(function: Callable[P, R]) -> Callable[P, R]:
         try:
             return function(*args, **kwargs)
         except Exception as error:
-            chain = list(_chain(error))
-            if isinstance(error, MemoryLimitError) or not any(map(_is_of_memory, chain)):
+            # No variable here may hold the error: this frame is in its traceback, and would keep the module alive.
+            if isinstance(error, MemoryLimitError) or not any(map(_is_of_memory, _chain(error))):
                 raise
-            asked = next((int(found[1]) for one in chain if (found := _ASKED.search(str(one)))), None)
-            raise memory_limit_error(asked) from error
+            raise memory_limit_error(_asked_for(error)) from error
 
     return wrapped
 
@@ -54,6 +53,10 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__
+
+
+def _asked_for(error: BaseException) -> int | None:
+    return next((int(found[1]) for one in _chain(error) if (found := _ASKED.search(str(one)))), None)
 
 
 def _is_of_memory(error: BaseException) -> bool:

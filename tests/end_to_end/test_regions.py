@@ -135,7 +135,7 @@ def test_what_a_call_costs_is_measured_and_printed(regions_store: Path) -> None:
         assert 0 < cost.passing_ms < cost.regions_ms
         assert cost.eager_ms > 0
     report = json.loads((regions_store.parent / "regions-store.json").read_text())
-    notes = [note for unit in report["units"] for note in unit["notes"]]
+    notes = [note for unit in report["units"] for note in unit["notes"] if "SLOWER THAN EAGER" not in note]
     assert [note.partition("passing into it ")[2].partition(" slows")[0] for note in notes] == [
         "3 times",
         *["2 times"] * 2,

@@ -8,6 +8,7 @@
 
 #include <cstring>
 #include <set>
+#include <vector>
 
 namespace aotc {
 namespace {
@@ -27,6 +28,24 @@ void* idle(void* given) {
   for (;;) pause();       // libgomp keeps the threads of a team for the thread that made it
 }
 
+void* wait_for(void* semaphore) {
+  while (sem_wait(static_cast<sem_t*>(semaphore))) continue;
+  return nullptr;
+}
+
+// Whether so many threads can be had, where memory or their number is limited: libgomp ends the process if not.
+bool has_room_for(int threads) {
+  sem_t end;
+  sem_init(&end, 0, 0);
+  std::vector<pthread_t> made;
+  for (pthread_t thread; static_cast<int>(made.size()) < threads && !pthread_create(&thread, nullptr, wait_for, &end);)
+    made.push_back(thread);
+  for (size_t index = 0; index < made.size(); index++) sem_post(&end);
+  for (pthread_t thread : made) pthread_join(thread, nullptr);
+  sem_destroy(&end);
+  return static_cast<int>(made.size()) == threads;
+}
+
 bool add(Parallel parallel, int threads) {
   Team team{parallel, static_cast<unsigned>(threads), {}};
   sem_init(&team.made, 0, 0);
@@ -34,7 +53,7 @@ bool add(Parallel parallel, int threads) {
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for other threads
   pthread_t thread;
-  bool made = !pthread_create(&thread, nullptr, idle, &team);
+  bool made = has_room_for(threads) && !pthread_create(&thread, nullptr, idle, &team);
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (made) {
     while (sem_wait(&team.made)) continue;

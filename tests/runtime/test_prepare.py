@@ -293,6 +293,7 @@ def said(store: Path, weights: Path, code: str) -> Any:
 def test_children_are_right_share_the_weights_and_cost_their_parent_nothing(zoo_store: Path, weights: Path) -> None:
     """Each calls; some update their weights, and some are killed."""
     code = """
+os.fsync(os.open(weights, os.O_RDONLY))  # what is not on the disk yet counts as dirty, too
 x = torch.randn(2, 8)
 expected = aotc.load(f"{store}#linear", weights=weights)(x)
 before = tasks()

@@ -7,7 +7,7 @@
 - `by_mode`: calls in training mode beside the others.
 - `region_calls`: how a module runs compiled regions, in these calls alone.
 - `call_counts`: what calls ran, by form, and why in eager.
-- `counters`: numbers that calls add to, found by trying.
+- `counting_attributes`: numbers that calls add to, found by trying.
 - `wrapped_forward`: accelerate's forwards, around compiled code.
 - `builds`: when code is built, and by which process. `while_waiting`: how far that is, and what it costs.
 - `module_look`: whether the module is as it was, asked in each call in eager.

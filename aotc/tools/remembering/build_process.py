@@ -338,7 +338,7 @@ class Attempt:
         any. Raises what the factory raises."""
         from aotc.models.calls import modes_of
         from aotc.models.factory import build_module
-        from aotc.tools.remembering.counters import counters_of, example_calls, with_counters
+        from aotc.tools.remembering.counting_attributes import counters_of, example_calls, with_counters
         from aotc.tools.remembering.manifest import from_json
 
         names, self.memory.changed = self.memory.changed, []

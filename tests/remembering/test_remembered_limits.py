@@ -15,11 +15,11 @@ from remembered_nets import Net
 
 import aotc
 from aotc.errors import BindError, BuildError
-from aotc.tools.remembering import build_process, builds, remembering
+from aotc.tools.remembering import build_process, builds, call_memory, module_changes, remembering
 from aotc.tools.remembering.build_process import Attempt, BuildJob
 from aotc.tools.remembering.builds import Builds
+from aotc.tools.remembering.compile_options import Options
 from aotc.tools.remembering.memory import Kind, Memory, Place
-from aotc.tools.remembering.remembering import Options
 
 FACTS = {"class": "Net", "target": "cpu:x86-64-v3"}
 CALL = {"ids": {"shape": [2, 16], "dtype": "int64", "low": 0, "high": 49}}
@@ -44,14 +44,14 @@ def notes(model: Any) -> str:
 
 
 def memory_of(model: Any) -> Memory:
-    found = model._remembering._place.read()
+    found = model._remembering.known.place.read()
     assert found is not None
     return found  # type: ignore[no-any-return]
 
 
 def test_so_many_kinds_and_forms_are_remembered(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remembering, "MOST_KINDS", 2)
-    monkeypatch.setattr(remembering, "MOST_CALLS", 2)
+    monkeypatch.setattr(call_memory, "MOST_KINDS", 2)
+    monkeypatch.setattr(call_memory, "MOST_CALLS", 2)
     call(model, 2)
     call(model, 2, double=True)
     assert notes(model) == ""
@@ -65,7 +65,7 @@ def test_so_many_kinds_and_forms_are_remembered(model: Any, monkeypatch: pytest.
 def test_where_no_further_kind_is_remembered_a_number_that_varies_costs_no_look_at_the_memory(
     model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remembering, "MOST_KINDS", 2)
+    monkeypatch.setattr(call_memory, "MOST_KINDS", 2)
     for number in (True, 1, 2):
         call(model, 2, double=number)
     monkeypatch.setattr(Place, "change", lambda *given, **more: pytest.fail("the memory was looked at"))
@@ -82,29 +82,29 @@ def test_where_no_further_kind_is_remembered_a_number_that_varies_costs_no_look_
 def test_so_many_forms_are_kept_in_a_process(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remembering, "MOST_FORMS", 2)
     call(model, *range(2, 9))
-    assert len(model._remembering._runs) <= 2
+    assert len(model._remembering.known.runs) <= 2
     assert len(memory_of(model).kinds[0].calls) == 7
 
 
 def test_a_module_that_changes_again_and_again_stays_in_eager(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remembering, "MOST_CHANGES", 2)
+    monkeypatch.setattr(module_changes, "MOST_CHANGES", 2)
     state = model._remembering
     for changes in (1, 2, 3):
         call(model, changes + 1)
         assert memory_of(model).kinds[0].calls[-1]["ids"]["shape"] == [1, changes + 1]
         loaded = SimpleNamespace(artifact=SimpleNamespace(regions=[1]))
-        state._compiled = [loaded]
-        state._changed(loaded, BindError("other weights"))
+        state.known.compiled = [loaded]
+        state._module.changed(loaded, BindError("other weights"))
     call(model, 2, 3)
-    assert state._place is None and state._is_lost
+    assert state.known.place is None and state._module.is_lost
     assert "the module changed 3 times; its calls stay in eager" in notes(model)
 
 
 def test_as_many_builds_are_begun_as_were_allowed(tmp_path: Path) -> None:
     model: Any = aotc.compile(Net().eval(), store=tmp_path, build="exit", builds=1)
     call(model, 2)
-    model._remembering._place.change(None, lambda memory: setattr(memory, "builds", 1))
-    assert model._remembering.builds.start() is None
+    model._remembering.known.place.change(None, lambda memory: setattr(memory, "builds", 1))
+    assert model._remembering.context.builds.start() is None
     assert "the limit of 1 build is reached: raise builds=, or retry=True" in notes(model)
     again: Any = aotc.compile(model.module, store=tmp_path, build="never", retry=True)
     call(again, 2)
@@ -232,7 +232,7 @@ def test_a_build_has_its_seconds_and_its_cores(program: Any) -> None:
         "import time\n"
         "model = aotc.compile(Net().eval(), seconds=0.5, cores=1)\n"
         "called(model, (2, 16))\n"
-        "process = model._remembering.builds.start()\n"
+        "process = model._remembering.context.builds.start()\n"
         "cores = set()\n"
         "while process.poll() is None:\n"
         "    try:\n"
@@ -252,7 +252,7 @@ def test_a_forked_child_records_and_would_build_by_itself(program: Any) -> None:
     told = program.run(
         "model = aotc.compile(Net().eval())\n"
         "called(model, (2, 16))\n"
-        "builds = model._remembering.builds\n"
+        "builds = model._remembering.context.builds\n"
         "before = builds._timer\n"
         "child = os.fork()\n"
         "if not child:\n"

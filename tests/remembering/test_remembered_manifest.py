@@ -14,8 +14,9 @@ from aotc.manifest import ModelSpec, read_manifest
 from aotc.records import SizeRange
 from aotc.tools.remembering.forms import ambient_here, form_of
 from aotc.tools.remembering.functions import function_of, with_function
-from aotc.tools.remembering.manifest import as_json, from_json, made_from, manifest_of, seen_call
+from aotc.tools.remembering.manifest import made_from, manifest_of
 from aotc.tools.remembering.memory import Kind, Memory, Place
+from aotc.tools.remembering.remembered_calls import as_json, from_json, seen_call
 
 
 def memory_of(*sizes: tuple[int, int], **fields: Any) -> Memory:

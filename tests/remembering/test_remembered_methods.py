@@ -33,7 +33,7 @@ def test_a_method_and_a_decorated_forward_are_compiled_in_the_second_run(program
         "        right &= torch.allclose(net(x), own(x, 1.0).tanh(), atol=1e-6)\n"
         "        right &= torch.allclose(decorated(x), x * 3, atol=1e-6)\n"
         "methods = (net.encode, decorated.forward)\n"
-        "stats = [call.stats().calls for each in methods for call in each._remembering._compiled]\n"
+        "stats = [call.stats().calls for each in methods for call in each._remembering.known.compiled]\n"
         "other = Decorated(factor=4).eval()\n"
         "with torch.no_grad(): right &= torch.equal(other(x), x * 4)\n"
         "tell(net.encode, right=right, stats=stats, of_decorated=decorated.forward.explain().models)"
@@ -152,7 +152,7 @@ def test_a_function_runs_the_blocks_of_its_module_where_it_cannot_be_captured_wh
         "doubled(net, x).square().sum().backward()\n"
         "(eager(x) * 2).square().sum().backward()\n"
         "right = torch.allclose(net.blocks[0].linear.weight.grad, eager.blocks[0].linear.weight.grad, rtol=1e-4)\n"
-        "ran = sum(each.stats().calls for code in doubled._of(net).training._regions "
+        "ran = sum(each.stats().calls for code in doubled._of(net).training.known.regions "
         "for each in code.call.regions.values())\n"
         "tell(aotc.compile(net, build='never'), right=right, ran=ran, why=doubled.explain(net).notes)"
     )

@@ -20,7 +20,7 @@ def same(model, *sizes, **kwargs):
 
 def ran(model):
     "The calls of compiled blocks, and the misses of these."
-    calls = [each.stats() for code in model._remembering._regions for each in code.call.regions.values()]
+    calls = [each.stats() for code in model._remembering.known.regions for each in code.call.regions.values()]
     return sum(each.calls for each in calls), sum(each.misses for each in calls)
 """
 
@@ -70,7 +70,7 @@ def test_regions_that_were_asked_for_train_in_each_form_of_call(program: Any) ->
         "for a, b in zip(net.parameters(), eager.parameters(), strict=True))\n"
         "right = agree(2) and agree(2, twice=True)\n"
         "trained = model._remembering.training\n"
-        "calls = [code.call.stats().calls for code in trained._regions]\n"
+        "calls = [code.call.stats().calls for code in trained.known.regions]\n"
         "tell(model, right=right, calls=calls)"
     )
     for regions in ("'auto'", "['blocks.*']"):

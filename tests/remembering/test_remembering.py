@@ -57,7 +57,7 @@ def test_calls_switch_to_compiled_code_while_the_program_runs(program: Any) -> N
         "time.sleep(0.5); ended.set(); [each.join() for each in threads]\n"
         "same = same and all(right) and len(right) > 8\n"
         "same = same and called(model, (2, 16)) and called(model, (2, 16), double=True)\n"
-        "misses = [each.stats().misses for each in model._remembering._compiled]\n"
+        "misses = [each.stats().misses for each in model._remembering.known.compiled]\n"
         "tell(model, same=same, ready=ready, misses=misses)"
     )
     name = told["name"]

@@ -99,7 +99,7 @@ def test_a_build_that_is_waited_for_has_the_program_s_priority_and_tells_its_sta
         "import threading, time\n"
         "model = aotc.compile(Net().eval())\n"
         "called(model, (2, 16))\n"
-        "builds = model._remembering.builds\n"
+        "builds = model._remembering.context.builds\n"
         "process = builds.start()\n"
         "from aotc.tools.remembering.while_waiting import read_progress\n"
         "while process.poll() is None and read_progress(builds.place) is None: time.sleep(0.05)\n"

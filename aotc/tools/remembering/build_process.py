@@ -339,7 +339,7 @@ class Attempt:
         from aotc.models.calls import modes_of
         from aotc.models.factory import build_module
         from aotc.tools.remembering.counting_attributes import counters_of, example_calls, with_counters
-        from aotc.tools.remembering.manifest import from_json
+        from aotc.tools.remembering.remembered_calls import from_json
 
         names, self.memory.changed = self.memory.changed, []
         for model, spec in specs.items():

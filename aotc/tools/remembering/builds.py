@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -21,6 +21,7 @@ from aotc.errors import AotcError
 from aotc.locks import close_lock, lock, open_lock
 from aotc.machine.processes import child_command, child_environment
 from aotc.machine.resources import cores_here
+from aotc.tools.remembering.compile_options import Options
 from aotc.tools.remembering.memory import Memory, Place
 from aotc.tools.remembering.while_waiting import (
     cost_in_words,
@@ -30,9 +31,6 @@ from aotc.tools.remembering.while_waiting import (
     read_progress,
     usual_cost,
 )
-
-if TYPE_CHECKING:
-    from aotc.tools.remembering.remembering import Options
 
 _log = logging.getLogger("aotc")
 

@@ -9,7 +9,9 @@ from typing import Any
 from torch import nn
 
 from aotc.tools.remembering.call_counts import CallCounts, summed
-from aotc.tools.remembering.remembering import CompileState, Options, Remembering
+from aotc.tools.remembering.compile_options import Options
+from aotc.tools.remembering.compile_state import CompileState
+from aotc.tools.remembering.remembering import Remembering
 
 
 def remembering_of(module: nn.Module, method: MethodType | None, options: Options) -> Remembering | ByMode:
@@ -18,7 +20,7 @@ def remembering_of(module: nn.Module, method: MethodType | None, options: Option
     if not options.train:
         return evaluating
     training = Remembering(module, method, options)
-    evaluating.by_calls = training.by_calls  # what calls change, they change for both
+    evaluating.context.by_calls = training.context.by_calls  # what calls change, they change for both
     return ByMode(training, evaluating)
 
 

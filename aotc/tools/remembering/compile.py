@@ -24,8 +24,10 @@ from aotc.store.extras import install_hint
 from aotc.store.reference import is_remote
 from aotc.tools.remembering.by_mode import ByMode, remembering_of
 from aotc.tools.remembering.call_counts import CallCounts
+from aotc.tools.remembering.compile_options import Options, When
+from aotc.tools.remembering.compile_state import CompileState
 from aotc.tools.remembering.methods import RememberedMethod, decorated, of_method
-from aotc.tools.remembering.remembering import CompileState, Options, Remembering, When
+from aotc.tools.remembering.remembering import Remembering
 from aotc.tools.remembering.torch_arguments import check_torch_arguments
 
 _log = logging.getLogger("aotc")

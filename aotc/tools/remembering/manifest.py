@@ -1,33 +1,30 @@
-"""From what is remembered of a module to its manifest, and from calls to what is remembered."""
+"""From what is remembered of a module to its manifest."""
 
 from __future__ import annotations
 
-import itertools
 import logging
-import math
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from aotc.amounts import listed
 from aotc.errors import ManifestError, NotFoundError
-from aotc.manifest.inputs import is_tuple
 from aotc.models.casting import changed_by_cast
 from aotc.reads.attributes import NO_VALUE, plain_forward
 from aotc.reads.sources import cells_file, public_name
 from aotc.reads.tensors import dtype_name
-from aotc.records import TUPLE, Dims
+from aotc.records import Dims
 from aotc.store.reference import is_remote
 from aotc.tools.recording.check_written import check_written
 from aotc.tools.recording.first_manifest import to_yaml, writing
 from aotc.tools.recording.module_factories import Made, factory_of
-from aotc.tools.recording.seen_calls import SeenArgument, SeenTensor, bound_arguments, inputs_of_calls, look_at
+from aotc.tools.recording.seen_calls import inputs_of_calls
 from aotc.tools.remembering.functions import FunctionOf, undecorated, with_function
 from aotc.tools.remembering.memory import Kind, Memory, Place, remembered_in
+from aotc.tools.remembering.remembered_calls import from_json
 
 _log = logging.getLogger("aotc")
 
@@ -104,65 +101,6 @@ def dtype_to_cast(module: nn.Module) -> str:
     dtypes = {parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()}
     only = dtypes.pop() if len(dtypes) == 1 else None
     return dtype_name(only) if only is not None and not changed_by_cast(module, only) else ""
-
-
-def seen_call(
-    module: nn.Module,
-    call: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    *,
-    gradients: bool = False,
-) -> dict[str, SeenArgument]:
-    """The arguments of a call of the module, or of its method, without the values of their tensors; which of them
-    require `gradients`, if that is asked. Raises ManifestError for what no manifest holds."""
-    method = None if call is module else call
-    wanted = gradients and torch.is_grad_enabled()
-    device = next((tensor.device for tensor in itertools.chain(module.parameters(), module.buffers())), None)
-    bound = bound_arguments(module, args, kwargs, method)
-    return {name: look_at(value, name, wanted, device) for name, value in bound.items()}
-
-
-def as_json(seen: SeenArgument) -> Any:
-    """What was seen, as JSON; a mapping with `shape` is a tensor, and one of `tuple` a tuple, as in a manifest. Raises
-    ManifestError for what would be read as another value."""
-    if isinstance(seen, SeenTensor):
-        return {name: value for name, value in seen._asdict().items() if value is not None and value is not False}
-    if isinstance(seen, Mapping):
-        return {as_json(name): as_json(item) for name, item in seen.items()}
-    if isinstance(seen, list | tuple):
-        items = [as_json(item) for item in seen]
-        return items if isinstance(seen, list) else {TUPLE: items}
-    if not _is_held(seen):
-        raise ManifestError(
-            f"{ascii(seen)[:80]}, of the type {type(seen).__name__}, is not remembered as the value that it is",
-            hint="pass a plain bool, int of 64 bits, finite float or str, or a tensor",
-        )
-    return seen
-
-
-def _is_held(value: object) -> bool:
-    """Whether JSON gives this value back: no other type, as of an enumeration or of NumPy, infinity, or half of a
-    character."""
-    if type(value) is int:
-        return -(1 << 63) <= value < 1 << 63
-    if type(value) is float:
-        return math.isfinite(value)
-    return (
-        value is None
-        or type(value) is bool
-        or (type(value) is str and not any("\ud800" <= c <= "\udfff" for c in value))
-    )
-
-
-def from_json(value: Any) -> SeenArgument:
-    if isinstance(value, Mapping):
-        if "shape" in value:
-            return SeenTensor(**{**value, "shape": tuple(value["shape"])})
-        if is_tuple(value):
-            return tuple(map(from_json, value[TUPLE]))
-        return {name: from_json(item) for name, item in value.items()}
-    return [from_json(item) for item in value] if isinstance(value, list) else value
 
 
 def manifest_of(

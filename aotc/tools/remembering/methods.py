@@ -11,9 +11,10 @@ from torch import nn
 from aotc.errors import BindError
 from aotc.tools.remembering.by_mode import remembering_of
 from aotc.tools.remembering.call_counts import CallCounts
-from aotc.tools.remembering.functions import CompiledFunction
+from aotc.tools.remembering.compile_options import Options
+from aotc.tools.remembering.compile_state import CompileState
+from aotc.tools.remembering.compiled_functions import CompiledFunction
 from aotc.tools.remembering.region_calls import InPlace
-from aotc.tools.remembering.remembering import CompileState, Options
 
 
 class _Named(NamedTuple):

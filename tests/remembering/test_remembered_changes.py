@@ -60,9 +60,14 @@ def test_each_state_of_a_module_runs_its_own_code(program: Any) -> None:
         "x = x.t().contiguous().t()\n"
         "with doubled(model): seen.append(('doubled', *called(model, x)))\n"
         "seen.append(('as_built', *called(model, x)))\n"
-        "tell(model, ready=(first, second), seen=seen)\nos._exit(0)"
+        "tell(model, ready=(first, second), seen=seen, rows=model.stats().forms)\nos._exit(0)"
     )
     assert told["ready"] == [True, True]
     compiled = {"doubled", "renewed", "as_built"}
     wrong = [(state, ran, same) for state, ran, same in told["seen"] if not same or ran != (state in compiled)]
     assert wrong == []
+    rows = {form: (compiled, eager) for form, _, compiled, eager, _ in told["rows"]}
+    assert len(rows) == len(told["rows"]) == 2  # one for each form, whatever ran it
+    in_eager = [state for state, ran, _ in told["seen"] if not ran]
+    assert rows["float32[8, 8]"] == (len(told["seen"]) - len(in_eager), 2 + len(in_eager) - in_eager.count("cast"))
+    assert rows["float64[8, 8]"] == (0, in_eager.count("cast"))

@@ -62,6 +62,22 @@ def test_so_many_kinds_and_forms_are_remembered(model: Any, monkeypatch: pytest.
     assert [len(kind.calls) for kind in memory_of(model).kinds] == [2, 1]
 
 
+def test_notes_are_those_of_the_module_as_it_is(
+    model: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(call_memory, "MOST_CALLS", 1)
+    call(model, 2, 3)
+    told = notes(model)
+    assert "calls of more than 1 sizes" in told
+    model.module.double()
+    call(model, 2)
+    assert notes(model) == ""
+    model.module.float()
+    call(model, 2)
+    assert notes(model) == told
+    assert caplog.text.count("calls of more than 1 sizes") == 1
+
+
 def test_where_no_further_kind_is_remembered_a_number_that_varies_costs_no_look_at_the_memory(
     model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -122,7 +122,7 @@ def test_a_function_is_compiled_for_each_module_that_it_takes(program: Any) -> N
         "    own.linear.bias += 1\n"
         "    right &= torch.allclose(scored(own, x), own(x).sum(-1) * 2 + 1, atol=1e-6)\n"
         "    states = [scored.explain(net) for net in (own, coder)]\n"
-        "    calls = [scored._of(net)._compiled for net in (own, coder)]\n"
+        "    calls = [scored._of(net).known.compiled for net in (own, coder)]\n"
         "    ran = [sum(each.stats().calls for each in compiled) for compiled in calls]\n"
         "    SHIFT = 5.0\n"
         "    changed = torch.allclose(scored(own, x), own(x).sum(-1) * 2 + 5, atol=1e-6)\n"

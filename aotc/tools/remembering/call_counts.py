@@ -9,7 +9,9 @@ from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from aotc.amounts import counted
+from aotc.expressions import parse
 from aotc.reads.tensors import dtype_name
+from aotc.records import Artifact, Bucket, SizeRange, TensorLeaf, bucket_name
 from aotc.runtime.call import CompiledCall
 
 CallMode = Literal["inference", "train"]
@@ -21,8 +23,8 @@ _OTHERS = "other forms"
 
 
 class FormCalls(NamedTuple):
-    """Calls of one form. `form` says it in words, or names the bucket whose code ran; `reason` is why the last one of
-    them that was made in eager was."""
+    """Calls of one form, or of all forms that the same bucket takes. `form` says it in words, as `int64[2, 2..64]`;
+    `reason` is why the last one of them that was made in eager was."""
 
     form: str
     mode: CallMode
@@ -82,7 +84,11 @@ class CallCounter:
         """`mode`: of the calls that compiled code runs."""
         self.mode: CallMode = mode
         self._compiled: Counter[str] = Counter()
-        """By bucket: of code that is loaded no more, and of regions."""
+        """By form, in words: of code that is loaded no more, and of regions."""
+        self._taken: dict[Hashable, str] = {}
+        """The forms that compiled code takes, and what it takes, in words."""
+        self._former: dict[str, str] = {}
+        """What took the forms of code of today before, and what that takes; both in words."""
         self._eager: dict[tuple[CallMode, Hashable], tuple[str, int, str]] = {}
         """By form: in words, calls, and why the last one was made in eager."""
         self.renew()
@@ -99,33 +105,95 @@ class CallCounter:
             said, calls, _ = self._eager.get((mode, form)) or (in_words(form), 0, "")
             self._eager[mode, form] = said, calls + 1, reason
 
-    def ran_compiled(self, name: str) -> None:
+    def ran_compiled(self, form: Hashable) -> None:
         """Count a call by regions."""
+        said = in_words(form)
         with self._lock:
-            self._compiled[name] += 1
+            self._compiled[said] += 1
 
     def keep(self, compiled: Iterable[CompiledCall]) -> None:
         """Keep the calls that were counted by code that is loaded no more."""
         with self._lock:
-            for name, calls in _calls_of(compiled):
-                self._compiled[name] += calls
+            for said, calls in _calls_of(compiled):
+                self._compiled[said] += calls
+
+    def eager_forms(self) -> set[Hashable]:
+        """The forms of which calls were made in eager, in the mode of these calls."""
+        with self._lock:
+            return {form for mode, form in self._eager if mode == self.mode}
+
+    def takes(self, form: Hashable, call: CompiledCall, bucket: str) -> None:
+        """Count the calls of a form with those of this bucket, which takes it."""
+        said = bucket_in_words(call.artifact, bucket)
+        with self._lock:
+            before = self._taken.get(form) or in_words(form)
+            self._taken[form] = said
+            self._former.pop(said, None)
+            if before != said:
+                self._former[before] = said
 
     def counts(self, compiled: Iterable[CompiledCall]) -> CallCounts:
-        """All calls, with those of the code that is loaded."""
+        """All calls, with those of the code that is loaded. A form that it takes has no row beside that code's."""
         with self._lock:
-            ran, eager = Counter(self._compiled), [(mode, *each) for (mode, _), each in self._eager.items()]
-        for name, calls in _calls_of(compiled):
-            ran[name] += calls
-        forms = [FormCalls(name, self.mode, calls, 0) for name, calls in ran.items() if calls]
-        forms += [FormCalls(said, mode, 0, calls, reason) for mode, said, calls, reason in eager]
-        return CallCounts(ran.total(), sum(calls for *_, calls, _ in eager), tuple(forms))
+            ran, eager = [*self._compiled.items()], dict(self._eager)
+            taken, former = dict(self._taken), dict(self._former)
+        rows: dict[tuple[CallMode, str], FormCalls] = {}
+        for said, calls in [*ran, *_calls_of(compiled)]:
+            if calls:
+                _add(rows, FormCalls(_last(former, said), self.mode, calls, 0))
+        for (mode, form), (said, calls, reason) in eager.items():
+            is_taken = mode == self.mode and form in taken
+            _add(rows, FormCalls(_last(former, taken[form]) if is_taken else said, mode, 0, calls, reason))
+        of = rows.values()
+        return CallCounts(sum(each.compiled for each in of), sum(each.eager for each in of), tuple(of))
+
+
+def _last(former: Mapping[str, str], said: str) -> str:
+    """What takes the calls today that `said` took, or takes them still."""
+    while said in former:
+        said = former[said]
+    return said
+
+
+def _add(rows: dict[tuple[CallMode, str], FormCalls], more: FormCalls) -> None:
+    """Count calls with those of the same form."""
+    if (known := rows.get((more.mode, more.form))) is not None:
+        counts = known.compiled + more.compiled, known.eager + more.eager
+        more = FormCalls(more.form, more.mode, *counts, more.reason or known.reason)
+    rows[more.mode, more.form] = more
 
 
 def _calls_of(compiled: Iterable[CompiledCall]) -> Iterable[tuple[str, int]]:
     for call in compiled:
         if not call.artifact.regions:  # whose own counters are of the parts
             for bucket, seen in call.stats().buckets.items():
-                yield f"{call.artifact.model} {bucket}".strip(), seen.calls
+                yield bucket_in_words(call.artifact, bucket), seen.calls
+
+
+def bucket_in_words(artifact: Artifact, name: str) -> str:
+    """The calls that a bucket takes, as `in_words` has those of one form: `int64[2, 2..64], double=True`."""
+    bucket = next(variant.bucket for variant in artifact.variants if bucket_name(variant.bucket) == name)
+    usual = {each.name: each.default for each in artifact.signature.parameters}
+    said = []
+    for leaf in artifact.signature.leaves:
+        if isinstance(leaf, TensorLeaf):
+            said.append(f"{leaf.dtype}[{', '.join(_extent(extent, bucket) for extent in leaf.shape)}]")
+        elif leaf.path not in usual or usual[leaf.path] != leaf.value:
+            said.append(f"{leaf.path}={leaf.value!r}")
+    return _shortened(", ".join(said) or "no arguments")
+
+
+def _extent(extent: int | str, bucket: Bucket) -> str:
+    """A size, or an expression over dims, in a bucket: a number, a range, or the expression."""
+    if isinstance(extent, int):
+        return str(extent)
+    if isinstance(size := bucket.get(extent), SizeRange):
+        return f"{size.min}..{size.max}"
+    sizes = {dim: size for dim, size in bucket.items() if isinstance(size, int)}
+    try:
+        return str(parse(extent).evaluate(sizes))
+    except KeyError:  # of a dim with a range
+        return extent
 
 
 def in_words(form: Any) -> str:
@@ -138,6 +206,10 @@ def in_words(form: Any) -> str:
     modes += [f"float32_matmul_precision {precision}"] if precision != "highest" else []
     text = ", ".join(said) or "no arguments"
     text = f"{text} ({', '.join(modes)})" if modes else text
+    return _shortened(text)
+
+
+def _shortened(text: str) -> str:
     return text if len(text) <= 200 else f"{text[:199]}…"
 
 

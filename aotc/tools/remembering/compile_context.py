@@ -44,7 +44,8 @@ class CompileContext:
         """Of the module as it was before, by its name then."""
         self.by_calls: dict[str, str | None] = {}
         """The attributes that calls in eager have changed, as they were before: these make no other name."""
-        self.notes: dict[str, str] = {}
+        self._told: set[str] = set()
+        """The reasons that the log has: each once, whatever the module was."""
         self.no_cells: ManifestError | OSError | None = None
         """Why no file can have the module's classes of a notebook's cells."""
         self.device = "cpu"
@@ -75,10 +76,13 @@ class CompileContext:
         self.known.forget_code()
 
     def note(self, text: str, about: str = "") -> None:
-        """Tell a reason why calls run in eager, once; of several `about` the same, the first."""
-        text = in_line(text)
-        if (about or text) not in self.notes and len(self.notes) < MOST_NOTES:
-            self.notes[about or text] = text
+        """Tell a reason why calls of the module as it is run in eager, once; of several `about` the same, the first."""
+        text, notes = in_line(text), self.known.notes
+        if (about or text) in notes or len(notes) >= MOST_NOTES:
+            return
+        notes[about or text] = text
+        if text not in self._told and len(self._told) < MOST_NOTES:
+            self._told.add(text)
             _log.warning("aotc.compile: %s: %s", self.called(), text)
 
     def note_failure(self, place: Place, model: str, reason: str) -> None:
@@ -103,14 +107,27 @@ class CompileContext:
             building=place is not None and place.is_being_built(),
             models=tuple(compiled.artifact.model for compiled in self.known.compiled),
             failed=failed,
-            notes=tuple(self.notes.values()),
+            notes=tuple(self.known.notes.values()),
             calls=self.stats(),
         )
 
     def stats(self) -> CallCounts:
         """As `Remembered.stats`."""
-        aside = [call for known in [*self.aside.values()] for call in known.compiled]
-        return self.counter.counts([*self.known.compiled, *aside])
+        states = [self.known, *self.aside.values()]
+        for known in states:
+            self._ask_for_forms(known)
+        return self.counter.counts([call for known in states for call in known.compiled])
+
+    def _ask_for_forms(self, known: KnownModule) -> None:
+        """Find out which forms whose calls ran in eager the code takes that is loaded now."""
+        if not known.compiled or known.regions:
+            return
+        for form in self.counter.eager_forms().intersection([*known.like]) - known.asked:
+            call, bucket = known.like[form].taker(known.compiled)
+            if call is not None:
+                self.counter.takes(form, call, bucket)
+            if call is not None or known is self.known:
+                known.asked.add(form)
 
     @contextmanager
     def in_cells(self) -> Iterator[None]:

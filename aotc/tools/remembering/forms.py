@@ -35,6 +35,13 @@ def _form(value: Any) -> Any:
     return type(value)
 
 
+class Taker(NamedTuple):
+    """The code that takes a call, and its bucket; or None, and why it is refused, in words."""
+
+    call: CompiledCall | None
+    said: str
+
+
 class CallLike:
     """A call that was seen, without the values of its tensors: to ask which code takes one like it."""
 
@@ -45,18 +52,18 @@ class CallLike:
         self._dtype, self._precision = torch.get_autocast_dtype(device), torch.get_float32_matmul_precision()
         self._gradients = torch.is_grad_enabled()
 
-    def refusal(self, compiled: Iterable[CompiledCall]) -> str:
-        """Why none of this code would run such a call, in words; "" if some would."""
+    def taker(self, compiled: Iterable[CompiledCall]) -> Taker:
+        """Which of this code would run such a call; or why none would."""
         args, kwargs = _with_zeros(self._arguments)
         before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision(self._precision)
         autocast = torch.autocast(self._device, dtype=self._dtype, enabled=self._autocast)
         try:
             with torch.set_grad_enabled(self._gradients), autocast:
-                refusals = [_refusal(call, args, kwargs) for call in compiled]
-                return "" if "" in refusals else refusals[0] if refusals else "there is none"
+                asked = [_asked(call, args, kwargs) for call in compiled]
         finally:
             torch.set_float32_matmul_precision(before)
+        return next((each for each in asked if each.call is not None), (asked or [Taker(None, "there is none")])[0])
 
 
 class _TensorLike(NamedTuple):
@@ -88,14 +95,16 @@ def _with_zeros(value: Any) -> Any:
     return type(value)(map(_with_zeros, value)) if isinstance(value, list | tuple) else value
 
 
-def _refusal(compiled: CompiledCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+def _asked(compiled: CompiledCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Taker:
     from aotc.runtime.explain.misses import kind_of_miss
 
     try:
         explanation = compiled.explain(*args, **kwargs)
     except (TypeError, BindError) as error:  # the arguments are those of another kind of calls, or the module changed
-        return str(error)
-    return kind_of_miss(explanation) if explanation.kind == "miss" else ""
+        return Taker(None, str(error))
+    if explanation.kind == "miss":
+        return Taker(None, kind_of_miss(explanation))
+    return Taker(compiled, explanation.bucket)
 
 
 def ambient_here(device: str) -> dict[str, str | None]:

@@ -50,6 +50,10 @@ class KnownModule:
         self.is_stale = False
         """Whether the next call loads what there is."""
         self.counting: Counting | None = None
+        self.notes: dict[str, str] = {}
+        """Reasons why calls run in eager, by what they are about."""
+        self.asked: set[Hashable] = set()
+        """The forms of which it was asked whether the code that is loaded takes them."""
         self.kinds: set[object] = set()
         """The kinds of calls that are remembered, once there are as many as may be."""
 
@@ -70,6 +74,7 @@ class KnownModule:
         self.runs.clear()
         self.whys.clear()
         self.misses.clear()
+        self.asked.clear()
 
     def regions_for(self, seen: dict[str, Any], device: str) -> RegionCode | None:
         """The code by regions for calls of this kind."""

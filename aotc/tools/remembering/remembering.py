@@ -201,7 +201,7 @@ class Remembering:
             self._module.changed(code.call, run.error)
         is_covered = not run.missed and run.error is None
         if is_covered:
-            self.context.counter.ran_compiled(f"{code.call.artifact.model}, by its regions")
+            self.context.counter.ran_compiled(form)
         else:
             why = (
                 f"the module has changed: {in_line(run.error)}" if run.error else "no code takes the calls of a region"
@@ -324,7 +324,7 @@ class Remembering:
             return "no code takes it"
         if self.context.options.build == "never":
             return f'{self.context.options.store} has no code for this module, and build="never"'
-        return next(reversed(self.context.notes.values()), "there is no code for it")
+        return next(reversed(self.known.notes.values()), "there is no code for it")
 
     def _refused_again(self, form: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any], failure: str = "") -> str:
         """Why a call of a form that gets no code runs in eager. To ask all code, and to explain a miss, takes
@@ -335,7 +335,7 @@ class Remembering:
         self.known.misses[form] += 1
         if self.known.misses[form] >= MOST_MISSES:
             self._eager_for(form, why)
-            if not any(about.startswith(FAILED) for about in self.context.notes):  # else the reason has been told
+            if not any(about.startswith(FAILED) for about in self.known.notes):  # else the reason has been told
                 self.context.note(
                     f"calls that no code takes run in eager, as one of {in_words(form)}: {why}", "no code takes"
                 )
@@ -383,10 +383,11 @@ class Remembering:
         """Whether the code that is loaded takes calls like those that were seen. Regions take theirs by themselves."""
         if self.known.regions:
             return True
-        refused = {form: why for form, like in self.known.like.items() if (why := like.refusal(self.known.compiled))}
-        for form, why in refused.items():
-            self.context.note(f"no code takes calls of {in_words(form)}, though it was built for them: {why}")
-        return not refused
+        takers = {form: like.taker(self.known.compiled) for form, like in self.known.like.items()}
+        for form, (call, said) in takers.items():
+            if call is None:
+                self.context.note(f"no code takes calls of {in_words(form)}, though it was built for them: {said}")
+        return all(call is not None for call, _ in takers.values())
 
     def state(self) -> CompileState:
         """As `Remembered.explain`."""

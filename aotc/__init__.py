@@ -45,9 +45,10 @@ if TYPE_CHECKING:
     from aotc.runtime.compiled import Compiled
     from aotc.runtime.fetch import fetch
     from aotc.runtime.load import load
-    from aotc.runtime.options import Graphs, Ranks, Trust
+    from aotc.runtime.options import Graphs, Ranks
     from aotc.runtime.prepare import prepare
     from aotc.runtime.training.step import TrainingStep
+    from aotc.store.signing.policy import Trust
     from aotc.tools.recording.record import record
     from aotc.tools.remembering.compile import compile
 
@@ -106,7 +107,7 @@ _MODULES = {
     "Graphs": "aotc.runtime.options",
     "Ranks": "aotc.runtime.options",
     "TrainingStep": "aotc.runtime.training.step",
-    "Trust": "aotc.runtime.options",
+    "Trust": "aotc.store.signing.policy",
     "attach": "aotc.runtime.attach",
     "compile": "aotc.tools.remembering.compile",
     "fetch": "aotc.runtime.fetch",

@@ -14,37 +14,11 @@ from torch import Tensor
 
 from aotc.errors import CorruptError
 from aotc.reads.tensors import dtype_of
+from aotc.safetensors_dtypes import DTYPES, torch_name
 
 CONSTANTS_LIMIT = 256 << 20
 """Bytes that the file may have. The buffers of a module that has more are not kept; without the module there is then no
 loading it, and `load` says so."""
-
-_DTYPES = {
-    "BOOL": "bool",
-    "U8": "uint8",
-    "I8": "int8",
-    "U16": "uint16",
-    "I16": "int16",
-    "U32": "uint32",
-    "I32": "int32",
-    "U64": "uint64",
-    "I64": "int64",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F32": "float32",
-    "F64": "float64",
-    "C64": "complex64",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E5M2FNUZ": "float8_e5m2fnuz",
-    "F8_E8M0": "float8_e8m0fnu",
-}
-
-
-def torch_name(dtype: str) -> str:
-    """A dtype of safetensors in torch's words, or as it is where torch has none."""
-    return _DTYPES.get(dtype, dtype)
 
 
 def encode_constants(buffers: Mapping[str, Tensor]) -> bytes:
@@ -52,7 +26,7 @@ def encode_constants(buffers: Mapping[str, Tensor]) -> bytes:
     if not buffers:
         return b""
     kept = {name: _shortened(tensor.detach().cpu().resolve_conj().resolve_neg()) for name, tensor in buffers.items()}
-    known = {dtype_of(name) for name in _DTYPES.values() if hasattr(torch, name)}
+    known = {dtype_of(name) for name in DTYPES.values() if hasattr(torch, name)}
     size = sum(tensor.numel() * tensor.element_size() for tensor in kept.values())
     if size > CONSTANTS_LIMIT or any(tensor.dtype not in known for tensor in kept.values()):
         return b""
@@ -62,7 +36,7 @@ def encode_constants(buffers: Mapping[str, Tensor]) -> bytes:
 def _safetensors(tensors: Mapping[str, Tensor]) -> bytes:
     """The format of https://github.com/huggingface/safetensors; its own writer needs NumPy. The widest come first, so
     that all are aligned."""
-    codes = {dtype_of(name): code for code, name in _DTYPES.items() if hasattr(torch, name)}
+    codes = {dtype_of(name): code for code, name in DTYPES.items() if hasattr(torch, name)}
     header: dict[str, object] = {}
     parts: list[bytes] = []
     end = 0

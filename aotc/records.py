@@ -176,6 +176,11 @@ class StateSpec(Record, frozen=True):
     subclass: Any = None
 
 
+def names_of(spec: StateSpec) -> tuple[str, ...]:
+    """All names of a tensor."""
+    return (spec.name, *spec.aliases)
+
+
 class Argument(Record, frozen=True):
     """What a library takes at one position: the leaf of that index, or the module's tensor of that name."""
 

@@ -27,16 +27,19 @@ RECORDS = {
         "aotc.locks",
         "aotc.records",
         "aotc.provenance",
+        "aotc.safetensors_dtypes",
+        "aotc.strides",
         "aotc.verification",
         "aotc.versions",
     },
     *{"aotc.expressions", "msgspec"},
 }
-TENSORS = {"aotc.tensors", "torch"}
+TENSORS = {"aotc.tensors", "aotc.strides", "torch"}
 TARGETS = {"aotc.machine.targets", "aotc.machine.gpus"}
+HOST = {*TARGETS, "aotc.machine.this_host", "aotc.machine.compatibility"}
 MACHINE = {
     *RECORDS,
-    *TARGETS,
+    *HOST,
     *TENSORS,
     *{"aotc.machine", "aotc.reads", "aotc.syntax", "aotc.constants"},
     *{"aotc.strided_views", "filelock", "safetensors"},
@@ -56,7 +59,9 @@ STORE = {
     "huggingface_hub",
     "httpx2",
 }
-RUNTIME = {*MACHINE, *STORE, "aotc.early", "aotc.runtime"}
+LOADING = {*RECORDS, *HOST, *STORE, "aotc.call_table", "aotc.checkpoints", "aotc.selection"}
+"""What both loaders stand on: without torch."""
+RUNTIME = {*MACHINE, *LOADING, "aotc.early", "aotc.runtime"}
 COMPILING = {"sympy", "torchgen", "triton"}
 MESSAGES = "aotc.compiler.messages"
 VERDICTS = "aotc.verify.verdicts"
@@ -73,13 +78,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aotc.errors": {"msgspec"},
     "aotc.digest": {"msgspec"},
     "aotc.garbage": set(),
+    "aotc.call_table": {*RECORDS, "aotc.call_table"},
+    "aotc.checkpoints": {*RECORDS, "aotc.store", "aotc.checkpoints"},
     "aotc.core": set(),
     "aotc.early": set(),
     "aotc.locks": set(),
     "aotc.log": set(),
     "aotc.expressions": RECORDS,
     "aotc.records": RECORDS,
+    "aotc.safetensors_dtypes": set(),
+    "aotc.selection": {*RECORDS, *TARGETS, "aotc.store"},
     "aotc.strided_views": MACHINE,
+    "aotc.strides": set(),
     "aotc.picks": RECORDS,
     "aotc.provenance": RECORDS,
     "aotc.verification": RECORDS,
@@ -89,7 +99,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aotc.syntax": RECORDS,
     "aotc.adapters": {*MACHINE, "aotc.adapters"},
     "aotc.constants": MACHINE,
-    "aotc.machine": {*RECORDS, *TARGETS, "aotc.machine", "torch", "filelock"},
+    "aotc.machine": {*RECORDS, *HOST, "aotc.machine", "torch", "filelock"},
+    "aotc.machine.compatibility": {*RECORDS, *HOST},
+    "aotc.machine.this_host": {"aotc.errors"},
     "aotc.machine.targets": {"msgspec"},
     "aotc.machine.gpus": {*RECORDS, "aotc.machine.targets"},
     "aotc.manifest": MANIFEST,
@@ -124,6 +136,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     BUILDING: {
         *RECORDS,
         MESSAGES,
+        *HOST,
         "aotc.machine",
         "aotc.manifest",
         "aotc.models",

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from aotc.errors import Issue
-from aotc.machine.environment import Compat, numbers
 from aotc.machine.targets import best_cpu_target, cuda_target, parse_target
+from aotc.machine.this_host import Compat, numbers
 from aotc.records import Artifact, Environment, Record
 
 FIRST_SHIM = (2, 10)
@@ -41,11 +41,15 @@ def rules(artifact: Artifact, here: Environment, compat: Compat = "minor") -> li
     """Every rule that applies to the artifact, kept or not."""
     needed = artifact.environment
     return [
-        *_platform_rules(needed, here),
-        *_cpu_rules(artifact, here),
+        *rules_of_host(artifact, here),
         _torch_rule(artifact, here, compat),
         *(_cuda_rules(needed, here) if needed.cuda_capability else ()),
     ]
+
+
+def rules_of_host(artifact: Artifact, here: Environment) -> list[Rule]:
+    """The rules for the system and the CPU, which hold without torch, too."""
+    return [*_platform_rules(artifact.environment, here), *_cpu_rules(artifact, here)]
 
 
 def _platform_rules(needed: Environment, here: Environment) -> Iterator[Rule]:

@@ -11,8 +11,7 @@ from torch import nn
 
 from aotc.errors import BindError, Issue, NotFoundError
 from aotc.runtime.load import load
-from aotc.runtime.options import store_of
-from aotc.store.reference import DEFAULT_TAG, is_registry, is_remote, parse_reference
+from aotc.store.reference import DEFAULT_TAG, is_registry, is_remote, parse_reference, store_of
 
 if TYPE_CHECKING:
     from aotc.runtime.compiled import Compiled

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
+from aotc.call_table.bind import DoesNotBind, StructureMismatch, make_binder
+from aotc.call_table.dispatch import Dispatcher, Plan, Shape
 from aotc.errors import BindError, LibraryError
 from aotc.reads.attributes import own_forward
 from aotc.records import Artifact, TensorLeaf, bucket_name
-from aotc.runtime.bind import DoesNotBind, StructureMismatch, make_binder
 from aotc.runtime.counters import Counters
-from aotc.runtime.dispatch import Dispatcher, Plan, Shape
 from aotc.runtime.forks import renew_in_child
 from aotc.runtime.guards import Guards, has_tangent, is_followed
 from aotc.runtime.state.call_state import ALIGNMENT, State
@@ -26,12 +26,12 @@ from aotc.runtime.variant import Attached, direct_launch
 from aotc.tensors.layouts import with_strides
 
 if TYPE_CHECKING:
+    from aotc.call_table.misses import Explanation
     from aotc.reads.watch import ModuleWatch
     from aotc.runtime.checkpoints.checkpoint_files import Checkpoint, Weights
     from aotc.runtime.checkpoints.swap import Streams
     from aotc.runtime.conversions.default_tensors import Maker
     from aotc.runtime.cuda.graphs import GraphPool
-    from aotc.runtime.explain.misses import Explanation
     from aotc.runtime.libraries.library_protocol import Library
     from aotc.runtime.load import Loaded
     from aotc.runtime.options import Graphs
@@ -78,7 +78,7 @@ class BoundModule(msgspec.Struct, frozen=True):
 class CompiledCall:
     """Compiled code as a callable with the module's calling convention: `aotc.Compiled`, which has one, says the rest.
 
-    Each call is bound to the model's parameters, dispatched on its sizes (by the rule of `aotc.runtime.dispatch`),
+    Each call is bound to the model's parameters, dispatched on its sizes (by the rule of `aotc.call_table.dispatch`),
     checked against every guard, and run. A call that no variant may run goes to `on_miss`. Many threads may call.
     """
 
@@ -193,7 +193,7 @@ class CompiledCall:
         try:
             leaves = self._bind(args, kwargs)
         except StructureMismatch as error:
-            from aotc.runtime.explain.values import describe_form
+            from aotc.call_table.values import describe_form
 
             form = error.path, describe_form(error.came)
         except DoesNotBind as error:

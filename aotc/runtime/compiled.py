@@ -21,10 +21,10 @@ from aotc.runtime.call import ModelSignature
 from aotc.runtime.memory_errors import tells_of_memory
 
 if TYPE_CHECKING:
+    from aotc.call_table.misses import Explanation
     from aotc.records import Artifact
     from aotc.runtime.call import CompiledCall, OnMiss
     from aotc.runtime.checkpoints.checkpoint_files import Weights
-    from aotc.runtime.explain.misses import Explanation
     from aotc.runtime.stats import Stats
 
 

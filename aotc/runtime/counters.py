@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from aotc.runtime.forks import renew_in_child
 
 if TYPE_CHECKING:
-    from aotc.runtime.dispatch import Plan
+    from aotc.call_table.dispatch import Plan
 
 FIRST_BITS, SPANS = 13, 25
 """Of the nanoseconds of calls: those of up to 2**13, 2**14, … are counted together, and those of more in the last

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Never, cast
 import torch
 
 from aotc.errors import CorruptError, EnvironmentMismatchError, Issue, StoreError
-from aotc.runtime.options import Trust, options_error, refuse_unknown
+from aotc.runtime.options import options_error, refuse_unknown
 from aotc.runtime.select import select_artifact
 from aotc.store.cache_folder import cache_folder
 from aotc.store.files.temporary_folders import TemporaryFolder
@@ -22,10 +22,11 @@ from aotc.store.layout.store import Store
 from aotc.store.reference import Reference, is_remote, parse_reference
 from aotc.store.remote.fetching import Choose, of_targets
 from aotc.store.remote.fetching import fetch as fetch_into
+from aotc.store.signing.policy import Trust
 from aotc.store.signing.trust import read_trust
 
 if TYPE_CHECKING:
-    from aotc.machine.environment import Compat
+    from aotc.machine.this_host import Compat
     from aotc.records import Artifact
     from aotc.runtime.options import LoadOptions
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
+from aotc.call_table.refusals import constant_hint, equal_constant, expected_issue, shape_hint
 from aotc.errors import Issue
 from aotc.reads.modes import ASKED, OF_INPUT, OF_STATE, mode_readers
 from aotc.reads.module_check import call_of_mode
@@ -24,8 +25,8 @@ from aotc.records import Artifact, ConstantLeaf, TensorLeaf
 from aotc.tensors.layouts import MEMORY_FORMATS, has_memory
 
 if TYPE_CHECKING:
+    from aotc.call_table.dispatch import Shape
     from aotc.runtime.aliases import StateAliases
-    from aotc.runtime.dispatch import Shape
 
 transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
 """The transform of torch.func (vmap, grad, jvp) around this call, or None. Its tensors look like any other."""
@@ -141,7 +142,7 @@ class Guards:
         for index, constant in self.constants:
             if not equal_constant(leaves[index], constant.value):
                 built, came = repr(constant.value), shown(leaves[index])
-                hint = _constant_hint(constant.value, leaves[index])
+                hint = constant_hint(constant.value, leaves[index], is_tensor=isinstance(leaves[index], torch.Tensor))
                 found.append(Issue(f"built for {built}, {came} came", constant.path, built, came, hint))
         if not found:
             found += self._memory_issues(leaves, dense=not layouts)
@@ -157,11 +158,12 @@ class Guards:
         found = []
         if tensor.dtype is not dtype:
             hint = "convert it, or build the model for that dtype"
-            found.append(_expected("dtype", leaf.dtype, dtype_name(tensor.dtype), leaf, hint))
+            found.append(expected_issue("dtype", leaf.dtype, dtype_name(tensor.dtype), leaf, hint))
         if tensor.device != self.device:
-            found.append(_expected("device", str(self.device), str(tensor.device), leaf, "move it with .to()"))
+            found.append(expected_issue("device", str(self.device), str(tensor.device), leaf, "move it with .to()"))
         if shape is not None and tensor.shape != shape:
-            found.append(_expected("shape", str(list(shape)), str(list(tensor.shape)), leaf, shape_hint(leaf, tensor)))
+            came, hint = str(list(tensor.shape)), shape_hint(leaf, tensor)
+            found.append(expected_issue("shape", str(list(shape)), came, leaf, hint))
         if tensor.layout is not torch.strided:
             found.append(
                 Issue(
@@ -294,12 +296,6 @@ def _requires_grad(table: dict[str, Any], key: str) -> bool:
     return tensor is not None and tensor.requires_grad
 
 
-def equal_constant(value: Any, expected: Any) -> bool:
-    if type(value) is float and type(expected) is float:
-        return value.hex() == expected.hex()  # tells -0.0 from 0.0
-    return type(value) is type(expected) and bool(value == expected)
-
-
 def has_tangent(tensors: Iterable[Tensor]) -> bool:
     """Whether one of them has a tangent of forward-mode differentiation, which compiled code would drop."""
     return any(tangent_of(tensor) is not None for tensor in tensors)
@@ -317,19 +313,6 @@ def has_layout(tensor: Tensor, memory_format: torch.memory_format) -> bool:
 
 
 # -- in words ---------------------------------------------------------------------------------------------------------
-
-
-def _expected(label: str, expected: str, actual: str, leaf: TensorLeaf, hint: str) -> Issue:
-    return Issue(f"{label} {expected} is expected, {actual} came", leaf.path, expected, actual, hint)
-
-
-def _constant_hint(built: Any, came: Any) -> str:
-    if built is None and isinstance(came, torch.Tensor):
-        return "it was left out at build: name it in the manifest's `inputs`"
-    if built is None and isinstance(came, dict | list | tuple):
-        empty = f"pass None, as {came!r} is another argument; or " if not came else ""
-        return f"{empty}name it with what it holds in the manifest's `inputs`, and build again"
-    return "a Python argument is part of the compiled code: give each value a model of its own"
 
 
 def tangent_issues(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[Issue]:
@@ -365,23 +348,6 @@ def no_sizes(value: Any, leaf: TensorLeaf, shown: Callable[[Any], str]) -> Issue
     elif isinstance(value, bool | int | float | list | tuple):
         hint = f"pass torch.tensor(…, dtype=torch.{leaf.dtype})"
     return Issue(f"a tensor is expected, {shown(value)} came", where=leaf.path, hint=hint)
-
-
-def shape_issue(leaf: TensorLeaf, tensor: Tensor, hint: str = "") -> Issue:
-    expected, actual = f"[{', '.join(map(str, leaf.shape))}]", str(list(tensor.shape))
-    return Issue(f"shape {expected} is expected, {actual} came", leaf.path, expected, actual, hint)
-
-
-def shape_hint(leaf: TensorLeaf, tensor: Tensor) -> str:
-    """What to change in the manifest for an input in which a size varies that is written there as a number."""
-    sizes = zip(leaf.shape, tensor.shape, strict=False)
-    fixed = [str(size) for size, here in sizes if isinstance(size, int) and size != here]
-    if not fixed:
-        return ""
-    return (
-        f"the manifest fixes {' and '.join(dict.fromkeys(fixed))} in `shape:`: where a size varies, write a dim there, "
-        "give its sizes in the buckets, and build again"
-    )
 
 
 def _mode_name(mode: Any) -> str:

@@ -15,7 +15,7 @@ from torch import nn
 
 from aotc.errors import AotcError, BindError, CorruptError
 from aotc.garbage import no_collection
-from aotc.machine.environment import Compat, refuse_free_threading
+from aotc.machine.this_host import Compat, refuse_free_threading
 from aotc.reads.module_check import ModuleCheck, check_module, watch_module
 from aotc.records import Artifact, Variant, part_name
 from aotc.runtime.call import BoundModule, CompiledCall, OnMiss
@@ -33,9 +33,10 @@ if TYPE_CHECKING:
     from aotc.runtime.libraries.library_folder import LibraryFiles
     from aotc.runtime.libraries.library_protocol import Library
     from aotc.runtime.libraries.required_operators import Imports
-    from aotc.runtime.options import Graphs, Ranks, Trust
+    from aotc.runtime.options import Graphs, Ranks
     from aotc.runtime.parallel.ranks import RanksOfLoad
     from aotc.runtime.state.state_source import Bound
+    from aotc.store.signing.policy import Trust
 
 DEFAULTS = LoadOptions()
 

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import errno
 import functools
-import mmap
 import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from aotc.errors import MemoryLimitError
 
@@ -38,15 +37,6 @@ def tells_of_memory(function: Callable[P, R]) -> Callable[P, R]:
             raise memory_limit_error(_asked_for(error)) from error
 
     return wrapped
-
-
-def map_privately(stream: BinaryIO) -> mmap.mmap:
-    """A file's bytes, mapped; whoever writes to them gets a page of his own. Raises OSError, which tells the size."""
-    try:
-        return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
-    except OSError as error:
-        size = os.fstat(stream.fileno()).st_size
-        raise OSError(error.errno, f"unable to mmap {size} bytes: {error.strerror}") from error
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -23,18 +23,19 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from aotc.call_table.bind import sequences, tuples
+from aotc.call_table.dispatch import Plan, Shape
 from aotc.errors import LibraryError
 from aotc.reads.facts import Facts, Reader
 from aotc.reads.modes import ASKED, OF_INPUT, OF_STATE, matmul_precision
 from aotc.reads.tensors import dtype_of
 from aotc.records import Artifact, Parameter, Variant
-from aotc.runtime.bind import SEQUENCES, TUPLES
 from aotc.runtime.call import CompiledCall
-from aotc.runtime.dispatch import Plan, Shape
 from aotc.runtime.guards import PLAIN_TENSORS, Guards, is_followed
 from aotc.runtime.libraries.library import CLibrary
 from aotc.runtime.state.call_state import State
-from aotc.tensors.layouts import strides_in, with_strides
+from aotc.strides import strides_in
+from aotc.tensors.layouts import with_strides
 
 INTERFACE = 2
 """Of the tables that the extension reads: of another number, it was compiled before this module changed them."""
@@ -235,8 +236,8 @@ def _binding_of(call: CompiledCall) -> dict[str, Any]:
         ),
         "positional": sum(each.kind in ("positional", "either") for each in parameters),
         "ordered": tuple(extras) if len(extras) > 1 and not any_order else (),
-        "lists": tuple(SEQUENCES) if any_sequence else (list,),
-        "tuples": tuple(SEQUENCES if any_sequence else TUPLES),
+        "lists": tuple(sequences()) if any_sequence else (list,),
+        "tuples": tuple(sequences() if any_sequence else tuples()),
         "any_order": any_order,
         "leaves": len(leaves),
         "makers": tuple(call.makers),

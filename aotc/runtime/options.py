@@ -7,7 +7,6 @@ import inspect
 import math
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
@@ -15,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from aotc.errors import BindError, Issue
-from aotc.machine.environment import Compat
+from aotc.machine.this_host import Compat
 from aotc.reads.module_check import ModuleCheck
-from aotc.store.reference import Reference, parse_reference, store_named
+from aotc.store.reference import Reference, parse_reference, store_named, store_of
+from aotc.store.signing.policy import Trust
 
 if TYPE_CHECKING:
-    from aotc.records import Artifact
     from aotc.runtime.call import OnMiss
     from aotc.runtime.checkpoints.checkpoint_files import Checkpoint, Weights
     from aotc.runtime.checkpoints.state import CheckpointState
@@ -28,44 +27,9 @@ if TYPE_CHECKING:
 
     Given = Weights | Checkpoint | CheckpointState | None
 
-DEFAULT_STORE = "aotc-store"
-
-TrustedKey = str | os.PathLike[str]
 Use = Literal["picked", "always", "never"]
 GraphCapture = Literal["eager", "lazy"]
 OutputMode = Literal["copy", "view"]
-
-
-class Trust(msgspec.Struct, frozen=True, kw_only=True):
-    """Which bundles and artifacts may be loaded.
-
-    Attributes:
-        keys: public keys: PEM texts, files, or folders of `*.pub`; else `$AOTC_TRUSTED_KEYS`. Where there are any, a
-            bundle that none of them signed for this very reference is refused before any of it is mapped.
-        signed_after: a time (RFC 3339): also refuse what was signed before it; else `$AOTC_SIGNED_AFTER`. It says to a
-            host that has never loaded the model how old a bundle may be.
-        require_verified: refuse an artifact that has not passed `aotc verify --attest`. With trusted keys, one of them
-            must have signed the attestation. Of a remote bundle, the attestations that are there now count.
-        allow_untested: load code that was built on a machine without such a GPU or CPU, and that `aotc verify --attest`
-            has not run since. Else it is refused as with `require_verified`.
-        advisories: refuse an artifact that was built without a patch of torch which its graph needs: by the advisories
-            of this aotc (True), or also by those that the store in this folder or at this URL has, which a trusted key
-            must have signed (`aotc audit --publish`).
-    """
-
-    keys: Sequence[TrustedKey] | TrustedKey | None = None
-    signed_after: datetime | str | None = None
-    require_verified: bool = False
-    allow_untested: bool = False
-    advisories: bool | TrustedKey = False
-
-    def asks_of(self, artifact: Artifact) -> bool:
-        """Whether anything is to be looked at before the artifact is loaded."""
-        return bool(self.advisories) or self.needs_attestation(artifact)
-
-    def needs_attestation(self, artifact: Artifact) -> bool:
-        """Whether the artifact is to be refused unless `aotc verify --attest` has passed it."""
-        return self.require_verified or (artifact.untested and not self.allow_untested)
 
 
 class Graphs(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,11 +88,6 @@ class LoadOptions(msgspec.Struct, frozen=True):
     def signers(self) -> tuple[Any, Any, Any]:
         """The keys, the time and the folder that `read_trust` takes."""
         return (self.trust.keys, self.trust.signed_after, self.cache) if self.trust else (None, None, self.cache)
-
-
-def store_of(store: str | os.PathLike[str] | None) -> str:
-    """The store that is named, else `$AOTC_STORE`, else `aotc-store`."""
-    return os.fspath(store or os.environ.get("AOTC_STORE") or DEFAULT_STORE)
 
 
 # -- what an option may be --------------------------------------------------------------------------------------------

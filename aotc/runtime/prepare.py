@@ -17,7 +17,8 @@ import torch
 from torch import nn
 
 from aotc.errors import BindError, ForkError, Issue
-from aotc.machine.environment import Compat, cpu_features, refuse_free_threading
+from aotc.machine.environment import cpu_features
+from aotc.machine.this_host import Compat, refuse_free_threading
 from aotc.runtime.find import FoundBundle, find
 from aotc.runtime.forks import end_threads, end_threads_before_forks
 from aotc.runtime.libraries.files import opened
@@ -36,8 +37,9 @@ if TYPE_CHECKING:
     from aotc.runtime.checkpoints.checkpoint_files import Weights
     from aotc.runtime.compiled import Compiled
     from aotc.runtime.find import Entries, ReadArtifact
-    from aotc.runtime.options import Given, Graphs, Ranks, Trust
+    from aotc.runtime.options import Given, Graphs, Ranks
     from aotc.store.layout.bundle import BundleEntry
+    from aotc.store.signing.policy import Trust
 
 _log = logging.getLogger("aotc")
 

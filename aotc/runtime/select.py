@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import logging
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 import torch
 from torch import nn
 
-from aotc.errors import BindError, CorruptError, EnvironmentMismatchError, Issue
+from aotc.errors import BindError
 from aotc.machine.compatibility import mismatches
-from aotc.machine.environment import Compat, this_environment
-from aotc.machine.targets import CPU_FEATURES, Target, parse_target
+from aotc.machine.environment import this_environment
+from aotc.machine.this_host import Compat
 from aotc.runtime.options import Graphs, LoadOptions
+from aotc.selection import ForTarget, most_capable, of_target
 
 if TYPE_CHECKING:
     from aotc.reads.outside import ReadFile
@@ -26,16 +26,10 @@ if TYPE_CHECKING:
     from aotc.runtime.parallel.ranks import RanksOfLoad
     from aotc.store.layout.bundle import BundleEntry
 
-    class _ForTarget(Protocol):
-        @property
-        def target(self) -> str: ...
-
 
 _log = logging.getLogger("aotc")
 
-_ORDER = [*CPU_FEATURES]
-
-C = TypeVar("C", bound="_ForTarget")
+C = TypeVar("C", bound=ForTarget)
 
 
 class Chosen(msgspec.Struct, frozen=True):
@@ -163,68 +157,12 @@ def select_target(
     compat: Compat = "minor",
 ) -> Artifact:
     """The artifact for `target`, else the most capable one for `device`. Raises EnvironmentMismatchError."""
-    fitting = [entry for entry in entries if target in (None, entry.target)]
-    if not fitting and entries:
-        hint = "leave `target` out: then the most capable one that this machine runs is taken"
-        held = [entry.target for entry in entries]
-        known = [*held, *CPU_FEATURES]
-        meant = [name for name in known if name.partition(":")[2] == target] or difflib.get_close_matches(
-            str(target), known, n=1, cutoff=0.8
-        )
-        if target not in known and meant:
-            hint = f"did you mean {meant[0]!r}? Or {hint}"
-        raise EnvironmentMismatchError(f"the bundle holds {', '.join(held)}, and nothing for {target!r}", hint=hint)
-    return select_artifact(fitting, device, read, compat)
+    return select_artifact(of_target(entries, target), device, read, compat)
 
 
 def select_artifact(
     candidates: Sequence[C], device: torch.device, read: Callable[[C], Artifact], compat: Compat = "minor"
 ) -> Artifact:
-    """The most capable artifact for `device` that this machine runs; `read` gives that of a candidate.
-
-    Only those are read that come before it: from a remote, each costs two requests.
-
-    Raises EnvironmentMismatchError that lists, for every artifact, every mismatch with both values.
-    """
-    fitting = sorted((one for one in candidates if _target(one).device == device.type), key=_rank)
-    if not fitting:
-        built = ", ".join(one.target for one in candidates)
-        other = f", or build the model for a {device.type} target too" if device.type in ("cpu", "cuda") else ""
-        raise EnvironmentMismatchError(
-            f"the bundle holds {built or 'nothing'}, and it is to run on {device.type}",
-            hint=f"move the module with .to(), or, without one, say another `device`{other}",
-        )
-    here = this_environment(device)
-    rejected: list[Issue] = []
-    for candidate in fitting:
-        artifact = read(candidate)
-        found = mismatches(artifact, here, compat)
-        if not found:
-            _log.debug("%s: of %s, %s is taken", artifact.model, [one.target for one in candidates], artifact.target)
-            return artifact
-        _log.debug("%s: %s does not run here: %s", artifact.model, artifact.target, "; ".join(map(str, found)))
-        rejected += [msgspec.structs.replace(issue, where=artifact.target) for issue in found]
-    raise EnvironmentMismatchError(
-        f"no artifact of `{artifact.model}` runs on this machine",
-        issues=tuple(rejected),
-        here=here,
-    )
-
-
-def _target(candidate: _ForTarget) -> Target:
-    if candidate.target.startswith("cache:"):
-        from aotc.store.layout.bundle_errors import is_a_cache
-
-        raise is_a_cache()
-    try:
-        return parse_target(candidate.target)
-    except ValueError as error:
-        raise CorruptError(f"the bundle names an unknown target: {error}", hint="a newer aotc may know it") from error
-
-
-def _rank(candidate: _ForTarget) -> tuple[int, int]:
-    """The most capable CPU target first; the highest GPU capability first."""
-    target = _target(candidate)
-    if target.device == "cpu":
-        return _ORDER.index(target.name), 0
-    return 0, -int(target.capability.replace(".", ""))
+    """The most capable artifact for `device` that this machine runs: `aotc.selection.most_capable`."""
+    differences = functools.partial(mismatches, compat=compat)
+    return most_capable(candidates, device.type, read, differences, functools.partial(this_environment, device))

@@ -14,7 +14,7 @@ from aotc.records import Output, ResultContainer, StridedView, Variant
 from aotc.runtime.state.call_state import State
 
 if TYPE_CHECKING:
-    from aotc.runtime.dispatch import DimReader, Plan
+    from aotc.call_table.dispatch import DimReader, Plan
     from aotc.runtime.libraries.library_protocol import Library
 
 Launch = Callable[[list[Any], State], list[Tensor]]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import msgspec
 
 from aotc.store.layout.names import is_digest, name_flaw
 
 DEFAULT_TAG = "latest"
+DEFAULT_STORE = "aotc-store"
 
 REGISTRY_SCHEMES = ("oci", "oci+http", "oci+https")
 
@@ -85,3 +88,8 @@ def is_registry(text: str | None) -> bool:
     """Whether the store part of a reference is in a registry."""
     scheme, separator, _ = (text or "").partition("://")
     return separator != "" and scheme in REGISTRY_SCHEMES
+
+
+def store_of(store: str | os.PathLike[str] | None) -> str:
+    """The store that is named, else `$AOTC_STORE`, else `aotc-store`."""
+    return os.fspath(store or os.environ.get("AOTC_STORE") or DEFAULT_STORE)

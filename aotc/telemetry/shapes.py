@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from aotc.call_table.dispatch import Shape
 from aotc.errors import BindError
 from aotc.runtime.call import CompiledCall
 from aotc.runtime.compiled import Compiled
-from aotc.runtime.dispatch import Shape
 from aotc.runtime.forks import renew_in_child
 from aotc.store.files.writing import write_output
 

@@ -13,23 +13,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from aotc.strides import strides_in
+
 MEMORY_FORMATS = {
     "contiguous": torch.contiguous_format,
     "channels_last": torch.channels_last,
     "channels_last_3d": torch.channels_last_3d,
 }
-
-
-def strides_in(layout: str, shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a new tensor of this shape in that layout, in elements."""
-    slowest_last = list(reversed(range(len(shape))))
-    if layout != "contiguous":
-        slowest_last = [1, *(axis for axis in slowest_last if axis != 1)]
-    strides, step = [0] * len(shape), 1
-    for axis in slowest_last:
-        strides[axis] = step
-        step *= max(shape[axis], 1)
-    return tuple(strides)
 
 
 def laid_out(tensor: Tensor, layout: str) -> Tensor:

@@ -8,9 +8,9 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from aotc.call_table.dispatch import Dispatcher
 from aotc.models.extreme_inputs import off_vector
 from aotc.records import Artifact, Bucket, Dims, Size, SizeRange, Variant, tuned_dims
-from aotc.runtime.dispatch import Dispatcher
 
 
 def model_dispatcher(artifact: Artifact, buckets: Sequence[Bucket]) -> Dispatcher:

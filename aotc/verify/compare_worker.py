@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from aotc.call_table.dispatch import Dispatcher
 from aotc.errors import AotcError, BindError
 from aotc.machine.processes import Parent
 from aotc.models.extreme_calls import AtExtremes
@@ -17,7 +18,6 @@ from aotc.models.extreme_inputs import Draw
 from aotc.models.factory import told
 from aotc.models.tolerance import Judgement
 from aotc.records import Artifact, Dims, LaunchPick, bucket_name
-from aotc.runtime.dispatch import Dispatcher
 from aotc.verify.cases import (
     VerifyStep,
     describe_sizes,

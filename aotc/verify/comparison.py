@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from aotc.errors import BindError, VerifyError
-from aotc.machine.environment import Compat
 from aotc.machine.targets import parse_target
+from aotc.machine.this_host import Compat
 from aotc.manifest.types import ModelSpec
 from aotc.models.calls import Called, arguments_of, has_drawn, modes_of, signature_leaves, writable_buffers
 from aotc.models.extreme_calls import AtExtremes, compare_at_extreme_values
@@ -28,7 +28,8 @@ from aotc.records import Dims, Signature, TensorLeaf
 from aotc.runtime.call import CompiledCall
 from aotc.runtime.compiled import Compiled
 from aotc.runtime.load import load
-from aotc.runtime.options import Graphs, Ranks, Trust
+from aotc.runtime.options import Graphs, Ranks
+from aotc.store.signing.policy import Trust
 from aotc.tensors.contents import Contents, contents, same_values
 from aotc.tensors.rounding import Result
 from aotc.tensors.sharing import differences, kept_in_place, module_tensors

@@ -17,8 +17,8 @@ from aotc.errors import (
     SignatureError,
     VerifyError,
 )
-from aotc.machine.environment import Compat
 from aotc.machine.processes import Child, child_environment
+from aotc.machine.this_host import Compat
 from aotc.manifest import read_manifest
 from aotc.models.factory import told
 from aotc.provenance import BuiltArtifact

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import msgspec
 
 from aotc.errors import CorruptError, EnvironmentMismatchError, VerifyError
-from aotc.machine.environment import Compat
 from aotc.machine.native_target import resolve_target
 from aotc.machine.targets import parse_target
+from aotc.machine.this_host import Compat
 from aotc.manifest import ModelSpec
 from aotc.manifest.read import check_path
 from aotc.provenance import BuiltArtifact

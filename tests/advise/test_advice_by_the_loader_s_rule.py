@@ -6,8 +6,8 @@ import random
 
 import pytest
 
+from aotc.call_table.dispatch import Dispatcher
 from aotc.records import Bucket, PadRule, Signature, Size, SizeRange, TensorLeaf, Variant
-from aotc.runtime.dispatch import Dispatcher
 from aotc.tools.advise.bucket_dispatch import Dispatch
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from aotc.call_table.dispatch import Plan
 from aotc.errors import TraceError
 from aotc.runtime.counters import Counters
-from aotc.runtime.dispatch import Plan
 from aotc.runtime.stats import count_miss, snapshot
 from aotc.tools.advise.trace import Trace, lines_of, read_trace
 

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import ones
 
+from aotc.call_table.bind import StructureMismatch, make_binder
+from aotc.call_table.values import describe
 from aotc.errors import MissError
 from aotc.records import ConstantLeaf, Parameter, Signature, TensorLeaf
-from aotc.runtime.bind import StructureMismatch, make_binder
 from aotc.runtime.conversions.default_tensors import makers_of, with_defaults
-from aotc.runtime.explain.values import describe
 
 KINDS = {
     "positional": inspect.Parameter.POSITIONAL_ONLY,

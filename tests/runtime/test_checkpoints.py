@@ -319,7 +319,7 @@ def test_other_formats_and_what_cannot_be_read_are_told_apart(tmp_path: Path, mo
         raise PermissionError(13, "Permission denied")
 
     save_file({"a": torch.zeros(1)}, tmp_path / "a.safetensors")
-    monkeypatch.setattr("aotc.runtime.checkpoints.mapped_file.open_regular", denied)
+    monkeypatch.setattr("aotc.checkpoints.mapped_file.open_regular", denied)
     error = refused(lambda: open_weights(tmp_path / "a.safetensors"))
     assert "Permission denied" in error.message
     assert "save_file" not in error.hint

@@ -13,10 +13,10 @@ from hand_built import make_artifact, make_compiled, tensor
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aotc.call_table.dispatch import REMEMBERED, Dispatcher
+from aotc.call_table.obstacles import obstacles
 from aotc.errors import CorruptError
 from aotc.records import Bucket, Output, PadRule, Signature, SizeRange, TensorLeaf
-from aotc.runtime.dispatch import REMEMBERED, Dispatcher
-from aotc.runtime.explain.dispatch import obstacles
 
 PAD = PadRule(value=0)
 
@@ -183,7 +183,7 @@ def test_every_variant_that_is_not_chosen_can_say_why() -> None:
 def reference(
     signature: Signature, buckets: list[Bucket], paddable: set[str], request: dict[str, int]
 ) -> tuple[int, str] | None:
-    """The rule of `aotc.runtime.dispatch` and `padding.rules`, as their docstrings have it."""
+    """The rule of `aotc.call_table.dispatch` and `padding.rules`, as their docstrings have it."""
 
     def elements(bucket: Bucket) -> int:
         return sum(

@@ -14,10 +14,10 @@ from hand_built import CPU, FakeLibrary, attach_regions, make_artifact, tensor
 from test_attached_regions import artifact_of, made
 from torch import Tensor
 
+from aotc.call_table.dispatch import Dispatcher
 from aotc.errors import LibraryError
 from aotc.runtime.cuda.captures import run_captured
 from aotc.runtime.cuda.graphs import Graph, GraphPool, graphs_of
-from aotc.runtime.dispatch import Dispatcher
 from aotc.runtime.options import Graphs
 from aotc.runtime.state.call_state import State
 from aotc.runtime.variant import Attached

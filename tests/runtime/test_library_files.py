@@ -18,9 +18,9 @@ from sample_artifacts import make_variant, put_file
 
 from aotc.errors import CorruptError, LibraryError
 from aotc.records import Variant
-from aotc.runtime.libraries import files as library_files
 from aotc.runtime.libraries.files import FilesInMemory, read_all
 from aotc.runtime.libraries.library import open_library
+from aotc.store.files import anonymous as library_files
 from aotc.store.layout.store import Store
 
 

@@ -10,8 +10,9 @@ from hand_built import make_compiled, tensor
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aotc.call_table.dispatch import Pad
 from aotc.records import Output, PadRule
-from aotc.runtime.padding.padded_tensors import Pad, apply_pad
+from aotc.runtime.padding.padded_tensors import apply_pad
 
 EDGE = PadRule(edge=True)
 

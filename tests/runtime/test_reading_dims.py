@@ -8,9 +8,9 @@ from hand_built import make_artifact, make_compiled, tensor
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aotc.call_table.dispatch import DimReader, Dispatcher, shape_of
 from aotc.errors import CorruptError, MissError
 from aotc.records import ConstantLeaf, PadRule
-from aotc.runtime.dispatch import DimReader, Dispatcher, shape_of
 
 
 def read(leaves: list, *shapes: tuple[int, ...]) -> dict[str, int]:

@@ -18,10 +18,11 @@ from hand_built import CPU, FakeLibrary, make_artifact, specs_of, tensor
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from aotc.checkpoints.checkpoint_forms import mistyped
 from aotc.errors import BindError
 from aotc.runtime.call import BoundModule, CompiledCall
 from aotc.runtime.checkpoints import module_swap, swap
-from aotc.runtime.checkpoints.checkpoint_files import mistyped, open_weights
+from aotc.runtime.checkpoints.checkpoint_files import open_weights
 from aotc.runtime.checkpoints.state import bind_checkpoint
 from aotc.runtime.checkpoints.swap import Streams
 from aotc.runtime.state import read_write_lock

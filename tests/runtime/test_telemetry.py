@@ -16,11 +16,11 @@ import pytest
 import torch
 from hand_built import make_compiled, tensor
 
+from aotc.call_table.dispatch import Plan
 from aotc.errors import BindError, LibraryError, MissError, NotFoundError
 from aotc.records import Output, PadRule
 from aotc.runtime.compiled import Compiled
 from aotc.runtime.counters import Counters
-from aotc.runtime.dispatch import Plan
 from aotc.runtime.load import compiled_module
 from aotc.runtime.stats import CALL_SECONDS, snapshot
 from aotc.telemetry import ShapeSample, log_startup, sample_shapes

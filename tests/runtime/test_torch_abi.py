@@ -17,7 +17,7 @@ from hand_built import make_artifact, tensor
 from aotc.digest import sha256_bytes
 from aotc.errors import EnvironmentMismatchError, LibraryError
 from aotc.machine.elf import needed_versions, undefined_symbols
-from aotc.machine.environment import libstdcxx_versions
+from aotc.machine.this_host import libstdcxx_versions
 from aotc.records import Artifact, Backward, File
 from aotc.runtime.libraries.files import FilesInMemory
 from aotc.runtime.libraries.library_folder import FilesInFolder

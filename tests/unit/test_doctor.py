@@ -23,8 +23,8 @@ from aotc.machine import cpp_compiler
 from aotc.machine.environment import this_environment
 from aotc.machine.targets import CPU_FEATURES, best_cpu_target
 from aotc.records import Environment, Parallel
-from aotc.runtime.libraries import files as library_files
 from aotc.runtime.libraries import torch_abi
+from aotc.store.files import anonymous as library_files
 from aotc.store.layout.publishing import publish
 from aotc.store.layout.store import Store
 from aotc.store.reference import parse_reference

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ from aotc.errors import EnvironmentMismatchError, Issue
 from aotc.machine.compatibility import mismatches
 from aotc.machine.environment import this_environment
 from aotc.machine.targets import CPU_FEATURES, best_cpu_target
+from aotc.machine.this_host import refuse_free_threading
 from aotc.records import Artifact, Environment
 
 V3, V4, AMX = (CPU_FEATURES[f"cpu:{name}"] for name in ("x86-64-v3", "x86-64-v4", "amx"))
@@ -214,7 +216,7 @@ def test_native_is_the_most_capable_target_of_this_machine(monkeypatch: pytest.M
 
 def test_of_a_masked_cpu_the_features_that_linux_lists_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """An emulator of another CPU leaves `/proc/cpuinfo` as it is; torch reads CPUID."""
-    monkeypatch.setattr(environment, "_cpu_flags", lambda: frozenset(AMX))
+    monkeypatch.setattr(environment, "cpu_flags", lambda: frozenset(AMX))
     told = {"avx": True, "avx2": True, "fma3": True, "avx512_f": False, "cpu_name": "Haswell", "l2_cache_size": 0}
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: told)
     monkeypatch.setattr(torch.cpu, "_init_amx", lambda: True)
@@ -224,7 +226,7 @@ def test_of_a_masked_cpu_the_features_that_linux_lists_are_not_used(monkeypatch:
 def test_what_torch_reads_of_this_cpu_agrees_with_linux() -> None:
     told = torch.cpu.get_capabilities()
     assert {*environment._CPUID} <= {*told}
-    assert environment._cpu_flags() & {*environment._CPUID.values()} == {
+    assert environment.cpu_flags() & {*environment._CPUID.values()} == {
         name for torchs, name in environment._CPUID.items() if told[torchs]
     }
 
@@ -233,7 +235,7 @@ def test_what_torch_reads_of_this_cpu_agrees_with_linux() -> None:
 def test_amx_is_a_feature_only_where_the_kernel_gives_its_tiles(
     monkeypatch: pytest.MonkeyPatch, given: bool, target: str
 ) -> None:
-    monkeypatch.setattr(environment, "_cpu_flags", lambda: frozenset(AMX))
+    monkeypatch.setattr(environment, "cpu_flags", lambda: frozenset(AMX))
     monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
     monkeypatch.setattr(torch.cpu, "_init_amx", lambda: given)
     assert best_cpu_target(environment.cpu_features.__wrapped__()) == target
@@ -269,11 +271,11 @@ def test_abi_excuses_nothing_else() -> None:
 
 
 def test_a_python_without_its_lock_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment.sys, "_is_gil_enabled", lambda: True, raising=False)
-    environment.refuse_free_threading()
-    monkeypatch.setattr(environment.sys, "_is_gil_enabled", lambda: False)
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: True, raising=False)
+    refuse_free_threading()
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False)
     with pytest.raises(EnvironmentMismatchError, match="free-threaded") as caught:
-        environment.refuse_free_threading()
+        refuse_free_threading()
     assert "PYTHON_GIL=1" in caught.value.hint
 
 

@@ -7,7 +7,8 @@ import itertools
 import pytest
 import torch
 
-from aotc.tensors.layouts import MEMORY_FORMATS, laid_out, strides_in
+from aotc.strides import strides_in
+from aotc.tensors.layouts import MEMORY_FORMATS, laid_out
 
 
 @pytest.mark.parametrize(("layout", "rank"), [*(("contiguous", rank) for rank in range(6)), ("channels_last", 4)])

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from aotc.call_table.bind import make_binder
 from aotc.errors import BuildError, ManifestError
 from aotc.manifest.types import ModelSpec
 from aotc.models.calls import arguments_of
 from aotc.models.regions import read_call
 from aotc.models.signature import make_signature
 from aotc.records import Parameter
-from aotc.runtime.bind import make_binder
 from aotc.tools.recording.seen_calls import bound_arguments
 
 

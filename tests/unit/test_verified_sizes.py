@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_artifact import small_artifact
 
+from aotc.call_table.dispatch import Dispatcher
 from aotc.records import Bucket, Output, PadRule, Signature, SizeRange, TensorLeaf, Variant
-from aotc.runtime.dispatch import Dispatcher
 from aotc.verify.cases import VerifyStep, describe_sizes, sizes_at_extremes, sizes_to_verify, steps_of
 
 

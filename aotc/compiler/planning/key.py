@@ -30,9 +30,9 @@ from aotc.compiler.patches.machinery.registry import PATCHES
 from aotc.digest import sha256_file, sha256_json
 from aotc.errors import Issue
 from aotc.machine.cpp_compiler import compiler_version
-from aotc.machine.environment import glibc_version
 from aotc.machine.gpus import Gpu
 from aotc.machine.targets import Target
+from aotc.machine.this_host import glibc_version
 from aotc.manifest import ModelSpec
 from aotc.reads.attributes import module_attributes
 from aotc.reads.sources import file_of

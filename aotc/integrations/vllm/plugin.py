@@ -99,7 +99,7 @@ def _origin() -> Origin:
 
 def _restore(settings: PluginSettings) -> dict[str, str]:
     """Restore, and begin the receipt. Returns the variables for this process and those that it starts."""
-    from aotc.runtime.options import store_of
+    from aotc.store.reference import store_of
     from aotc.tools.caches.origin import compiler_variables, variable_rules
     from aotc.tools.caches.receipt import begin
     from aotc.tools.caches.restore import cache_of, restore
@@ -154,7 +154,7 @@ def receipt_line(found: Receipt) -> str:
 def _save(settings: PluginSettings) -> None:
     import vllm.envs
 
-    from aotc.runtime.options import store_of
+    from aotc.store.reference import store_of
     from aotc.tools.caches.receipt import unwatched
     from aotc.tools.caches.stores import reference_of, save_as
 

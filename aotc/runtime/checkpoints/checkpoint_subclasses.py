@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from torch import Tensor
 
-from aotc.runtime.state.call_state import names_of
+from aotc.records import names_of
 from aotc.runtime.state.descriptions import check_described
 from aotc.tensors.subclasses import inner_name, paths_in
 
 if TYPE_CHECKING:
+    from aotc.checkpoints.checkpoint_forms import TensorHeader
     from aotc.records import StateSpec
-    from aotc.runtime.checkpoints.checkpoint_files import Checkpoint, TensorHeader
+    from aotc.runtime.checkpoints.checkpoint_files import Checkpoint
 
 
 def described_in(header: Mapping[str, str]) -> Iterator[tuple[str, Any]]:

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
+from aotc.checkpoints.checkpoint_forms import check_forms
 from aotc.errors import BindError, Issue
 from aotc.reads.state_specs import state_specs
 from aotc.reads.tensors import named_state, same_bits
-from aotc.runtime.checkpoints.checkpoint_files import Checkpoint, by_inner_names, check_forms, read_tensors
-from aotc.runtime.state.call_state import State, Swap, names_of, saw
+from aotc.records import names_of
+from aotc.runtime.checkpoints.checkpoint_files import Checkpoint, by_inner_names, read_tensors
+from aotc.runtime.state.call_state import State, Swap, saw
 from aotc.runtime.state.read_write_lock import ReadWriteLock, set_all
 from aotc.tensors.layouts import has_memory, with_strides
 from aotc.tensors.overlaps import overlapping

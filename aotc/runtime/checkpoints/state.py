@@ -9,20 +9,21 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from aotc.checkpoints.checkpoint_forms import check_forms
 from aotc.constants import decode_constants
 from aotc.errors import BindError, CorruptError
 from aotc.reads.tensors import dtype_name
+from aotc.records import names_of
 from aotc.runtime.checkpoints.checkpoint_files import (
     Checkpoint,
     Placing,
     Weights,
     by_inner_names,
-    check_forms,
     open_weights,
     read_tensors,
 )
 from aotc.runtime.checkpoints.module_swap import with_tensors
-from aotc.runtime.state.call_state import State, StateRows, Swap, is_written, names_of, written_state
+from aotc.runtime.state.call_state import State, StateRows, Swap, is_written, written_state
 
 if TYPE_CHECKING:
     from aotc.reads.outside import ReadFile

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from aotc.runtime.bind import DoesNotBind, StructureMismatch
-from aotc.runtime.guards import PLAIN_TENSORS, Guards, equal_constant, transform
+from aotc.call_table.bind import DoesNotBind, StructureMismatch
+from aotc.call_table.refusals import equal_constant
+from aotc.runtime.guards import PLAIN_TENSORS, Guards, transform
 
 if TYPE_CHECKING:
+    from aotc.call_table.dispatch import Shape
     from aotc.runtime.call import CompiledCall
-    from aotc.runtime.dispatch import Shape
 
 
 def have_sizes(guards: Guards, leaves: Sequence[Any]) -> bool:

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aotc.call_table.bind import Binder, Leaves
 from aotc.reads.tensors import dtype_of
 from aotc.records import Signature, TensorLeaf
-from aotc.runtime.bind import Binder, Leaves
 from aotc.tensors.layouts import MEMORY_FORMATS
 
 Maker = tuple[int, Callable[[Leaves], Tensor | None]]

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
+from aotc.call_table.dispatch import Plan
 from aotc.errors import BindError, LibraryError
 from aotc.machine.cuda_capture import is_captured
 from aotc.records import bucket_name
-from aotc.runtime.dispatch import Plan
 from aotc.runtime.state.call_state import State
 from aotc.runtime.variant import Attached
 

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from aotc.call_table.dispatch import Dispatcher, Shape
 from aotc.errors import LibraryError
 from aotc.machine.cuda_capture import capturing
 from aotc.reads.tensors import dtype_of
@@ -31,11 +32,10 @@ from aotc.records import Signature, TensorLeaf, Variant, bucket_name, tuned_dims
 from aotc.runtime.conversions.written import write_into
 from aotc.runtime.cuda.driver import make_stream
 from aotc.runtime.cuda.memset_nodes import clear_by_kernels
-from aotc.runtime.dispatch import Dispatcher, Shape
 from aotc.runtime.options import Graphs, OutputMode
 from aotc.runtime.state.call_state import State, TakeState
 from aotc.runtime.variant import Attached, Launch
-from aotc.tensors.layouts import strides_in
+from aotc.strides import strides_in
 
 _log = logging.getLogger("aotc")
 

@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
 from torch.autograd import forward_ad
 
-from aotc.amounts import listed
+from aotc.call_table.bind import DoesNotBind, StructureMismatch
+from aotc.call_table.misses import Explanation, error_of, fixed_size_issues
+from aotc.call_table.obstacles import nearest, obstacles, unexplained
+from aotc.call_table.refusals import shape_issue
+from aotc.call_table.values import describe, describe_form
 from aotc.errors import BindError, Issue, MissError, visible
 from aotc.reads.attributes import own_forward
 from aotc.reads.tensors import dtype_name
 from aotc.records import Signature, TensorLeaf, bucket_name
-from aotc.runtime.bind import DoesNotBind, StructureMismatch
 from aotc.runtime.conversions.call_forms import form_of, in_compiled_layout
-from aotc.runtime.explain.dispatch import nearest, obstacles, unexplained
-from aotc.runtime.explain.values import describe, describe_form
 from aotc.runtime.guards import (
     PLAIN_TENSORS,
     is_followed,
     no_sizes,
-    shape_hint,
-    shape_issue,
     tangent_issues,
     transform,
 )
@@ -33,8 +32,8 @@ from aotc.runtime.state.weights import ModuleState
 from aotc.runtime.stats import count_miss
 
 if TYPE_CHECKING:
+    from aotc.call_table.dispatch import Plan
     from aotc.runtime.call import CompiledCall
-    from aotc.runtime.dispatch import Plan
 
 _log = logging.getLogger("aotc")
 
@@ -52,32 +51,6 @@ TRANSFORMED = Issue(
     "it is called within torch.compile or within a transform of torch.func, which cannot look into compiled code",
     hint="call it outside of them; a model for torch.compile that holds it takes torch.compiler.disable(compiled)",
 )
-
-
-class Explanation(msgspec.Struct, frozen=True):
-    """The choice for a call: `kind` is exact, padded, range or miss; `rejected` has the reasons against the others.
-
-    `for_module` is False for a miss that the module would hardly take either, like one with a tensor of another dtype.
-    """
-
-    kind: str
-    bucket: str
-    pads: tuple[str, ...] = ()
-    reasons: tuple[Issue, ...] = ()
-    rejected: dict[str, tuple[Issue, ...]] = {}
-    for_module: bool = True
-
-    def __str__(self) -> str:
-        """The choice, and on lines of their own the padding, the reasons and the other buckets."""
-        by_sizes = "by its sizes " if self.kind == "miss" else ""
-        lines = [f"{self.kind}: {by_sizes}bucket {self.bucket}" if self.bucket else self.kind]
-        lines += [f"  pads {pad}" for pad in self.pads]
-        lines += [f"  - {reason}" for reason in self.reasons]
-        for bucket, issues in self.rejected.items():
-            lines += [f"  - not bucket {bucket}: {issue}" for issue in issues]
-            if not issues:
-                lines.append(f"  - not bucket {bucket}: it takes these sizes too")
-        return visible("\n".join(lines))
 
 
 def answer_miss(
@@ -173,7 +146,7 @@ def _explain_leaves(compiled: CompiledCall, leaves: list[Any], shown: Callable[[
         if plan is None or index != plan.variant
     }
     if plan is None:
-        reasons = (*_fixed_size_issues(signature, leaves), *compiled._guards.issues(leaves, unshaped, shown))
+        reasons = (*fixed_size_issues(signature, leaves), *compiled._guards.issues(leaves, unshaped, shown))
         if not reasons and not any(rejected.values()):
             reasons = (Issue(f"no bucket takes {dispatcher.dims.named(sizes)}"),)
         return Explanation("miss", "", reasons=reasons, rejected=rejected)
@@ -240,13 +213,6 @@ def _with_changed_module(compiled: CompiledCall, leaves: Sequence[Any], reasons:
     return tuple(reasons)
 
 
-def _fixed_size_issues(signature: Signature, leaves: Sequence[Any]) -> Iterator[Issue]:
-    """Of tensors of the expected ranks: sizes that the manifest has as numbers, beside those of the dims."""
-    for value, leaf in zip(leaves, signature.leaves, strict=True):
-        if isinstance(leaf, TensorLeaf) and (hint := shape_hint(leaf, value)):
-            yield shape_issue(leaf, value, hint)
-
-
 def _rank_issues(signature: Signature, leaves: Sequence[Any], shown: Callable[[Any], str]) -> list[Issue]:
     """Why sizes cannot even be compared: arguments that are not tensors, or have another number of axes."""
     found = []
@@ -264,24 +230,6 @@ _NONE_CAME = "pass what the manifest's `inputs` name there; or say `null` there,
 _OTHER_ARGUMENTS = (
     "give the call what the manifest's `inputs` name, and no others; or name those there, and build again"
 )
-
-
-def _shared_hint(explanation: Explanation) -> str:
-    """The hint that all reasons of several buckets have: it stands once, for the whole call."""
-    hints = {reason.hint for reasons in explanation.rejected.values() for reason in reasons}
-    several = len(explanation.rejected) > 1 and not explanation.reasons and not explanation.bucket
-    return hints.pop() if several and len(hints) == 1 else ""
-
-
-def _miss_hint(compiled: CompiledCall, explanation: Explanation) -> str:
-    """What helps beside the hints of the reasons."""
-    ways = [hint] if (hint := _shared_hint(explanation)) else []
-    if explanation.rejected and not explanation.bucket:
-        ways.append("add a bucket to the manifest and rebuild")
-    if explanation.for_module:
-        load = "load with" if compiled.module is not None else "load it with the module and"
-        ways.append(f'{load} on_miss="eager" to run the module for such calls')
-    return ", or ".join(ways)
 
 
 def kind_of_miss(explanation: Explanation) -> str:
@@ -311,19 +259,5 @@ def tensors_of_call(compiled: CompiledCall, args: Sequence[Any], kwargs: Mapping
 
 
 def miss_error(compiled: CompiledCall, explanation: Explanation) -> MissError:
-    artifact = compiled.artifact
-    issues, shared = list(explanation.reasons), _shared_hint(explanation)
-    if not explanation.bucket:
-        for bucket, reasons in explanation.rejected.items():
-            issues += [
-                msgspec.structs.replace(reason, where=f"bucket {bucket}", hint="" if shared else reason.hint)
-                for reason in reasons
-            ]
-    names = [bucket_name(variant.bucket) for variant in artifact.variants]
-    return MissError(
-        f"no variant of `{artifact.model}` for {artifact.target} may run this call; its buckets: {listed(names, 8)}",
-        issues=tuple(issues),
-        hint=_miss_hint(compiled, explanation),
-        model=artifact.model,
-        buckets=names,
-    )
+    load = "load with" if compiled.module is not None else "load it with the module and"
+    return error_of(compiled.artifact, explanation, f'{load} on_miss="eager" to run the module for such calls')

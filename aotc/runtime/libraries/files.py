@@ -10,20 +10,17 @@ from __future__ import annotations
 import contextlib
 import copy
 import ctypes
-import errno
-import fcntl
 import functools
 import io
-import itertools
-import mmap
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
-from aotc.errors import AotcError, LibraryError
+from aotc.errors import LibraryError
 from aotc.records import CONSTANTS, File, Variant
+from aotc.store.files.anonymous import anonymous_file, path_of, seal, typed_errors_of
 
 if TYPE_CHECKING:
     import torch
@@ -59,12 +56,11 @@ class FilesInMemory:
                 source.unpack(file, index := io.BytesIO())
                 self._constants = index.getvalue()
                 continue
-            with _typed(file):
+            with typed_errors_of(file):
                 self.streams[file.name] = stream = anonymous_file(file.name)
                 source.unpack(file, stream)
                 stream.flush()
-            with contextlib.suppress(OSError):  # no memfd
-                fcntl.fcntl(stream, fcntl.F_ADD_SEALS, _SEALS)
+            seal(stream)
 
     @property
     def names(self) -> frozenset[str]:
@@ -142,71 +138,6 @@ def _side_by_side(read: Callable[[T], R], each: Sequence[T], files: Sequence[Fil
             pool.shutdown(cancel_futures=True)
 
 
-@contextmanager
-def _typed(file: File) -> Iterator[None]:
-    """Raise LibraryError where a limit of the process or a full disk keeps a file from memory."""
-    try:
-        yield
-    except OSError as error:
-        if isinstance(error, AotcError):
-            raise
-        raise LibraryError(
-            f"{file.name} ({file.size} bytes) cannot be written to memory or a temporary file: {error.strerror}",
-            hint="`Too many open files`: raise `ulimit -n`; `File too large`: raise `ulimit -f`; `No space left`: free "
-            "some in TMPDIR",
-        ) from error
-
-
-_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-_NOEXEC_SEAL = 0x8
-"""`MFD_NOEXEC_SEAL` of memfd_create(2), from Linux 6.3 on: the file may be mapped as code, and not be started as a
-program. Hosts with `vm.memfd_noexec=2` allow no other."""
-
-
-def anonymous_file(name: str) -> BinaryIO:
-    """An empty file without a path that code can be mapped from: in memory, else in a temporary folder."""
-    if _memory_is_executable():
-        return os.fdopen(_memfd(name), "w+b")
-    from aotc.runtime.libraries.on_disk import file_on_disk
-
-    return file_on_disk(_is_executable)
-
-
-def _memfd(name: str) -> int:
-    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
-    try:
-        return os.memfd_create(name, flags | _NOEXEC_SEAL)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        return os.memfd_create(name, flags)  # an older kernel
-
-
-@functools.cache
-def _memory_is_executable() -> bool:
-    """Whether code may be mapped from a memfd: a sandbox may have none, a security policy may forbid it."""
-    try:
-        descriptor = _memfd("aotc")
-    except OSError:
-        return False
-    try:
-        return _is_executable(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _is_executable(descriptor: int) -> bool:
-    """Whether code may be mapped from an empty file, which stays empty."""
-    os.ftruncate(descriptor, mmap.PAGESIZE)
-    try:
-        mmap.mmap(descriptor, mmap.PAGESIZE, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC).close()
-    except PermissionError:
-        return False
-    finally:
-        os.ftruncate(descriptor, 0)
-    return True
-
-
 _mapped: dict[tuple[str, str], tuple[str, BinaryIO | None, ctypes.CDLL]] = {}
 """By digest and device, a library's first path, and its file if others lay beside it. By one of them, glibc knows what
 is loaded again. It stays mapped to the end: it is linked with `nodelete`, since OpenMP's threads outlive it."""
@@ -217,13 +148,3 @@ def _keep(key: tuple[str, str], path: str, stream: BinaryIO | None = None) -> st
     with contextlib.suppress(OSError):
         _mapped.setdefault(key, (path, stream, ctypes.CDLL(path)))
     return path
-
-
-_numbers = itertools.count(1)
-
-
-def path_of(stream: BinaryIO) -> str:
-    """A path of an open file that no other was opened by: glibc takes a path for the library that it was opened by
-    first, whatever stands there now, and numbers of descriptors come back."""
-    spelling = "".join("./" if bit == "1" else "/" for bit in f"{next(_numbers):b}")
-    return f"/proc/self/fd/{spelling}{stream.fileno()}"

@@ -17,7 +17,7 @@ from torch import Tensor
 from aotc.errors import CorruptError, LibraryError
 from aotc.records import Constant
 from aotc.runtime.forks import torch_library
-from aotc.runtime.memory_errors import map_privately
+from aotc.store.files.disk import map_privately
 
 _tensors_of = cast(Any, torch._C)._aoti.alloc_tensors_by_stealing_from_void_ptrs
 _new_capsule = ctypes.pythonapi.PyCapsule_New

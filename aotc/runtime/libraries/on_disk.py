@@ -1,33 +1,14 @@
-"""Files of a library that need a disk: where memory may not be executed, and where other files must lie beside it."""
+"""Files of a library that must lie beside one another, by their names."""
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from aotc.errors import Issue, LibraryError
+from aotc.errors import LibraryError
 from aotc.store.files.temporary_folders import TemporaryFolder
-
-
-def file_on_disk(is_executable: Callable[[int], bool]) -> BinaryIO:
-    """An empty file without a path in a temporary folder that code can be mapped from. Raises LibraryError."""
-    issues = []
-    for folder in (tempfile.gettempdir, lambda: "/dev/shm", lambda: "/var/tmp"):
-        try:
-            stream = tempfile.TemporaryFile(dir=folder())  # noqa: SIM115
-            if is_executable(stream.fileno()):
-                return stream
-            issues.append(Issue("code may not be mapped from it: mounted noexec, or by a security policy", folder()))
-        except OSError as error:
-            issues.append(Issue(str(error)))
-    raise LibraryError(
-        "no file can be made that code may be mapped from, neither in memory nor on a disk",
-        issues=tuple(issues),
-        hint="let TMPDIR be a folder that can be written and is not mounted noexec",
-    )
 
 
 @contextmanager

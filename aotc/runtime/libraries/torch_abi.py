@@ -21,7 +21,8 @@ import torch
 
 from aotc.errors import EnvironmentMismatchError, Issue, LibraryError
 from aotc.machine.elf import undefined_symbols
-from aotc.machine.environment import numbers, this_environment
+from aotc.machine.environment import this_environment
+from aotc.machine.this_host import numbers
 from aotc.records import Artifact, Variant, part_name
 from aotc.runtime.libraries.files import FilesInMemory, opened
 

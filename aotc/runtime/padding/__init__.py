@@ -1,5 +1,2 @@
-"""What only records with ranges, padded inputs need.
-
-The rest of the dispatch rule (`rules`), pads and crops (`padded_tensors`), and calls of a model by regions
-(`padded_regions`).
-"""
+"""What only records with padded inputs need: pads and crops (`padded_tensors`), and calls of a model by regions
+(`padded_regions`)."""

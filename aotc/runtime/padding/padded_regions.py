@@ -9,11 +9,11 @@ import msgspec
 import torch
 from torch.utils import _pytree as pytree
 
+from aotc.call_table.bind import DoesNotBind, StructureMismatch, make_binder
+from aotc.call_table.dispatch import Dispatcher, Plan
 from aotc.errors import LibraryError
 from aotc.records import TUPLE, Artifact, bucket_name
-from aotc.runtime.bind import DoesNotBind, StructureMismatch, make_binder
 from aotc.runtime.conversions.call_forms import have_form
-from aotc.runtime.dispatch import Dispatcher, Plan
 from aotc.runtime.guards import Guards
 from aotc.runtime.padding.padded_tensors import apply_crops, apply_pad
 

@@ -5,35 +5,17 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from aotc.call_table.dispatch import Crop, Pad
 from aotc.errors import CorruptError
-from aotc.records import PadRule
 from aotc.tensors.layouts import laid_out
 
 MOST_BYTES = 1 << 47
 """The addresses that a process has."""
-
-
-class Pad(NamedTuple):
-    """Grow axis `axis` of a leaf from the request's size to `size`, by `rule`; the result lies in `layout`."""
-
-    leaf: int
-    axis: int
-    size: int
-    rule: PadRule
-    layout: str = "contiguous"
-
-
-class Crop(NamedTuple):
-    """Cut axis `axis` of an output back to `size`."""
-
-    output: int
-    axis: int
-    size: int
 
 
 def apply_pad(tensor: Tensor, pad: Pad) -> Tensor:

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from aotc.call_table.dispatch import Plan
 from aotc.errors import AotcError, BindError, GroupError, LibraryError
 from aotc.machine.cuda_capture import is_captured
 from aotc.reads.tensors import dtype_name
 from aotc.runtime.call import CompiledCall
 from aotc.runtime.compiled_regions import CompiledRegions, RegionForward
-from aotc.runtime.dispatch import Plan
 from aotc.runtime.parallel.graph_release import released_with
 from aotc.runtime.parallel.ranks import RanksOfLoad
 from aotc.runtime.parallel.watching import Watch

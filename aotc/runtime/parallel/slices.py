@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from aotc.records import StateSpec
-from aotc.runtime.checkpoints.checkpoint_files import Checkpoint, TensorHeader
-from aotc.runtime.state.call_state import names_of
+from aotc.checkpoints.checkpoint_forms import TensorHeader
+from aotc.records import StateSpec, names_of
+from aotc.runtime.checkpoints.checkpoint_files import Checkpoint
 from aotc.tensors.subclasses import paths_in
 
 _SHARD = re.compile(r"S(?:hard)?\((?:dim=)?(?P<dim>\d+)\)")

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from aotc.errors import BindError, Issue
 from aotc.reads.tensors import dtype_name, dtype_of
+from aotc.records import names_of
 from aotc.tensors.layouts import has_memory
 
 if TYPE_CHECKING:
@@ -80,11 +81,6 @@ class SeenTensors(NamedTuple):
 def saw(tensors: list[Tensor], state: State) -> SeenTensors:
     pointers, aliases = list(map(data_ptr, tensors)), [tensor.detach() for tensor in tensors]
     return SeenTensors(tensors, list(map(type, tensors)), pointers, list(map(form_of, tensors)), aliases, state)
-
-
-def names_of(spec: StateSpec) -> tuple[str, ...]:
-    """All names of a tensor."""
-    return (spec.name, *spec.aliases)
 
 
 def written_state(artifact: Artifact) -> frozenset[str]:

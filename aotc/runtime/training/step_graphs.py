@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from aotc.call_table.dispatch import Plan, Shape
 from aotc.errors import BindError, LibraryError
 from aotc.machine.cuda_capture import capturing
 from aotc.reads.tensors import named_state
 from aotc.runtime.cuda.driver import make_stream
 from aotc.runtime.cuda.graphs import Turn
 from aotc.runtime.cuda.memset_nodes import clear_by_kernels
-from aotc.runtime.dispatch import Plan, Shape
 from aotc.runtime.guards import is_followed
 from aotc.runtime.state.weights import slots_of
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import stat
 from collections.abc import Iterator
@@ -46,3 +47,12 @@ def read_limited(path: Path, limit: int) -> bytes:
         expected, actual = f"at most {limit} bytes", f"more than {limit} bytes"
         raise not_as_expected(path, f"has more than the {limit} bytes allowed for it", expected, actual)
     return data
+
+
+def map_privately(stream: BinaryIO) -> mmap.mmap:
+    """A file's bytes, mapped; whoever writes to them gets a page of his own. Raises OSError, which tells the size."""
+    try:
+        return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+    except OSError as error:
+        size = os.fstat(stream.fileno()).st_size
+        raise OSError(error.errno, f"unable to mmap {size} bytes: {error.strerror}") from error

@@ -1,4 +1,4 @@
-"""Which bucket takes which sizes, by the loader's rule (`aotc.runtime.padding.rules`), from a manifest alone."""
+"""Which bucket takes which sizes, by the loader's rule (`aotc.call_table.rules`), from a manifest alone."""
 
 from __future__ import annotations
 

@@ -21,8 +21,9 @@ from aotc.amounts import counted
 from aotc.digest import sha256_json
 from aotc.errors import Issue
 from aotc.machine.compatibility import Rule
-from aotc.machine.environment import numbers, this_environment
+from aotc.machine.environment import this_environment
 from aotc.machine.native_target import python_abi
+from aotc.machine.this_host import numbers
 from aotc.records import Environment
 from aotc.store.layout.compiler_cache import CompilerCache
 

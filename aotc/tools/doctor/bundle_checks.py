@@ -10,7 +10,8 @@ import torch
 from aotc.amounts import counted
 from aotc.errors import AotcError, EnvironmentMismatchError, Issue, NotFoundError, StoreError
 from aotc.machine.compatibility import Rule, rules
-from aotc.machine.environment import Compat, numbers, this_environment
+from aotc.machine.environment import this_environment
+from aotc.machine.this_host import Compat, numbers
 from aotc.records import Artifact, Parallel
 from aotc.runtime.fetch import runnable
 from aotc.store.layout.bundle import Bundle, BundleEntry, each_file, read_artifact, read_bundle

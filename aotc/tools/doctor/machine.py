@@ -16,10 +16,11 @@ import torch
 
 import aotc
 from aotc.machine.cpp_compiler import NOT_RUN, compiler_name, compiler_version
-from aotc.machine.environment import cpu_features, glibc_version, libstdcxx_versions, refuse_free_threading
+from aotc.machine.environment import cpu_features
 from aotc.machine.targets import best_cpu_target, cuda_target
-from aotc.runtime.libraries.files import anonymous_file
+from aotc.machine.this_host import glibc_version, libstdcxx_versions, refuse_free_threading
 from aotc.store.cache_folder import cache_folder
+from aotc.store.files.anonymous import anonymous_file
 from aotc.store.opening import open_readable
 from aotc.store.reference import is_remote
 from aotc.store.signing.trust import KEYS_VARIABLE, read_trust

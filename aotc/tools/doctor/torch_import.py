@@ -20,7 +20,7 @@ def check_torch() -> Check:
         hint = "pip install torch: see https://pytorch.org/get-started"
         return Check(_PART, "torch", "fail", f"cannot be imported: {type(error).__name__}: {error}", hint=hint)
     took = "" if before else f", imported in {time.perf_counter() - began:.1f} s"
-    from aotc.machine.environment import numbers
+    from aotc.machine.this_host import numbers
 
     found, oldest = str(torch.__version__), _oldest_torch()
     if oldest and numbers(found, 2) < numbers(oldest, 2):

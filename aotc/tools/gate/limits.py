@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from aotc.call_table.dispatch import Dispatcher
 from aotc.errors import ManifestError
 from aotc.records import Variant
-from aotc.runtime.dispatch import Dispatcher
 from aotc.store.opening import open_readable
 from aotc.store.reference import Reference, is_remote
 from aotc.tools.advise.trace import read_trace

@@ -1,7 +1,7 @@
 """Choosing the variant for a request, by a rule that is the same every time.
 
 1. The bucket whose every size equals the request's.
-2. Else, where the artifact has ranges or padded inputs, what `aotc.runtime.padding.rules` chooses.
+2. Else, where the artifact has ranges or padded inputs, what `aotc.call_table.rules` chooses.
 3. Else a miss.
 
 The answer for one set of sizes is computed once and remembered, so a call costs one lookup whatever the number of
@@ -17,12 +17,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aotc.errors import CorruptError
-from aotc.records import Dims, Leaf, Signature, TensorLeaf, Variant, bucket_name, has_range
-from aotc.tensors.layouts import strides_in
+from aotc.records import Dims, Leaf, PadRule, Signature, TensorLeaf, Variant, bucket_name, has_range
+from aotc.strides import strides_in
 
 if TYPE_CHECKING:
-    from aotc.runtime.padding.padded_tensors import Crop, Pad
-    from aotc.runtime.padding.rules import Rules
+    from aotc.call_table.rules import Rules
 
 _log = logging.getLogger("aotc")
 
@@ -30,6 +29,24 @@ REMEMBERED = 16384
 """Sets of sizes whose answers are kept; past that the memory starts anew."""
 
 Shape = tuple[int, ...]
+
+
+class Pad(NamedTuple):
+    """Grow axis `axis` of a leaf from the request's size to `size`, by `rule`; the result lies in `layout`."""
+
+    leaf: int
+    axis: int
+    size: int
+    rule: PadRule
+    layout: str = "contiguous"
+
+
+class Crop(NamedTuple):
+    """Cut axis `axis` of an output back to `size`."""
+
+    output: int
+    axis: int
+    size: int
 
 
 class Plan(NamedTuple):
@@ -86,7 +103,7 @@ class Dispatcher:
     @functools.cached_property
     def rules(self) -> Rules:
         """The rest of the rule. Raises CorruptError."""
-        from aotc.runtime.padding.rules import Rules
+        from aotc.call_table.rules import Rules
 
         return Rules(self)
 

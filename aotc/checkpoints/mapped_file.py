@@ -3,18 +3,14 @@ address space has to leave room for. The form: github.com/huggingface/safetensor
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
-import torch
-from torch import Tensor
 
-from aotc.constants import torch_name
-from aotc.runtime.memory_errors import map_privately
-from aotc.store.files.disk import open_regular
+from aotc.safetensors_dtypes import torch_name
+from aotc.store.files.disk import map_privately, open_regular
 
 HEADER_LIMIT = 100_000_000
 """Bytes, the format's own limit."""
@@ -29,7 +25,10 @@ class TensorEntry(msgspec.Struct, frozen=True):
 
 
 class MappedFile:
-    """Raises OSError, and ValueError for a file of another form, before a tensor of it is made."""
+    """`memory` is the whole file; the bytes of tensors are counted from `begin`.
+
+    Raises OSError, and ValueError for a file of another form, before a tensor of it is made.
+    """
 
     def __init__(self, path: Path) -> None:
         with open_regular(path) as stream:
@@ -41,24 +40,9 @@ class MappedFile:
             metadata = header.pop("__metadata__", msgspec.Raw(b"{}"))
             self.metadata = msgspec.json.decode(metadata, type=dict[str, str] | None) or {}
             self.tensors: Mapping[str, TensorEntry] = {name: _entry(text) for name, text in header.items()}
-            self._begin = 8 + length
-            _check_offsets(self.tensors, size - self._begin)
-            self._memory = map_privately(stream)
-
-    def tensor(self, name: str) -> Tensor:
-        """A view of the mapped file. Raises ValueError where this torch has no such dtype."""
-        entry = self.tensors[name]
-        if not isinstance(dtype := getattr(torch, entry.dtype, None), torch.dtype):
-            raise ValueError(f"torch {torch.__version__} has no dtype {entry.dtype}")
-        begin, end = entry.data_offsets
-        if (expected := math.prod(entry.shape) * dtype.itemsize) != end - begin:
-            raise ValueError(f"`{name}` has {end - begin} bytes; {entry.dtype} {list(entry.shape)} has {expected}")
-        if begin == end:
-            return torch.empty(entry.shape, dtype=dtype)
-        data = torch.frombuffer(self._memory, dtype=torch.uint8, count=end - begin, offset=self._begin + begin)
-        if data.data_ptr() % dtype.itemsize:  # written by a tool that does not align
-            data = data.clone()
-        return data.view(dtype).view(entry.shape)
+            self.begin = 8 + length
+            _check_offsets(self.tensors, size - self.begin)
+            self.memory = map_privately(stream)
 
 
 def _entry(text: msgspec.Raw) -> TensorEntry:

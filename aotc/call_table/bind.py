@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
-import torch
 
 from aotc.records import TUPLE, Parameter, Signature
 
@@ -110,8 +110,16 @@ def _check_order(kwargs: Mapping[str, Any], extras: Sequence[str]) -> None:
 
 
 ArgumentReader = Callable[[Any, Leaves], None]
-SEQUENCES = frozenset({list, tuple, torch.Size})
-TUPLES = frozenset({tuple, torch.Size})
+
+
+def tuples() -> frozenset[type]:
+    """The classes that stand for a tuple. There is a torch.Size where there is torch."""
+    return frozenset({tuple, getattr(sys.modules.get("torch"), "Size", tuple)})
+
+
+def sequences() -> frozenset[type]:
+    """The classes of which each stands for a list and for a tuple, where a model takes both."""
+    return frozenset({list, *tuples()})
 
 
 def _reader_of(parameter: Parameter, any_sequence: bool, any_order: bool, empty_is_none: bool) -> ArgumentReader:
@@ -138,7 +146,7 @@ def _reader(tree: Any, path: str, any_sequence: bool, any_order: bool) -> Argume
         return take
     if isinstance(tree, list):
         is_tuple = tree[:1] == [TUPLE]
-        kinds = SEQUENCES if any_sequence else TUPLES if is_tuple else frozenset({list})
+        kinds = sequences() if any_sequence else tuples() if is_tuple else frozenset({list})
         kind, items = ("tuple", tree[1:]) if is_tuple else ("list", tree)
         count = len(items)
         parts = [_reader(part, f"{path}[{index}]", any_sequence, any_order) for index, part in enumerate(items)]

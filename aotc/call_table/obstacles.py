@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from aotc.call_table.dispatch import Dispatcher, Shape
+from aotc.call_table.rules import at_least, holds
 from aotc.errors import Issue
 from aotc.records import Size, SizeRange, TensorLeaf, takes
-from aotc.runtime.dispatch import Dispatcher, Shape
-from aotc.runtime.padding.rules import at_least, holds
 
 
 def _range_obstacles(dispatcher: Dispatcher, index: int, sizes: Shape) -> list[Issue]:

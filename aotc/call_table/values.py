@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from typing import Any
-
-import torch
 
 SHOWN_NAMES = 8
 """Names of a mapping that a message shows."""
@@ -34,10 +33,19 @@ def describe_form(value: Any) -> str:
     if value is None:
         return "None"
     kind = type(value).__name__
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, _array_classes()):
         return f"{kind} of {str(value.dtype).removeprefix('torch.')} and shape {list(value.shape)}"
     if isinstance(value, dict):
         return f"a {kind} of {dict.__len__(value)}"
     if isinstance(value, list | tuple):
         return f"a {kind} of {list.__len__(value) if isinstance(value, list) else tuple.__len__(value)}"
     return kind
+
+
+def _array_classes() -> tuple[type[Any], ...]:
+    """The classes of arrays whose attributes are no code of a user's, of the libraries that are imported."""
+    found = (
+        getattr(sys.modules.get(name), kind, None)
+        for name, kind in (("torch", "Tensor"), ("numpy", "ndarray"), ("aotc.core._cpu", "Tensor"))
+    )
+    return tuple(each for each in found if isinstance(each, type))

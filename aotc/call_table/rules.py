@@ -12,11 +12,10 @@
 
 from __future__ import annotations
 
+from aotc.call_table.dispatch import Crop, Dispatcher, Pad, Plan, Shape, named_axes
 from aotc.errors import CorruptError
 from aotc.expressions import Expression, paddable_dims, parse, tightness
 from aotc.records import Dims, PadRule, Size, SizeRange, TensorLeaf, bucket_name, takes
-from aotc.runtime.dispatch import Dispatcher, Plan, Shape, named_axes
-from aotc.runtime.padding.padded_tensors import Crop, Pad
 
 
 class Rules:

@@ -1,0 +1,17 @@
+"""How the elements of a new tensor lie, by the name of its layout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def strides_in(layout: str, shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a new tensor of this shape in that layout, in elements."""
+    slowest_last = list(reversed(range(len(shape))))
+    if layout != "contiguous":
+        slowest_last = [1, *(axis for axis in slowest_last if axis != 1)]
+    strides, step = [0] * len(shape), 1
+    for axis in slowest_last:
+        strides[axis] = step
+        step *= max(shape[axis], 1)
+    return tuple(strides)

@@ -259,11 +259,22 @@ CONSTANTS = "constants.json"
 """The file of a variant that says what its library's constants are: a list of `Constant`."""
 
 
+class PackCall(Record, frozen=True):
+    """The call of torch's `mkldnn` operator that packed a weight: `arguments` follow the weight. What oneDNN chose
+    depends on the process: its number of `threads`, and the `capability` that torch sees in the CPU, as AVX2."""
+
+    operator: Literal["_reorder_convolution_weight", "_reorder_linear_weight"]
+    arguments: tuple[int | tuple[int, ...] | None, ...]
+    threads: int
+    capability: str
+
+
 class Constant(Record, frozen=True):
     """A constant that a library does not hold itself: its storage begins at byte `offset` of the variant's file `file`
     ("" where it has no elements). `shape`, `stride` and `storage_offset` are in elements.
 
     `packing` is oneDNN's own description of a tensor that it packed, as torch serialises it; there are then no strides.
+    `packed_by` is the call that packed it, where a load can repeat the call for its own process.
     """
 
     name: str
@@ -275,6 +286,7 @@ class Constant(Record, frozen=True):
     stride: tuple[Extent, ...]
     storage_offset: Extent = 0
     packing: bytes = b""
+    packed_by: PackCall | None = None
 
 
 class OperatorNeed(Record, frozen=True):

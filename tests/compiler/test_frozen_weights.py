@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 import yaml
 from doctoring import artifact_of, copy_store
 
 import aotc
-from aotc.compiler.codegen.library_constants import SMALL, write_constants
+from aotc.compiler.codegen.library_constants import SMALL, pack_call, write_constants
 from aotc.compiler.executors.ray.task import kept_servers
 from aotc.compiler.messages import Settings
 from aotc.compiler.pipeline import build
@@ -45,6 +46,15 @@ class Model(nn.Module):
 
     def forward(self, tokens):
         return self.linear(self.embedding(tokens).sum(1))
+
+class Convolved(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.convolution = nn.Conv2d(128, 128, 3, padding=1)
+
+    def forward(self, x):
+        return self.convolution(x).sin()
 """
 
 
@@ -109,7 +119,15 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Any]
         "inputs": {"tokens": {"shape": ["batch", 6], "dtype": "int64", "init": {"randint": [0, 700]}}},
         "buckets": [{"batch": 2}, {"batch": 16}],
     }
-    (folder / "frozen.yaml").write_text(yaml.safe_dump({"version": 1, "models": {"two": model}}))
+    convolved = {
+        "factory": "two_buckets.py:Convolved",
+        "mode": "default",
+        "weights": "frozen",
+        "inputs": {"x": {"shape": [1, 128, 28, 28]}},
+    }
+    (folder / "frozen.yaml").write_text(
+        yaml.safe_dump({"version": 1, "models": {"two": model, "convolved": convolved}})
+    )
     with pytest.MonkeyPatch.context() as patch, kept_servers({}) as servers:
         patch.syspath_prepend(str(folder))
         settings = Settings(jobs=1)
@@ -148,6 +166,45 @@ def test_weights_are_one_blob_for_both_buckets(built: tuple[Path, Any]) -> None:
 
 def test_a_load_gives_the_models_values(built: tuple[Path, Any]) -> None:
     assert_right(aotc.load("two", store=built[0], concurrency=2), built[1])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 16])
+def test_no_call_packs_a_weight_whatever_the_number_of_threads(
+    built: tuple[Path, Any], threads: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """oneDNN's blocks for this convolution differ between these numbers of threads."""
+    module = importlib.import_module("two_buckets").Convolved().eval()
+    x, before = torch.randn(1, 128, 28, 28), torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        compiled = aotc.load("convolved", store=built[0])
+        first = compiled(x)
+        capfd.readouterr()
+        with torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON):
+            second = compiled(x)
+        said = capfd.readouterr().out
+        with torch.no_grad():
+            expected = module(x)
+    finally:
+        torch.set_num_threads(before)
+    assert ",convolution," in said and ",reorder," not in said
+    torch.testing.assert_close([first, second], [expected, expected])
+
+
+def test_buckets_share_a_weight_that_is_packed_anew(tmp_path: Path) -> None:
+    weight = torch.randn(128, 128, 3, 3)
+    arguments = ((1, 1), (1, 1), (1, 1), 1, (1, 128, 28, 28))
+    packed = torch.ops.mkldnn._reorder_convolution_weight(weight, *arguments)
+    call = pack_call(torch.ops.mkldnn._reorder_convolution_weight, arguments)
+    assert call is not None
+    calls = {torch.ops.mkldnn.data_ptr(packed): msgspec.structs.replace(call, threads=call.threads + 1)}
+    files = {
+        name: MappedWeights((tmp_path / name).open("rb"))
+        for name in write_constants({"packed": packed}, tmp_path, calls)
+    }
+    one, other = (LibraryConstants((tmp_path / CONSTANTS).read_bytes(), files, CPU) for _ in range(2))
+    assert one.tensors["packed"] is other.tensors["packed"]
+    assert torch.equal(one.tensors["packed"].to_dense(), weight)
 
 
 def test_torchs_own_runner_takes_the_same_weights(built: tuple[Path, Any]) -> None:

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 from unittest import mock
 
+import msgspec
 import torch
 from torch import Tensor
 
 from aotc.digest import canonical_json
 from aotc.reads.tensors import dtype_name
-from aotc.records import CONSTANTS, Constant
+from aotc.records import CONSTANTS, Constant, PackCall
 
 SMALL = 256 << 10
 """Bytes. A larger constant gets a file of its own, shared by every bucket that folds to the same bytes. Smaller ones
@@ -35,20 +36,46 @@ def constants_left_out(folder: Path, names: list[str]) -> Iterator[None]:
     """While active, write the constants of a compiled graph to files in `folder`, whose names are added to `names`; the
     place of each constant goes into the file CONSTANTS."""
     from torch._inductor.codecache import AotCodeCompiler
+    from torch._inductor.constant_folding import ConstantFolder
 
     compile: Any = AotCodeCompiler.compile
+    deduce: Any = ConstantFolder._deduce_value
+    packed: dict[int, PackCall] = {}
+
+    def noting(self: ConstantFolder, node: Any) -> Any:
+        value = deduce(self, node)
+        if isinstance(value, Tensor) and value.is_mkldnn and (call := pack_call(node.target, node.args[1:])):
+            packed[torch.ops.mkldnn.data_ptr(value)] = call
+        return value
 
     def writing(cls: type[AotCodeCompiler], graph: Any, *args: Any, **kwargs: Any) -> Any:
         values = {name: graph.get_original_value_of_constant(name) for name in graph.constants}
-        names.extend(write_constants(values, folder))
+        names.extend(write_constants(values, folder, packed))
         return compile(graph, *args, **kwargs)
 
-    with mock.patch.object(AotCodeCompiler, "compile", classmethod(writing)):
+    with (
+        mock.patch.object(AotCodeCompiler, "compile", classmethod(writing)),
+        mock.patch.object(ConstantFolder, "_deduce_value", noting),
+    ):
         yield
 
 
-def write_constants(values: dict[str, Tensor], folder: Path) -> list[str]:
-    """Write the bytes of each tensor once. Returns the names of the files, which contain digits of their digests."""
+_PACKING_OPERATORS = get_args(msgspec.structs.fields(PackCall)[0].type)
+
+
+def pack_call(target: Any, arguments: Any) -> PackCall | None:
+    """The call of a graph's node as a load repeats it; None where a load cannot. `arguments` follow the weight."""
+    namespace, _, name = str(target).removesuffix(".default").partition(".")
+    values = tuple(tuple(each) if isinstance(each, list | tuple) else each for each in arguments)
+    if namespace != "mkldnn" or name not in _PACKING_OPERATORS:
+        return None
+    return PackCall(cast(Any, name), values, torch.get_num_threads(), torch.backends.cpu.get_cpu_capability())
+
+
+def write_constants(values: dict[str, Tensor], folder: Path, packed: Mapping[int, PackCall] = {}) -> list[str]:
+    """Write the bytes of each tensor once. Returns the names of the files, which contain digits of their digests.
+
+    `packed`: by the address of a packed tensor's memory, the call that packed it."""
     folder.mkdir(parents=True, exist_ok=True)
     places: dict[str, tuple[str, int]] = {}
     digests: dict[str, str] = {}
@@ -67,7 +94,7 @@ def write_constants(values: dict[str, Tensor], folder: Path) -> list[str]:
     for (digest, _), piece in zip(sorted(small.items()), together, strict=True):
         places[digest] = file, offset
         offset += len(piece)
-    constants = [_constant(name, value, *places[digests[name]]) for name, value in values.items()]
+    constants = [_constant(name, value, *places[digests[name]], packed) for name, value in values.items()]
     (folder / CONSTANTS).write_bytes(canonical_json(constants))
     return sorted({constant.file for constant in constants} - {""})
 
@@ -95,7 +122,7 @@ def _write(folder: Path, digest: str, pieces: list[Any]) -> str:
     return name
 
 
-def _constant(name: str, value: Tensor, file: str, offset: int) -> Constant:
+def _constant(name: str, value: Tensor, file: str, offset: int, calls: Mapping[int, PackCall]) -> Constant:
     packed = value.is_mkldnn
     return Constant(
         name=name,
@@ -107,4 +134,5 @@ def _constant(name: str, value: Tensor, file: str, offset: int) -> Constant:
         stride=() if packed else value.stride(),
         storage_offset=0 if packed else int(value.storage_offset()),
         packing=bytes(torch.ops.mkldnn._get_mkldnn_serialized_md(value).tolist()) if packed else b"",
+        packed_by=calls.get(torch.ops.mkldnn.data_ptr(value)) if packed else None,
     )

@@ -2,6 +2,10 @@
 
 Tensors are made of them as AOTInductor makes those of constants within a library (`load_constants` of its
 model_base.h): on the memory as it is, with the layout that was recorded, packed by oneDNN or not.
+
+How oneDNN packs a weight depends on the process: its number of threads and its CPU. A convolution repacks a weight of
+another format in each call, which can cost as much as the convolution. If the process differs from the build's, a load
+repacks such weights once, into memory of its own.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import torch
 from torch import Tensor
 
 from aotc.errors import CorruptError, LibraryError
-from aotc.records import Constant
+from aotc.records import Constant, PackCall
 from aotc.runtime.forks import torch_library
 from aotc.store.files.disk import map_privately
 
@@ -33,6 +37,8 @@ class MappedWeights:
         with stream:
             mapped = map_privately(stream)
         self._on = {"cpu": torch.frombuffer(mapped, dtype=torch.uint8)}
+        self.packed: dict[tuple[int, PackCall], Tensor] = {}
+        """By the offset in the file and the call: weights packed for this process."""
 
     def on(self, device: torch.device) -> Tensor:
         if str(device) not in self._on:
@@ -54,7 +60,9 @@ class LibraryConstants:
             constants = msgspec.json.decode(index, type=tuple[Constant, ...])
             self._memory: list[Tensor] = []
             self.tensors = {each.name: self._tensor(each, weights, device) for each in constants}
-        except (ValueError, KeyError, AttributeError) as error:
+        except LibraryError:
+            raise
+        except (ValueError, KeyError, AttributeError, RuntimeError) as error:
             raise CorruptError(
                 f"the constants of a library cannot be read: {error!r}", hint="build the artifact again"
             ) from error
@@ -66,7 +74,19 @@ class LibraryConstants:
             memory = weights[constant.file].on(on)
             self._memory.append(memory)
             address = memory.data_ptr() + constant.offset
-        return _tensor_at(address, constant, on)
+        tensor = _tensor_at(address, constant, on)
+        if constant.packed_by is None or _packs_as(constant.packed_by):
+            return tensor
+        packed, place = weights[constant.file].packed, (constant.offset, constant.packed_by)
+        if place not in packed:
+            pack = getattr(torch.ops.mkldnn, constant.packed_by.operator)
+            packed[place] = pack(tensor.to_dense(), *constant.packed_by.arguments)
+        return packed[place]
+
+
+def _packs_as(call: PackCall) -> bool:
+    """Whether oneDNN chooses the same memory format in this process as where the weight was packed."""
+    return (torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()) == (call.threads, call.capability)
 
 
 def _tensor_at(address: int | None, constant: Constant, device: torch.device) -> Tensor:

@@ -29,7 +29,10 @@ HOOKS: Mapping[str, tuple[str, ...]] = {
         "torch._inductor.cpu_vec_isa:valid_vec_isa_list()",
         "torch._inductor.cpp_builder:_get_optimization_cflags(cpp_compiler)",
     ),
-    "codegen/library_constants.py": ("torch._inductor.codecache:AotCodeCompiler.compile(graph, ...)",),
+    "codegen/library_constants.py": (
+        "torch._inductor.codecache:AotCodeCompiler.compile(graph, ...)",
+        "torch._inductor.constant_folding:ConstantFolder._deduce_value(node)",
+    ),
     "codegen/called_operators.py": (
         "torch._inductor.ir:FallbackKernel.codegen(wrapper)",
         "torch._inductor.ir:FallbackKernel.export_extern_kernel_node()",

@@ -77,6 +77,11 @@ def _prepare_layer(layer: Any) -> None:
     layer._select()
 
 
+def is_prepared(layer: nn.Module) -> bool:
+    """Whether the scales of a layer of peft are tensors that compiled code reads."""
+    return isinstance(getattr(layer, "scaling", None), _Scales)
+
+
 def unregistered_scale(module: nn.Module, tensor: Tensor) -> bool:
     """Whether a tensor is the scale of an adapter of a module that was not prepared."""
     layers = (part for part in module.modules() if _has_scales(part))

@@ -132,7 +132,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aotc.tools": set(),
     PAGE: {"aotc.amounts", "jinja2", "markupsafe"},
     RECORDING: {*MODELS, RECORDING},
-    REMEMBERING: {*MODELS, *RUNTIME, "aotc", "aotc.log", RECORDING, REMEMBERING, BUILDING},
+    REMEMBERING: {*MODELS, *RUNTIME, "aotc", "aotc.adapters", "aotc.log", RECORDING, REMEMBERING, BUILDING},
     BUILDING: {
         *RECORDS,
         MESSAGES,

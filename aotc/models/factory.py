@@ -33,6 +33,7 @@ from aotc.models.dummy_weights import fill, parameters_on_meta
 from aotc.models.entry_points import enter_by
 from aotc.models.fake_ranks import NO_GROUP, PARALLEL, become_rank, parallel_of, rank_arguments, variables_of_rank
 from aotc.models.signature import NAMED
+from aotc.reads.attributes import OTHER_MODE
 from aotc.tensors.caches import register_caches
 
 _AOTC_FOLDER = Path(__file__).resolve().parents[1]
@@ -224,6 +225,9 @@ def build_module(
         )
     _check_filled(module, spec.factory, dummy_weights)
     module = module.train(spec.train)
+    for part in module.modules():
+        if OTHER_MODE in vars(part):
+            part.training = not spec.train
     if spec.dtype:
         module = cast(module, getattr(torch, spec.dtype))
     if dummy_weights:

@@ -72,6 +72,9 @@ ORDER = "order of parts"
 NOT_READ = "_aotc_not_read"
 """A module's own attribute: the names of those on which its results do not depend. `aotc.adapters` writes it."""
 
+OTHER_MODE = "_aotc_other_mode"
+"""A submodule's own attribute: it is in another training mode than the module. `aotc.compile`'s builds write it."""
+
 NameOf = Callable[[Any], str]
 
 

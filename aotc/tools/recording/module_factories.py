@@ -6,7 +6,7 @@ import inspect
 import math
 import os
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,9 +31,15 @@ class Made(NamedTuple):
     comment: str = ""
 
 
-def factory_of(module: nn.Module, folder: Path, changed: Collection[str] = ()) -> Made | None:
+def factory_of(
+    module: nn.Module,
+    folder: Path,
+    changed: Collection[str] = (),
+    finish: Callable[[nn.Module], object] = lambda made: None,
+) -> Made | None:
     """A factory with its arguments, for a manifest in `folder`; None where there is none that is known to do. `changed`
-    are attributes that calls have changed, as `layers.0.seen`, which a new module need not have."""
+    are attributes that calls have changed, as `layers.0.seen`, which a new module need not have; `finish` does to a new
+    module what the factory does not."""
     reference = _reference(type(module), folder)
     if reference is None:
         return None
@@ -43,7 +49,7 @@ def factory_of(module: nn.Module, folder: Path, changed: Collection[str] = ()) -
         return _from_transformers(reference, config, folder)
     if bases.get("ConfigMixin") == "diffusers" and isinstance(config, Mapping):
         return _from_diffusers(reference, type(module), config)
-    return _from_attributes(reference, module, changed)
+    return _from_attributes(reference, module, changed, finish)
 
 
 def _reference(cls: type, folder: Path) -> str | None:
@@ -102,7 +108,9 @@ def _from_diffusers(reference: str, cls: type, config: Mapping[str, Any]) -> Mad
     return Made(reference, values) if _is_plain(values) else None
 
 
-def _from_attributes(reference: str, module: nn.Module, changed: Collection[str]) -> Made | None:
+def _from_attributes(
+    reference: str, module: nn.Module, changed: Collection[str], finish: Callable[[nn.Module], object]
+) -> Made | None:
     """The class with the attributes that are called as its arguments, if that gives a module of the same form."""
     values: dict[str, Any] = {}
     try:
@@ -120,6 +128,7 @@ def _from_attributes(reference: str, module: nn.Module, changed: Collection[str]
                 return None
         with torch.random.fork_rng(devices=()), torch.device("meta"), _NoInitialisation():
             other = type(module)(**values)
+            finish(other)
         is_same = _form(other) == _form(module) and _attributes(other.eval(), changed) == _attributes(module, changed)
     except Exception:  # of the user's constructor, which was not written for the meta device
         return None

@@ -43,7 +43,7 @@ MOST_ELEMENTS = 1 << 16
 class SeenTensor(NamedTuple):
     """What a manifest says of a tensor; `low` and `high` are its least and greatest value, if it holds integers.
     `requires_grad` is looked at only where gradients are asked for, and `values` are kept where these are: of integers
-    that are few, on the CPU."""
+    that are few, on the CPU. `is_sequence`: sizes that vary are lengths, as of a cache, and no heights or widths."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -52,6 +52,7 @@ class SeenTensor(NamedTuple):
     layout: str | None = None
     requires_grad: bool = False
     values: Tensor | None = None
+    is_sequence: bool = False
 
     @property
     def is_integral(self) -> bool:
@@ -250,13 +251,17 @@ def inputs_of_calls(calls: Sequence[Mapping[str, SeenArgument]], reference: str 
     """
     tensors = [list(_tensors(call)) for call in calls]
     sizes = [list(zip(*(one.shape for one in each), strict=True)) for each in zip(*tensors, strict=True)]
+    sequences = [one.is_sequence for one in tensors[0]]
     dims = _Dims(len(calls))
     if all(len({one.shape for one in each}) == 1 for each in zip(*tensors, strict=True)):
         dims.guess(tensors[0])
         named = [[dims.names.get((axis, sizes), sizes[0]) for axis, sizes in enumerate(axes)] for axes in sizes]
     else:
         batches = _batches([each[0] for each in zip(*tensors, strict=True)], sizes)
-        named = [[dims.entry(axis, axes, batches) for axis in range(len(axes))] for axes in sizes]
+        named = [
+            [dims.entry(axis, axes, batches, is_sequence) for axis in range(len(axes))]
+            for axes, is_sequence in zip(sizes, sequences, strict=True)
+        ]
     shapes = iter(named)
     merged = (_merged(each) for each in zip(*tensors, strict=True))
     inputs = {name: _form(seen, shapes, merged, reference) for name, seen in calls[0].items()}
@@ -310,12 +315,14 @@ class _Dims:
         self.sizes[name] = (size,) * self.count
         self.names[axis, self.sizes[name]] = name
 
-    def entry(self, axis: int, axes: Sequence[tuple[int, ...]], batches: Batches) -> int | str:
+    def entry(
+        self, axis: int, axes: Sequence[tuple[int, ...]], batches: Batches, is_sequence: bool = False
+    ) -> int | str:
         """What stands in a shape for this axis, of which the sizes in each call are `axes[axis]`."""
         sizes, rank = axes[axis], len(axes)
         if len(set(sizes)) == 1 and not (axis == 0 and batches.of_all):
             return sizes[0]
-        base = {rank - 2: "height", rank - 1: "width"}.get(axis, "seq") if rank > 3 else "seq"
+        base = {rank - 2: "height", rank - 1: "width"}.get(axis, "seq") if rank > 3 and not is_sequence else "seq"
         if axis == 0:
             base = "batch" if sizes in batches.sizes else "length"
         alike = [name for name, known in self.sizes.items() if known == sizes]

@@ -12,6 +12,9 @@
 - `by_mode`: calls in training mode beside the others.
 - `region_calls`: how a module runs compiled regions, in these calls alone.
 - `call_counts`: what calls ran, by form, and why in eager.
+- `cache_arguments`: calls with a cache of transformers, which `cache_structure` takes apart into data and tensors, and
+  `cache_module` takes as arguments. `part_modes`: parts in another training mode.
+- `peft_adapters`: how adapters stand in a module, as data, by which a build puts them into a new one.
 - `counting_attributes`: numbers that calls add to, found by trying.
 - `wrapped_forward`: accelerate's forwards, around compiled code.
 - `builds`: when code is built, and by which process. `while_waiting`: how far that is, and what it costs.

@@ -343,7 +343,7 @@ class Attempt:
 
         names, self.memory.changed = self.memory.changed, []
         for model, spec in specs.items():
-            module = build_module(spec, self.place.folder).train(bool(spec.train))
+            module = build_module(spec, self.place.folder)
             modes = functools.partial(modes_of, spec, "cpu")
             call = getattr(module, spec.method) if spec.method else module
             calls = example_calls(call, from_json(self.models[model].calls[0]), modes)

@@ -219,6 +219,11 @@ def _said(value: Any) -> str:
     first, *items = value
     if not isinstance(first, type):  # of a tensor: its sizes and dtype, and what it may be besides
         return f"{dtype_name(items[0])}{list(first)}"
+    if issubclass(first, Mapping) and [name for name, _ in items] == ["structure", "tensors"]:
+        (_, (_, structure)), (_, (_, *tensors)) = items
+        largest = max(tensors, key=lambda tensor: len(tensor[0]), default=None)
+        name = str(structure).split('"')[3].rpartition(".")[2]  # as `aotc.tools.remembering.cache_structure` writes it
+        return f"{name} of {_said(largest)}" if largest is not None and largest[0] else f"{name}, empty"
     if issubclass(first, Mapping):
         return f"{{{', '.join(f'{name}: {_said(item)}' for name, item in items)}}}"
     if issubclass(first, list | tuple):

@@ -77,4 +77,5 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
     "high": lambda value: type(value) is int,
     "layout": ("channels_last", "channels_last_3d").__contains__,
     "requires_grad": lambda value: value is True,
+    "is_sequence": lambda value: value is True,
 }

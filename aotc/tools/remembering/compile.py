@@ -23,6 +23,7 @@ from aotc.store.cache_folder import cache_folder
 from aotc.store.extras import install_hint
 from aotc.store.reference import is_remote
 from aotc.tools.remembering.by_mode import ByMode, remembering_of
+from aotc.tools.remembering.cache_arguments import ByCache, takes_caches
 from aotc.tools.remembering.call_counts import CallCounts
 from aotc.tools.remembering.compile_options import Options, When
 from aotc.tools.remembering.compile_state import CompileState
@@ -40,7 +41,7 @@ class Remembered(nn.Module):
     """
 
     __slots__ = ("_remembering",)
-    _remembering: Remembering | ByMode
+    _remembering: Remembering | ByMode | ByCache
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Skip the `__init_subclass__` of the module's class: this class is not a model of its own."""
@@ -273,6 +274,7 @@ def compile(
         return decorated(module, chosen)
     cls = class_for(cast("type[Compiled]", Remembered), type(module), "")
     remembered = object.__new__(cls)
-    object.__setattr__(remembered, "_remembering", remembering_of(module, None, chosen))
+    calls = ByCache(module, chosen) if takes_caches(module) else remembering_of(module, None, chosen)
+    object.__setattr__(remembered, "_remembering", calls)
     object.__setattr__(remembered, "__dict__", vars(module))
     return remembered

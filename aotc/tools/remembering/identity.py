@@ -16,6 +16,7 @@ from aotc.reads.attributes import module_attributes, origin_of, training_differs
 from aotc.reads.imported_files import imported_files
 from aotc.reads.sources import source_digests
 from aotc.reads.tensors import dtype_name, named_state
+from aotc.tools.remembering.peft_adapters import adapter_states
 
 IdentityFacts = dict[str, str]
 """By names as `attribute encoder.layer.0.eps` or `tensor embeddings.weight`; all of them as text."""
@@ -41,6 +42,8 @@ def facts_of(module: nn.Module, asked: Mapping[str, object]) -> IdentityFacts:
     code = {**source_digests(module), **imported_files(module)}
     facts |= {f"code of {name}": digest for name, digest in code.items()}
     facts |= attribute_facts(module)
+    if states := adapter_states(module):
+        facts["adapters"] = _shown(states)
     for name, tensor in named_state(module).items():
         strides = "" if tensor.is_contiguous() else f" strides {list(tensor.stride())}"
         facts[f"tensor {name}"] = f"{dtype_name(tensor.dtype)} {list(tensor.shape)}{strides}"

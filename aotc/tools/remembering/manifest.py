@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from collections.abc import Collection, Mapping
@@ -13,7 +14,7 @@ from torch import nn
 from aotc.amounts import listed
 from aotc.errors import ManifestError, NotFoundError
 from aotc.models.casting import changed_by_cast
-from aotc.reads.attributes import NO_VALUE, plain_forward
+from aotc.reads.attributes import NO_VALUE, plain_forward, training_differs
 from aotc.reads.sources import cells_file, public_name
 from aotc.reads.tensors import dtype_name
 from aotc.records import Dims
@@ -22,8 +23,11 @@ from aotc.tools.recording.check_written import check_written
 from aotc.tools.recording.first_manifest import to_yaml, writing
 from aotc.tools.recording.module_factories import Made, factory_of
 from aotc.tools.recording.seen_calls import inputs_of_calls
+from aotc.tools.remembering.cache_module import CallsWithCache, with_cache
 from aotc.tools.remembering.functions import FunctionOf, undecorated, with_function
 from aotc.tools.remembering.memory import Kind, Memory, Place, remembered_in
+from aotc.tools.remembering.part_modes import with_modes
+from aotc.tools.remembering.peft_adapters import OF_MODEL, adapters_in, base_of, with_adapters
 from aotc.tools.remembering.remembered_calls import from_json
 
 _log = logging.getLogger("aotc")
@@ -34,9 +38,20 @@ def made_from(
 ) -> Made:
     """How a build makes the module again, with absolute paths; `changed` are attributes that its calls have changed.
     Raises ManifestError where that is not known."""
+    made = _made_from(module, factory, kwargs, changed)
+    if not (parts := training_differs(module)):
+        return made
+    nested = {"factory": made.factory, "kwargs": made.kwargs}
+    return Made(f"{with_modes.__module__}:{with_modes.__name__}", {"module": nested, "parts": list(parts)})
+
+
+def _made_from(
+    module: nn.Module, factory: str | None, kwargs: Mapping[str, Any] | None, changed: Collection[str]
+) -> Made:
+    """The same, all of it in one training mode."""
     if isinstance(module, FunctionOf):
         inner = [name.removeprefix("module.") for name in changed]
-        function, of = module.function, made_from(module.module, factory, kwargs, inner)
+        function, of = module.function, _made_from(module.module, factory, kwargs, inner)
         if function.__module__ == "__main__":
             _check_script(_script(function.__qualname__), function.__qualname__)
         named: dict[str, Any] = {"function": f"{public_name(function.__module__)}:{function.__qualname__}"}
@@ -44,6 +59,27 @@ def made_from(
             named["decorators"] = decorators
         nested = {"factory": of.factory, "kwargs": of.kwargs}
         return Made(f"{with_function.__module__}:{with_function.__name__}", named | {"module": nested})
+    if isinstance(module, CallsWithCache):
+        inner = [name.removeprefix("module.") for name in changed]
+        of = _made_from(module.module, factory, kwargs, inner)
+        nested = {"factory": of.factory, "kwargs": of.kwargs}
+        return Made(f"{with_cache.__module__}:{with_cache.__name__}", {"module": nested})
+    if adapters := adapters_in(module):
+        inner = [name.removeprefix(OF_MODEL) for name in changed]
+        of = _made_without(base_of(module), factory, kwargs, inner, adapters)
+        nested = {"factory": of.factory, "kwargs": of.kwargs}
+        return Made(f"{with_adapters.__module__}:{with_adapters.__name__}", {"module": nested, **adapters})
+    return _made_without(module, factory, kwargs, changed, {})
+
+
+def _made_without(
+    module: nn.Module,
+    factory: str | None,
+    kwargs: Mapping[str, Any] | None,
+    changed: Collection[str],
+    adapters: Mapping[str, Any],
+) -> Made:
+    """How a module is made, to which these `adapters` are added then. Raises ManifestError."""
     if factory is not None:
         file, colon, name = factory.partition(":")
         return Made(f"{Path(file).absolute() if file.endswith('.py') else file}{colon}{name}", dict(kwargs or {}))
@@ -55,7 +91,8 @@ def made_from(
             f"`{where}` was replaced in the module, and a build would make it with its class's",
             hint="undo that before the first call, or name a function that does so too: aotc.compile(model, factory=…)",
         )
-    made = factory_of(module, root, changed)
+    finish = functools.partial(with_adapters, **adapters) if adapters else lambda made: None
+    made = factory_of(module, root, changed, finish)
     if made is None and cls.__module__ == "__main__" and cells_file.get() is None:
         _script(cls.__qualname__)
     if made is None:

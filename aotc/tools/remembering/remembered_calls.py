@@ -14,6 +14,7 @@ from aotc.errors import ManifestError
 from aotc.manifest.inputs import is_tuple
 from aotc.records import TUPLE
 from aotc.tools.recording.seen_calls import SeenArgument, SeenTensor, bound_arguments, look_at
+from aotc.tools.remembering.cache_structure import is_apart
 
 
 def seen_call(
@@ -30,7 +31,19 @@ def seen_call(
     wanted = gradients and torch.is_grad_enabled()
     device = next((tensor.device for tensor in itertools.chain(module.parameters(), module.buffers())), None)
     bound = bound_arguments(module, args, kwargs, method)
-    return {name: look_at(value, name, wanted, device) for name, value in bound.items()}
+    seen = {name: look_at(value, name, wanted, device) for name, value in bound.items()}
+    return {name: _of_cache(each) if is_apart(each) else each for name, each in seen.items()}
+
+
+def _of_cache(seen: Mapping[str, Any]) -> SeenArgument:
+    """What was seen of a cache: its lengths are examples of none, as one may be beyond the sizes of another call."""
+    tensors = (
+        each._replace(is_sequence=True)
+        if each.shape
+        else each._replace(low=each.low and 0, high=each.high and 0, is_sequence=False)
+        for each in seen["tensors"]
+    )
+    return {**seen, "tensors": list(tensors)}
 
 
 def as_json(seen: SeenArgument) -> Any:

@@ -108,6 +108,11 @@ class Remembering:
         """Whether the module is in the mode whose calls are compiled: training, or not."""
         return self.module.training is self.context.options.train
 
+    def in_eager(self, why: str, /, *args: Any, **kwargs: Any) -> Any:
+        """Run a call in eager of which the caller knows why no code can run it."""
+        self.context.note(f"calls run in eager: {why}")
+        return self._in_eager(self._form(args, kwargs), why, *args, **kwargs)
+
     def _in_eager(self, form: Hashable, why: str, /, *args: Any, **kwargs: Any) -> Any:
         """Run the module, as all calls do that no code runs. Raises MissError instead, if that is asked."""
         self.context.counter.ran_eager("train" if self.module.training else "inference", form, why)

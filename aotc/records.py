@@ -297,6 +297,18 @@ class OperatorNeed(Record, frozen=True):
     library: str = ""
 
 
+class Imports(Record, frozen=True):
+    """What the libraries of a variant take from torch's.
+
+    `functions`: those of the C shim, of Sleef and of C++, by the linker's names, which end in the version of the
+    signature from the second one on (`_v2`). `operators`: what they compute with, by its function of the shim or, where
+    it is called by name, as `aten::sort.stable`; each with the dtypes of the tensors that it takes and gives.
+    """
+
+    functions: tuple[str, ...]
+    operators: dict[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
+
+
 class LaunchPick(Record, frozen=True):
     """How a CUDA variant is launched, and both medians that decided it, in milliseconds per call.
 
@@ -387,6 +399,8 @@ class Variant(Record, frozen=True):
     `untested`: the machine that built the code lacked such a GPU or CPU, and has never run it.
 
     `backward`: of a model with `train: true`, the gradients.
+
+    `imports`: what its libraries take from torch; None in records of before.
     """
 
     bucket: Bucket
@@ -414,6 +428,7 @@ class Variant(Record, frozen=True):
     asked: dict[str, Scalar] = msgspec.field(default_factory=dict)
     untested: bool = False
     backward: Backward | None = None
+    imports: Imports | None = None
 
     @property
     def with_gradients(self) -> frozenset[int]:

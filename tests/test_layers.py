@@ -92,6 +92,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aotc.strides": set(),
     "aotc.picks": RECORDS,
     "aotc.provenance": RECORDS,
+    "aotc.shim": RECORDS,
     "aotc.verification": RECORDS,
     "aotc.versions": set(),
     "aotc.tensors": TENSORS,

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 def list_store(what: str | None, store_path: Path | str, as_json: bool) -> None:
     """List the bundles of the store.
 
+    `standalone` says of each target whether the code can run without torch: `yes`, `no` (`aotc inspect` says why) or
+    `unknown`, of builds that did not record it.
+
     With MODEL: its tags, the one that was set last first, and whether each is signed for its name: `no`, `unchecked`
     (no AOTC_TRUSTED_KEYS are set), `trusted`, or why it is not; and whether each artifact has an attestation of
     `aotc verify`: `passed`, `failed`, `unmeasured` or `no`. Exit code 1 if files or
@@ -80,7 +83,7 @@ def list_store(what: str | None, store_path: Path | str, as_json: bool) -> None:
         sys.exit(1 if damaged else 0)
     print_table(
         (
-            *("model:tag", "targets", "buckets", "weights", "compressed", "published"),
+            *("model:tag", "targets", "standalone", "buckets", "weights", "compressed", "published"),
             *(("verified", "signed") if model else ()),
             "digest",
         ),
@@ -88,6 +91,7 @@ def list_store(what: str | None, store_path: Path | str, as_json: bool) -> None:
             (
                 f"{r['model']}:{r['tag']}",
                 " ".join(r["targets"]),
+                " ".join(map(_fits, r["misfits"].values())),
                 str(r["buckets"]),
                 " ".join(r["weights"]),
                 size_text(r["size"]),
@@ -106,6 +110,10 @@ def list_store(what: str | None, store_path: Path | str, as_json: bool) -> None:
     if damaged:
         echo("  hint: `aotc fsck` lists all damage; build or fetch these bundles again", err=True)
     sys.exit(1 if damaged else 0)
+
+
+def _fits(reasons: Sequence[str] | None) -> str:
+    return "unknown" if reasons is None else "no" if reasons else "yes"
 
 
 def _verified(store: ReadableStore, entry: TagEntry, trust: TrustedKeys | None) -> dict[str, str]:
@@ -138,6 +146,7 @@ def _is_sparse(store: Store, entry: TagEntry) -> bool:
 def _described(store: ReadableStore, entry: TagEntry) -> dict[str, Any]:
     """What a row says of a bundle. Raises StoreError."""
     from aotc.errors import NotFoundError
+    from aotc.shim import misfits
     from aotc.store.layout.built import read_built
     from aotc.store.layout.bundle import each_file, read_bundle
     from aotc.store.layout.compiler_cache import read_cache
@@ -160,6 +169,7 @@ def _described(store: ReadableStore, entry: TagEntry) -> dict[str, Any]:
     return {
         "created": bundle.created,
         "targets": [entry.target for entry in entries],
+        "misfits": {artifact.target: misfits(artifact) for artifact in artifacts},
         "buckets": max((len(artifact.variants) for artifact in artifacts), default=0),
         "weights": sorted({artifact.weights for artifact in artifacts}),
         "size": sum(blobs.values()),

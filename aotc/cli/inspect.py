@@ -39,8 +39,10 @@ if TYPE_CHECKING:
 def inspect(ref: str, store_path: Path | str, page: Path | None, verified: Path | None, as_json: bool) -> None:
     """Show a bundle: buckets, guards, kernels, sizes, signatures, attestations.
 
-    Also shows the operators fused into each kernel, and the environment that each artifact needs.
+    Also shows the operators fused into each kernel, the environment that each artifact needs, and whether it can run
+    without torch, or what keeps it from that.
     """
+    from aotc.shim import misfits
     from aotc.store.layout.built import read_built
     from aotc.store.layout.bundle import read_bundle
     from aotc.store.layout.compiler_cache import read_cache
@@ -84,6 +86,7 @@ def inspect(ref: str, store_path: Path | str, page: Path | None, verified: Path 
                     {
                         "digest": entry.digest,
                         "verified": attested.get(entry.digest),
+                        "misfits": misfits(artifact),
                         **_with_reports(store, artifact),
                     }
                     for entry, artifact in zip(models, artifacts, strict=True)
@@ -225,6 +228,8 @@ def _show_artifact(store: ReadableStore, artifact: BuiltArtifact, verification: 
         echo(f"  rank {ranks:7} code of its own: {tensors}, {size_text(held)} compressed")
     libraries = ", ".join((f"glibc {needs.libc or 'any'}", *needs.libstdcxx))
     echo(f"  needs        {needs.os} {needs.machine}, {libraries}, {_needs_hardware(artifact)}")
+    for line in _standalone_text(artifact):
+        echo(f"  {line}")
     for need in artifact.operators:
         library = f", which loads {need.library}" if need.library else ""
         echo(f"  operator     {need.name}: import {need.module} first{library}")
@@ -263,6 +268,20 @@ def _show_artifact(store: ReadableStore, artifact: BuiltArtifact, verification: 
             bucket_of[kernels] = name
         for line in kernels:
             echo(line)
+
+
+def _standalone_text(artifact: BuiltArtifact) -> Iterator[str]:
+    from aotc.shim import misfits
+
+    reasons = misfits(artifact)
+    if reasons is None:
+        yield "standalone   unknown: built by an aotc that did not record what its libraries import"
+    elif not reasons:
+        yield "standalone   fits: it can run without torch"
+    else:
+        yield f"standalone   no: it {one_line(reasons[0])}"
+        for reason in reasons[1:]:
+            yield f"             and {one_line(reason)}"
 
 
 def _times_text(store: ReadableStore, variant: BuiltVariant) -> str:

@@ -14,8 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-SYMBOLS, NEEDED = 11, 0x6FFFFFFE
-"""Types of sections: SHT_DYNSYM, SHT_GNU_verneed."""
+SYMBOLS, NEEDED, VERSIONS = 11, 0x6FFFFFFE, 0x6FFFFFFF
+"""Types of sections: SHT_DYNSYM, SHT_GNU_verneed, SHT_GNU_versym."""
+_UNVERSIONED = 1  # VER_NDX_GLOBAL; higher indices name a version
+_HIDDEN = 0x8000
 _GLOBAL = 1  # STB_GLOBAL; a weak symbol may stay undefined
 _VERSION = re.compile(r"(GLIBC|GLIBCXX|CXXABI)_(\d+(?:\.\d+)*)")
 _PACKED_RELOCATIONS = "GLIBC_ABI_DT_RELR"
@@ -34,13 +36,19 @@ def undefined_symbols(path: str | Path) -> list[str]:
     """The undefined symbols, except weak ones, which may be missing. Raises ValueError for a file that is damaged, or
     no library."""
     with _mapped(path) as data, _damaged():
-        found = []
-        for section in _sections(data, SYMBOLS):
-            for offset in range(section.offset, section.offset + section.size, 24):
-                name, info, _, index = struct.unpack_from("<IBBH", data, offset)
-                if index == 0 and info >> 4 == _GLOBAL and name:
-                    found.append(_text(data, section.strings + name))
-        return found
+        return [name for _, name in _undefined(data)]
+
+
+def unversioned_symbols(path: str | Path) -> list[str]:
+    """Of `undefined_symbols`, those that no version is asked of, in their order: what glibc, libstdc++ and libgomp
+    define has versions, what torch defines has none. Raises ValueError as `undefined_symbols`."""
+    with _mapped(path) as data, _damaged():
+        versions = [
+            index & ~_HIDDEN
+            for section in _sections(data, VERSIONS)
+            for (index,) in struct.iter_unpack("<H", data[section.offset : section.offset + section.size])
+        ]
+        return [name for position, name in _undefined(data) if not versions or versions[position] <= _UNVERSIONED]
 
 
 def needed_versions(path: str | Path) -> dict[str, str]:
@@ -89,6 +97,15 @@ def _sections(data: mmap.mmap, kind: int) -> Iterator[_Section]:
     for _, found, _, _, offset, length, link, entries, _, _ in each:
         if found == kind:
             yield _Section(offset, length, entries, each[link][4])
+
+
+def _undefined(data: mmap.mmap) -> Iterator[tuple[int, str]]:
+    """Each undefined symbol with its position in the table."""
+    for section in _sections(data, SYMBOLS):
+        for position in range(section.size // 24):
+            name, info, _, index = struct.unpack_from("<IBBH", data, section.offset + position * 24)
+            if index == 0 and info >> 4 == _GLOBAL and name:
+                yield position, _text(data, section.strings + name)
 
 
 def _needed(data: mmap.mmap) -> Iterator[str]:

@@ -49,7 +49,21 @@ def test_ls_lists_every_tag(zoo_store: Path) -> None:
     assert linear["size"] > 10_000 and linear["published"].endswith("Z") and linear["created"] == ""
     assert rows[MODELS.index("frozen")]["weights"] == ["frozen"]
     lines = aotc("ls", "--store", zoo_store).stdout.splitlines()
-    assert lines[0].split() == ["model:tag", "targets", "buckets", "weights", "compressed", "published", "digest"]
+    columns = ["model:tag", "targets", "standalone", "buckets", "weights", "compressed", "published", "digest"]
+    assert lines[0].split() == columns
+    said = {line.split()[0].partition(":")[0]: line.split()[2] for line in lines[1:]}
+    assert (said["linear"], said["recurrent"]) == ("yes", "no")
+    assert linear["misfits"] == {linear["targets"][0]: []}
+
+
+def test_inspect_says_what_keeps_code_from_running_without_torch(zoo_store: Path) -> None:
+    """`autocast` is a linear layer in bfloat16, which the standalone runtime lacks."""
+    shown = aotc("inspect", "autocast", "--store", zoo_store).stdout
+    assert "standalone   no: it calls aoti_torch_cpu_addmm_out with bfloat16\n" in shown
+    assert "standalone   fits" in aotc("inspect", "linear", "--store", zoo_store).stdout
+    (artifact,) = as_json("inspect", "recurrent", "--store", zoo_store)["artifacts"]
+    operators = ("gru.input", "lstm.input", "rnn_relu.input", "rnn_tanh.input")
+    assert artifact["misfits"] == [f"calls aten::{operator}" for operator in operators]
     assert [line.split()[0] for line in lines[1:]] == [f"{model}:latest" for model in MODELS]
 
 

@@ -16,7 +16,7 @@ from hand_built import make_artifact, tensor
 
 from aotc.digest import sha256_bytes
 from aotc.errors import EnvironmentMismatchError, LibraryError
-from aotc.machine.elf import needed_versions, undefined_symbols
+from aotc.machine.elf import needed_versions, undefined_symbols, unversioned_symbols
 from aotc.machine.this_host import libstdcxx_versions
 from aotc.records import Artifact, Backward, File
 from aotc.runtime.libraries.files import FilesInMemory
@@ -122,6 +122,15 @@ def test_versions_and_symbols_are_those_that_readelf_shows(tmp_path: Path) -> No
     shown = subprocess.run(["nm", "-D", "--undefined-only", path], capture_output=True, text=True, check=True).stdout
     strong = {line.split()[1].partition("@")[0] for line in shown.splitlines() if line.split()[0] == "U"}
     assert {*undefined_symbols(path)} == strong and strong
+
+
+def test_symbols_of_no_version_are_those_that_nm_shows_without_one(tmp_path: Path) -> None:
+    library(tmp_path, *PROMISED)
+    path = tmp_path / "model.so"
+    shown = subprocess.run(["nm", "-D", "--undefined-only", path], capture_output=True, text=True, check=True).stdout
+    without = [line.split()[1] for line in shown.splitlines() if line.split()[0] == "U" and "@" not in line]
+    assert sorted(unversioned_symbols(path)) == sorted(without)
+    assert "malloc" not in without and {*PROMISED[:3]} <= {*without}
 
 
 def test_the_versions_of_libstdcxx_are_those_that_readelf_shows_of_the_loaded_one() -> None:

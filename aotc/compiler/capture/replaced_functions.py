@@ -78,8 +78,14 @@ def _refuse_packed(*args: Any, **kwargs: Any) -> Any:
 def called_as_torchs(calls: bytes) -> bytes:
     """A library's list of the operators that it calls by name, with the operators here replaced by torch's."""
     for name in _NAMES:
-        calls = calls.replace(b'"aotc::%s"' % name.encode(), b'"aten::%s.input"' % name.encode())
+        calls = calls.replace(b'"aotc::%s"' % name.encode(), b'"%s"' % torchs_name(f"aotc::{name}").encode())
     return calls
+
+
+def torchs_name(operator: str) -> str:
+    """`aten::lstm.input` for `aotc::lstm`; other names as they are."""
+    namespace, _, name = operator.partition("::")
+    return f"aten::{name}.input" if namespace == "aotc" and name in _NAMES else operator
 
 
 # -- spectrograms -----------------------------------------------------------------------------------------------------

@@ -10,5 +10,6 @@ In the order in which a unit meets the modules:
 - `instruction_sets`: the CPU instructions that the code may use.
 - `library_constants`: frozen weights, in files beside the library.
 - `called_operators`: operators that a library calls by name, with arguments that it can pass.
+- `library_imports`: what a library takes from torch's, with the lines of the model that call operators.
 - `generated_kernels`: the kernels that Inductor generated, for the report.
 """

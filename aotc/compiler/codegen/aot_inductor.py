@@ -22,6 +22,7 @@ from aotc.compiler.codegen.called_operators import calls_checked
 from aotc.compiler.codegen.generated_kernels import kernels_of, kernels_recorded
 from aotc.compiler.codegen.instruction_sets import code_for
 from aotc.compiler.codegen.library_constants import constants_left_out
+from aotc.compiler.codegen.library_imports import OperatorCalls, imports_of, operators_called
 from aotc.compiler.cross_compile.absent_gpu import lowering_without_gpu
 from aotc.compiler.messages import Job
 from aotc.compiler.patches.machinery.apply import patched
@@ -30,7 +31,7 @@ from aotc.compiler.toolchain.unit_toolchain import unit_toolchain
 from aotc.errors import BuildError
 from aotc.machine.targets import Target
 from aotc.provenance import Kernel
-from aotc.records import CONSTANTS
+from aotc.records import CONSTANTS, Imports
 
 LIBRARY = "model.so"
 
@@ -38,7 +39,8 @@ LIBRARY = "model.so"
 class CompiledFiles(msgspec.Struct, frozen=True):
     """The files needed at run time, all in one folder; those of them that are stored uncompressed, to be mapped; the
     kernels; the names of the applied patches of torch; a note for each patch that was left out; the operators that
-    Inductor lowered, each with its dtypes, and None where that is not known."""
+    Inductor lowered, each with its dtypes, and None where that is not known; what the libraries take from torch's, and
+    the model's lines with calls of each operator."""
 
     files: tuple[str, ...]
     mapped: tuple[str, ...]
@@ -46,6 +48,8 @@ class CompiledFiles(msgspec.Struct, frozen=True):
     patches: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     operators: dict[str, tuple[str, ...]] | None = None
+    imports: Imports | None = None
+    lines: dict[str, tuple[str, ...]] = {}
 
 
 def compile_capture(
@@ -59,6 +63,7 @@ def compile_capture(
     spec, destination = job.unit.spec, Path(job.output)
     kernels: dict[str, tuple[str, str]] = {}
     lowered: dict[str, set[str]] = {}
+    called: dict[str, OperatorCalls] = {}
     weights: list[str] = []
     with (
         torch.no_grad(),
@@ -71,6 +76,7 @@ def compile_capture(
         attention_chosen(captured.graph, picker, race=bool(options.get("max_autotune"))),
         kernels_recorded(kernels),
         operators_recorded(lowered),
+        operators_called(called),
         calls_checked(),
         constants_left_out(destination, weights) if spec.weights == "frozen" else nullcontext(),
     ):
@@ -102,6 +108,8 @@ def compile_capture(
         patches.names,
         patches.left_out,
         {name: tuple(sorted(lowered[name])) for name in sorted(lowered)},
+        imports_of(destination / name, called),
+        {name: tuple(calls.lines) for name, calls in called.items()},
     )
 
 

@@ -60,5 +60,12 @@ def _taken(store: Store, variant: BuiltVariant, key: str, output: Path) -> Store
         raise
     names = tuple(file.name for file in variant.files)
     mapped = tuple(file.name for file in variant.files if file.mapped)
-    files = CompiledFiles(names, mapped, report.kernels, patches=report.patches, operators=report.operators)
+    files = CompiledFiles(
+        names,
+        mapped,
+        report.kernels,
+        patches=report.patches,
+        operators=report.operators,
+        imports=variant.imports,
+    )
     return StoredCode(key, files, picks, variant.untuned)

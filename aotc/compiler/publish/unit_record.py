@@ -175,6 +175,7 @@ def _variant(built: BuiltUnit) -> BuiltVariant:
         untested=not unit.runs_here,
         untuned=built.untuned,
         backward=built.backward,
+        imports=compiled.imports,
         graph=built.graph,
     )
 

@@ -15,6 +15,7 @@ from aotc.compiler.autotune.picker import Picker
 from aotc.compiler.capture.lifting.lift import Capture
 from aotc.compiler.capture.unit_graph import UnitModule
 from aotc.compiler.codegen.aot_inductor import CompiledFiles, compile_capture
+from aotc.compiler.codegen.library_imports import both_imports
 from aotc.compiler.cross_compile.absent_gpu import lowering_without_gpu
 from aotc.compiler.explain_failure import line_named
 from aotc.compiler.messages import Job
@@ -103,4 +104,5 @@ def _both(forward: CompiledFiles, backward: CompiledFiles) -> CompiledFiles:
         tuple(dict.fromkeys(forward.patches + backward.patches)),
         tuple(dict.fromkeys(forward.left_out + backward.left_out)),
         both_operators(forward.operators, backward.operators),
+        both_imports(forward.imports, backward.imports),
     )

@@ -37,6 +37,7 @@ HOOKS: Mapping[str, tuple[str, ...]] = {
         "torch._inductor.ir:FallbackKernel.codegen(wrapper)",
         "torch._inductor.ir:FallbackKernel.export_extern_kernel_node()",
     ),
+    "codegen/library_imports.py": ("torch._inductor.scheduler:Scheduler.codegen_extern_call(scheduler_node)",),
     "codegen/generated_kernels.py": (
         "torch._inductor.codegen.wrapper:PythonWrapperCodegen.define_kernel(kernel_name, kernel_body, metadata)",
         "torch._inductor.codegen.cpp:CppScheduling.define_kernel(src_code, nodes)",

@@ -1,0 +1,92 @@
+"""What a library takes from torch's, for its record, and the lines of the model that call each operator."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+from torch.utils import _pytree as pytree
+
+from aotc.compiler.capture.replaced_functions import torchs_name
+from aotc.compiler.explain_failure import line_named
+from aotc.machine.elf import unversioned_symbols
+from aotc.provenance import both_operators
+from aotc.reads.tensors import dtype_name
+from aotc.records import Imports
+
+
+class OperatorCalls(NamedTuple):
+    """The dtypes of the tensors of all calls of an operator, and the lines of the model that they come from."""
+
+    dtypes: set[str]
+    lines: dict[str, None]
+
+
+@contextmanager
+def operators_called(called: dict[str, OperatorCalls]) -> Iterator[None]:
+    """While active, add to `called` each operator that Inductor writes a call of, under its function of the C shim and
+    under its name."""
+    from torch._inductor.scheduler import Scheduler
+
+    write: Any = Scheduler.codegen_extern_call
+
+    def recorded(self: Any, scheduler_node: Any) -> Any:
+        result = write(self, scheduler_node)
+        kernel = scheduler_node.node
+        for name in _names(kernel):
+            calls = called.setdefault(name, OperatorCalls(set(), {}))
+            calls.dtypes.update(_dtypes(kernel))
+            calls.lines.update(dict.fromkeys(_lines(kernel)))
+        return result
+
+    with mock.patch.object(Scheduler, "codegen_extern_call", recorded):
+        yield
+
+
+def _names(kernel: Any) -> Iterator[str]:
+    from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
+
+    operator = getattr(kernel, "op_overload", None)
+    if isinstance(operator, torch._ops.OpOverload):
+        yield torchs_name(operator.name())
+    function, device = getattr(kernel, "cpp_kernel_name", None) or "", kernel.get_device()
+    if device is not None and (function.startswith("aoti_torch_") or "::" in function):
+        yield CppWrapperCpu.get_c_shim_func_name(function, device.type)
+
+
+def _dtypes(kernel: Any) -> Iterator[str]:
+    from torch._inductor import ir
+
+    outputs = getattr(kernel, "outputs", None) or [kernel]
+    for each in pytree.tree_leaves([list(kernel.inputs), outputs], is_leaf=lambda part: isinstance(part, ir.IRNode)):
+        dtype = each.maybe_get_dtype() if isinstance(each, ir.IRNode) else None
+        if dtype is not None:
+            yield dtype_name(dtype)
+
+
+def _lines(kernel: Any) -> Iterator[str]:
+    for node in (kernel.get_origin_node(), *(kernel.origins or ())):
+        if node is not None and (line := line_named(node.meta.get("stack_trace") or "")):
+            yield line
+
+
+def imports_of(library: Path, called: Mapping[str, OperatorCalls]) -> Imports:
+    """What a library takes from torch's, by its symbols and by the list of the operators that it calls by name."""
+    functions, listed = unversioned_symbols(library), library.with_suffix(".json")
+    nodes = json.loads(listed.read_bytes())["nodes"] if listed.exists() else []
+    names = [*(name for name in functions if name in called), *(node["node"]["target"] for node in nodes)]
+    dtypes = {name: tuple(sorted(called[name].dtypes)) if name in called else () for name in sorted({*names})}
+    return Imports(tuple(sorted(functions)), dtypes)
+
+
+def both_imports(one: Imports | None, other: Imports | None) -> Imports | None:
+    """Of two libraries of one unit; None unless both are known."""
+    if one is None or other is None:
+        return None
+    operators = both_operators(one.operators, other.operators) or {}
+    return Imports(tuple(sorted({*one.functions, *other.functions})), operators)

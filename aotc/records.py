@@ -297,7 +297,7 @@ class OperatorNeed(Record, frozen=True):
     library: str = ""
 
 
-class Imports(Record, frozen=True):
+class LibraryImports(Record, frozen=True):
     """What the libraries of a variant take from torch's.
 
     `functions`: those of the C shim, of Sleef and of C++, by the linker's names, which end in the version of the
@@ -428,7 +428,7 @@ class Variant(Record, frozen=True):
     asked: dict[str, Scalar] = msgspec.field(default_factory=dict)
     untested: bool = False
     backward: Backward | None = None
-    imports: Imports | None = None
+    imports: LibraryImports | None = None
 
     @property
     def with_gradients(self) -> frozenset[int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from aotc.records import Artifact, Imports
+from aotc.records import Artifact, LibraryImports
 
 _OF_TENSORS = (
     *("_alloc_from_pool", "_reinterpret_tensor", "as_strided", "assign_tensors_out", "clone", "clone_preserve_strides"),
@@ -54,7 +54,7 @@ BY_NAME = ("aoti_torch_proxy_executor_call_function", "aoti_torch_new_uninitiali
 """The functions by which a library calls operators by name, through torch's dispatcher."""
 
 
-def lacking(imports: Imports) -> Iterator[tuple[str, str]]:
+def lacking(imports: LibraryImports) -> Iterator[tuple[str, str]]:
     """What the runtime lacks of these: each function or operator, with the dtypes that it lacks, joined by commas (""
     for all)."""
     by_name = [name for name in imports.operators if name not in imports.functions]
@@ -86,6 +86,7 @@ def _kinds(artifact: Artifact) -> Iterator[tuple[str, bool]]:
     yield "leaves the model around its regions to torch", bool(artifact.regions)
     yield "runs on several ranks", artifact.parallel is not None
     yield "computes gradients", artifact.trains
+    yield "is for calls under autocast", artifact.ambient.autocast is not None
 
 
 def _calls(name: str, dtypes: str) -> str:

@@ -118,6 +118,7 @@ MAY_IMPORT: dict[str, set[str]] = {
             "aotc",
             "aotc.adapters",
             "aotc.picks",
+            "aotc.shim",
             "aotc.compiler",
             "ray",
         },

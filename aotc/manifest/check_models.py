@@ -53,6 +53,7 @@ def _check_model(model: ModelForm) -> ModelSpec | None:
     _check_regions(model)
     _check_train(model, tensors)
     _check_parallel(model)
+    _check_runtime(model)
     if known and model.sound("inputs"):
         _check_crop(model, dims_of(tensors))
         _check_graph_sizes(model, dims_of(tensors), [bucket for _, bucket in buckets])
@@ -170,6 +171,26 @@ def _check_parallel(model: ModelForm) -> None:
     if model.get("parallel", {}) and model.get("train", False):
         hint = "leave out `train: true`: collectives are compiled for inference"
         model.report(model.path("train"), "a parallel model cannot be trained", hint=hint)
+
+
+def _check_runtime(model: ModelForm) -> None:
+    """What code that runs without torch cannot be."""
+    if model.get("runtime", "any") != "standalone":
+        return
+    cannot = {
+        "regions": "the model around regions is eager code of torch",
+        "parallel": "collectives need torch",
+        "train": "gradients need torch",
+        "autocast": "a service without torch has no autocast: write `dtype`",
+    }
+    for key, reason in cannot.items():
+        if model.get(key, None):
+            hint = "leave it out, or write `runtime: any`"
+            model.report(model.path(key), f"`runtime: standalone` excludes `{key}`: {reason}", hint=hint)
+    for index, target in enumerate(model.get("targets", ())):
+        if str(target).startswith("cuda"):
+            hint = "write a CPU, such as cpu:x86-64-v3"
+            model.report(model.path("targets", index), f"the standalone runtime is for CPUs, not {target}", hint=hint)
 
 
 def _spec(model: ModelForm, buckets: list[Bucket]) -> ModelSpec:

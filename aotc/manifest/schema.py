@@ -296,6 +296,11 @@ _SHARED: Schema = {
         "description": "With `train: true`: the share of the activations that may be kept for the backward, which "
         "computes the others again. Default: 1.",
     },
+    "runtime": _one_of(
+        "`any` or `standalone`",
+        ("any", "standalone"),
+        "standalone: the code must run without torch; the build avoids operators, and refuses those that remain.",
+    ),
     "ptx": {**_BOOL, "description": "Keep PTX too, so that GPUs of later generations can run the code."},
 }
 _MODEL = _mapping(

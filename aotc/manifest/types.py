@@ -36,7 +36,8 @@ class ModelSpec(Record, frozen=True):
     the paths of submodules that are compiled on their own (see `aotc.models.regions`). `method` is what is called in
     the place of forward. `train`: forward and backward are compiled; `activation_memory` is the share of activations
     that may be kept between the two. `parallel` is a device mesh's dim and its size, where the factory makes one rank's
-    part of the model; else empty. `recorded` are the calls whose values inputs refer to, by the reference.
+    part of the model; else empty. `runtime`: with `standalone`, the code must run without torch. `recorded` are the
+    calls whose values inputs refer to, by the reference.
     """
 
     name: str
@@ -61,6 +62,7 @@ class ModelSpec(Record, frozen=True):
     patches: dict[str, bool] = msgspec.field(default_factory=dict)
     train: bool = False
     activation_memory: float = 1.0
+    runtime: Literal["any", "standalone"] = "any"
     parallel: dict[str, int] = msgspec.field(default_factory=dict)
     recorded: dict[str, tuple[RecordedCall, ...]] = msgspec.field(default_factory=dict)
 

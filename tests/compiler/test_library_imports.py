@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from aotc.records import Imports
+from aotc.records import LibraryImports
 from aotc.shim import misfits
 from aotc.store.layout.bundle import read_artifact, read_bundle
 from aotc.store.layout.store import Store
 from aotc.store.reference import parse_reference
 
 
-def imports(store: Path, model: str, tmp_path: Path) -> Imports:
-    opened = Store(store)
+def imports(store: Path, model: str, tmp_path: Path) -> LibraryImports:
+    opened = Store.open(store)
     artifact = read_artifact(opened, read_bundle(opened, parse_reference(model)).artifacts[0])
     variant = artifact.variants[0]
     library = next(file for file in variant.files if file.name == variant.library)
@@ -49,7 +49,7 @@ def test_the_record_has_the_functions_that_nm_shows_and_the_operators_with_their
 
 
 def test_the_quickstart_fits_the_standalone_runtime(quickstart_store: Path) -> None:
-    store = Store(quickstart_store)
+    store = Store.open(quickstart_store)
     artifact = read_artifact(store, read_bundle(store, parse_reference("quickstart")).artifacts[0])
     assert misfits(artifact) == ()
     assert all(variant.imports and variant.imports.operators for variant in artifact.variants)

@@ -51,6 +51,7 @@ def test_ls_lists_every_tag(zoo_store: Path) -> None:
     lines = aotc("ls", "--store", zoo_store).stdout.splitlines()
     columns = ["model:tag", "targets", "standalone", "buckets", "weights", "compressed", "published", "digest"]
     assert lines[0].split() == columns
+    assert [line.split()[0] for line in lines[1:]] == [f"{model}:latest" for model in MODELS]
     said = {line.split()[0].partition(":")[0]: line.split()[2] for line in lines[1:]}
     assert (said["linear"], said["recurrent"]) == ("yes", "no")
     assert linear["misfits"] == {linear["targets"][0]: []}
@@ -64,7 +65,6 @@ def test_inspect_says_what_keeps_code_from_running_without_torch(zoo_store: Path
     (artifact,) = as_json("inspect", "recurrent", "--store", zoo_store)["artifacts"]
     operators = ("gru.input", "lstm.input", "rnn_relu.input", "rnn_tanh.input")
     assert artifact["misfits"] == [f"calls aten::{operator}" for operator in operators]
-    assert [line.split()[0] for line in lines[1:]] == [f"{model}:latest" for model in MODELS]
 
 
 def test_a_build_measures_what_a_call_takes_of_every_bucket(zoo_store: Path) -> None:

@@ -104,6 +104,12 @@ def model(lines: str, inputs: str = "{x: {shape: [batch]}}", buckets: str = "[{b
         (model("train: true\nweights: frozen"), 8, "frozen weights cannot be trained", "leave out"),
         (model("train: true\ncuda_graphs: always"), 8, "are not captured alone", "aotc.TrainingStep"),
         (model("train: true\nactivation_memory: 2"), 8, "expected a number from 0 to 1", ""),
+        (model("runtime: standalon"), 7, "expected `any` or `standalone`", "did you mean `standalone`?"),
+        (model("runtime: standalone\ntrain: true"), 8, "excludes `train`: gradients need torch", "`runtime: any`"),
+        (model("runtime: standalone\nautocast: bfloat16"), 8, "excludes `autocast`", "`runtime: any`"),
+        (model("runtime: standalone\nparallel: {tensor: 2}"), 8, "excludes `parallel`", "`runtime: any`"),
+        (model('runtime: standalone\nregions: ["a.*"]'), 8, "excludes `regions`", "`runtime: any`"),
+        (model('runtime: standalone\ntargets: [native, "cuda:sm_90"]'), 8, "for CPUs, not cuda:sm_90", "write a CPU"),
         (model("factory: 5").replace("    factory: package.module:make\n", ""), 6, "is 5; expected a factory", ""),
     ],
 )

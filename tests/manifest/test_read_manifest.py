@@ -50,6 +50,7 @@ def test_every_key_of_a_model_reaches_its_spec(tmp_path: Path) -> None:
         buckets: [{batch: 1}, {batch: [2, 64]}]
         outputs: {crop: [batch]}
         autocast: float16
+        runtime: any
         make_contiguous: true
         cuda_graphs: never
         graph_sizes: {batch: [1, 8]}

@@ -12,14 +12,14 @@ import torch
 from small_artifact import small_artifact
 
 from aotc.provenance import BuiltVariant
-from aotc.records import Argument, File, Imports, Output, Parallel, Region, Signature, Variant, decode
+from aotc.records import Argument, File, LibraryImports, Output, Parallel, Region, Signature, Variant, decode
 from aotc.shim import BY_NAME, FUNCTIONS, OPERATORS, misfits
 
 HOUSEKEEPING = ("aoti_torch_empty_strided", "aoti_torch_get_data_ptr", "aoti_torch_create_tensor_from_blob_v2")
 MM, ATTENTION = "aoti_torch_cpu_mm_out", "aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu"
 
 
-def variant(imports: Imports | None) -> BuiltVariant:
+def variant(imports: LibraryImports | None) -> BuiltVariant:
     return BuiltVariant(
         bucket={},
         key="",
@@ -32,8 +32,8 @@ def variant(imports: Imports | None) -> BuiltVariant:
     )
 
 
-def calling(*functions: str, **operators: tuple[str, ...]) -> Imports:
-    return Imports((*HOUSEKEEPING, *functions), operators)
+def calling(*functions: str, **operators: tuple[str, ...]) -> LibraryImports:
+    return LibraryImports((*HOUSEKEEPING, *functions), operators)
 
 
 FITS = [
@@ -42,7 +42,7 @@ FITS = [
     calling(MM, **{MM: ("float32",)}),
     calling(ATTENTION, **{ATTENTION: ("bool", "float32")}),
 ]
-BY_NAME_ONLY = Imports((*HOUSEKEEPING, *BY_NAME), {"aten::lstm.input": ("float32",)})
+BY_NAME_ONLY = LibraryImports((*HOUSEKEEPING, *BY_NAME), {"aten::lstm.input": ("float32",)})
 MISFITS = [
     (calling("aoti_torch_cpu_cumsum", aoti_torch_cpu_cumsum=("float32",)), "calls aoti_torch_cpu_cumsum"),
     (calling(MM, **{MM: ("bfloat16", "float32")}), f"calls {MM} with bfloat16"),
@@ -55,13 +55,13 @@ MISFITS = [
 
 
 @pytest.mark.parametrize("imports", FITS)
-def test_an_artifact_fits_whose_libraries_take_what_the_runtime_has(imports: Imports) -> None:
+def test_an_artifact_fits_whose_libraries_take_what_the_runtime_has(imports: LibraryImports) -> None:
     assert misfits(small_artifact(variants=(variant(calling()), variant(imports)))) == ()
 
 
 @pytest.mark.parametrize(("imports", "reason"), MISFITS)
 def test_an_artifact_does_not_fit_for_a_function_a_version_or_a_dtype_that_the_runtime_lacks(
-    imports: Imports, reason: str
+    imports: LibraryImports, reason: str
 ) -> None:
     assert misfits(small_artifact(variants=(variant(calling()), variant(imports)))) == (reason,)
 
@@ -81,7 +81,7 @@ def test_all_reasons_are_given_each_once() -> None:
 )
 @pytest.mark.parametrize("imports", [calling(), None])
 def test_an_artifact_of_another_kind_does_not_fit_whatever_it_calls(
-    imports: Imports | None, fields: dict[str, Any], reason: str
+    imports: LibraryImports | None, fields: dict[str, Any], reason: str
 ) -> None:
     assert misfits(small_artifact(variants=(variant(imports),), **fields)) == (reason,)
 

@@ -163,3 +163,34 @@ class Recurrent(nn.Module):
         x, _ = self.third(x.transpose(0, 1))
         x, last = self.fifth(self.fourth(x)[0])
         return x, last, (hidden, cell)
+
+
+class Generated(nn.Module):
+    """Operators of torch that a library calls, unless code is generated for them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.LSTM(6, 8, batch_first=True)
+        self.second = nn.GRU(8, 8)
+
+    def forward(self, x: Tensor, to: Tensor) -> tuple[Tensor, ...]:
+        y, _ = self.first(x)
+        y, _ = self.second(y)
+        best, which = y.topk(2, dim=-1)
+        pooled = F.adaptive_avg_pool2d(torch.cat([y] * 5, -1).repeat(1, 8, 1), (3, 7))
+        order, descending = y.sort(1, stable=True), y.sort(-1, descending=True)
+        added = torch.zeros(x.shape[0], 9).scatter_add(1, to, x.sum(-1))
+        return y.cumsum(1), to.cumsum(-1), best, which, pooled, *order, descending.values, added
+
+
+class Classifier(nn.Module):
+    """A convolution and a product with weights, which oneDNN packs where they are frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.convolution, self.linear = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(64, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(F.relu(self.convolution(x)).flatten(2)).softmax(-1)

@@ -24,7 +24,7 @@ from aotc.errors import BuildError
 # are captured as operators of aotc with the same arguments, which have no decomposition. They exist only in a build: a
 # library calls torch's by name (`called_as_torchs`), and so runs the same kernel as eager, oneDNN's or cuDNN's where
 # there is one, on the module's own weights.
-_NAMES = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 _library: Any = cast("Any", torch.library).Library("aotc", "FRAGMENT")
 
@@ -41,7 +41,7 @@ def _results(name: str, x: Tensor, hidden: Any, parameters: Any, *options: Any) 
     return x.new_empty((x.shape[0], x.shape[1], features)), *(state.new_empty(state.shape) for state in states)
 
 
-for _name in _NAMES:
+for _name in RECURRENT:
     _schema = str(getattr(torch.ops.aten, _name).input._schema).removeprefix(f"aten::{_name}.input")
     _library.define(f"{_name}{_schema}")
     _library.impl(_name, partial(_run, _name), "CompositeExplicitAutograd")
@@ -77,7 +77,7 @@ def _refuse_packed(*args: Any, **kwargs: Any) -> Any:
 
 def called_as_torchs(calls: bytes) -> bytes:
     """A library's list of the operators that it calls by name, with the operators here replaced by torch's."""
-    for name in _NAMES:
+    for name in RECURRENT:
         calls = calls.replace(b'"aotc::%s"' % name.encode(), b'"%s"' % torchs_name(f"aotc::{name}").encode())
     return calls
 
@@ -85,7 +85,7 @@ def called_as_torchs(calls: bytes) -> bytes:
 def torchs_name(operator: str) -> str:
     """`aten::lstm.input` for `aotc::lstm`; other names as they are."""
     namespace, _, name = operator.partition("::")
-    return f"aten::{name}.input" if namespace == "aotc" and name in _NAMES else operator
+    return f"aten::{name}.input" if namespace == "aotc" and name in RECURRENT else operator
 
 
 # -- spectrograms -----------------------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ def _inverse_of_a_range(
 
 
 INSTEAD: Mapping[Any, Callable[..., Any]] = {
-    **{getattr(torch._VF, name): partial(_whole, name) for name in _NAMES},
+    **{getattr(torch._VF, name): partial(_whole, name) for name in RECURRENT},
     torch._VF._pack_padded_sequence: _refuse_packed,
     torch.istft: _inverse_of_a_range,
 }

@@ -23,6 +23,7 @@ from aotc.compiler.codegen.generated_kernels import kernels_of, kernels_recorded
 from aotc.compiler.codegen.instruction_sets import code_for
 from aotc.compiler.codegen.library_constants import constants_left_out
 from aotc.compiler.codegen.library_imports import OperatorCalls, imports_of, operators_called
+from aotc.compiler.codegen.standalone_code import check_standalone, operators_avoided
 from aotc.compiler.cross_compile.absent_gpu import lowering_without_gpu
 from aotc.compiler.messages import Job
 from aotc.compiler.patches.machinery.apply import patched
@@ -31,7 +32,7 @@ from aotc.compiler.toolchain.unit_toolchain import unit_toolchain
 from aotc.errors import BuildError
 from aotc.machine.targets import Target
 from aotc.provenance import Kernel
-from aotc.records import CONSTANTS, Imports
+from aotc.records import CONSTANTS, LibraryImports
 
 LIBRARY = "model.so"
 
@@ -39,8 +40,7 @@ LIBRARY = "model.so"
 class CompiledFiles(msgspec.Struct, frozen=True):
     """The files needed at run time, all in one folder; those of them that are stored uncompressed, to be mapped; the
     kernels; the names of the applied patches of torch; a note for each patch that was left out; the operators that
-    Inductor lowered, each with its dtypes, and None where that is not known; what the libraries take from torch's, and
-    the model's lines with calls of each operator."""
+    Inductor lowered, each with its dtypes, and None where that is not known; what the libraries take from torch's."""
 
     files: tuple[str, ...]
     mapped: tuple[str, ...]
@@ -48,8 +48,7 @@ class CompiledFiles(msgspec.Struct, frozen=True):
     patches: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     operators: dict[str, tuple[str, ...]] | None = None
-    imports: Imports | None = None
-    lines: dict[str, tuple[str, ...]] = {}
+    imports: LibraryImports | None = None
 
 
 def compile_capture(
@@ -58,7 +57,8 @@ def compile_capture(
     """Compile, and copy the files needed at run time to `job.output`, the library as `name`; `picker` decides
     autotuning.
 
-    `options` are those of `inductor_options`. Raises BuildError; errors of Inductor pass through.
+    `options` are those of `inductor_options`. Raises BuildError, also for `runtime: standalone` where the library calls
+    what that runtime lacks; errors of Inductor pass through.
     """
     spec, destination = job.unit.spec, Path(job.output)
     kernels: dict[str, tuple[str, str]] = {}
@@ -79,6 +79,7 @@ def compile_capture(
         operators_called(called),
         calls_checked(),
         constants_left_out(destination, weights) if spec.weights == "frozen" else nullcontext(),
+        operators_avoided(frozen=spec.weights == "frozen") if spec.runtime == "standalone" else nullcontext(),
     ):
         produced = torch._inductor.aot_compile(captured.graph, captured.examples, options=dict(options))
     paths = [Path(file) for file in cast("list[Any]", produced) if isinstance(file, str)]
@@ -99,6 +100,9 @@ def compile_capture(
             _check_portable(cubin.with_suffix(".ptx"))
         shutil.copy(cubin, destination / cubin.name)
         names.append(cubin.name)
+    imports = imports_of(destination / name, called)
+    if spec.runtime == "standalone":
+        check_standalone(imports, called)
     wrapper = next((path for path in paths if path.name.endswith("wrapper.cpp")), None)
     text = wrapper.read_text(errors="replace") if wrapper else ""
     return CompiledFiles(
@@ -108,8 +112,7 @@ def compile_capture(
         patches.names,
         patches.left_out,
         {name: tuple(sorted(lowered[name])) for name in sorted(lowered)},
-        imports_of(destination / name, called),
-        {name: tuple(calls.lines) for name, calls in called.items()},
+        imports,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from aotc.compiler.codegen.standalone_code import OPTIONS
 from aotc.compiler.patches.shared.inductor import TMA_TEMPLATES
 from aotc.machine.targets import Target
 from aotc.manifest import ModelSpec
@@ -43,6 +44,8 @@ def inductor_options(spec: ModelSpec, target: Target) -> dict[str, Any]:
     if hasattr(torch._inductor.config.aot_inductor, "enable_line_tables"):
         # Debug lines make a library three to five times as large and name the build's folders.
         own["aot_inductor.enable_line_tables"] = False
+    if spec.runtime == "standalone":
+        own |= OPTIONS
     return {**mode, **own, **spec.options}
 
 

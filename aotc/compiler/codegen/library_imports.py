@@ -17,12 +17,14 @@ from aotc.compiler.explain_failure import line_named
 from aotc.machine.elf import unversioned_symbols
 from aotc.provenance import both_operators
 from aotc.reads.tensors import dtype_name
-from aotc.records import Imports
+from aotc.records import LibraryImports
 
 
 class OperatorCalls(NamedTuple):
-    """The dtypes of the tensors of all calls of an operator, and the lines of the model that they come from."""
+    """Of all calls of an operator: its name in torch where it has one, the dtypes of the tensors, and the lines of the
+    model that they come from."""
 
+    operator: str
     dtypes: set[str]
     lines: dict[str, None]
 
@@ -38,8 +40,9 @@ def operators_called(called: dict[str, OperatorCalls]) -> Iterator[None]:
     def recorded(self: Any, scheduler_node: Any) -> Any:
         result = write(self, scheduler_node)
         kernel = scheduler_node.node
-        for name in _names(kernel):
-            calls = called.setdefault(name, OperatorCalls(set(), {}))
+        operator = _operator(kernel)
+        for name in filter(None, (operator, _function(kernel))):
+            calls = called.setdefault(name, OperatorCalls(operator, set(), {}))
             calls.dtypes.update(_dtypes(kernel))
             calls.lines.update(dict.fromkeys(_lines(kernel)))
         return result
@@ -48,15 +51,20 @@ def operators_called(called: dict[str, OperatorCalls]) -> Iterator[None]:
         yield
 
 
-def _names(kernel: Any) -> Iterator[str]:
+def _operator(kernel: Any) -> str:
+    operator = getattr(kernel, "op_overload", None)
+    return torchs_name(operator.name()) if isinstance(operator, torch._ops.OpOverload) else ""
+
+
+def _function(kernel: Any) -> str:
+    """Its function of the C shim; "" where it has none."""
     from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 
-    operator = getattr(kernel, "op_overload", None)
-    if isinstance(operator, torch._ops.OpOverload):
-        yield torchs_name(operator.name())
-    function, device = getattr(kernel, "cpp_kernel_name", None) or "", kernel.get_device()
-    if device is not None and (function.startswith("aoti_torch_") or "::" in function):
-        yield CppWrapperCpu.get_c_shim_func_name(function, device.type)
+    name, device = getattr(kernel, "cpp_kernel_name", None) or "", kernel.get_device()
+    if device is None or not (name.startswith("aoti_torch_") or "::" in name):
+        return ""
+    function: str = CppWrapperCpu.get_c_shim_func_name(name, device.type)
+    return function
 
 
 def _dtypes(kernel: Any) -> Iterator[str]:
@@ -75,18 +83,18 @@ def _lines(kernel: Any) -> Iterator[str]:
             yield line
 
 
-def imports_of(library: Path, called: Mapping[str, OperatorCalls]) -> Imports:
+def imports_of(library: Path, called: Mapping[str, OperatorCalls]) -> LibraryImports:
     """What a library takes from torch's, by its symbols and by the list of the operators that it calls by name."""
     functions, listed = unversioned_symbols(library), library.with_suffix(".json")
     nodes = json.loads(listed.read_bytes())["nodes"] if listed.exists() else []
     names = [*(name for name in functions if name in called), *(node["node"]["target"] for node in nodes)]
     dtypes = {name: tuple(sorted(called[name].dtypes)) if name in called else () for name in sorted({*names})}
-    return Imports(tuple(sorted(functions)), dtypes)
+    return LibraryImports(tuple(sorted(functions)), dtypes)
 
 
-def both_imports(one: Imports | None, other: Imports | None) -> Imports | None:
+def both_imports(one: LibraryImports | None, other: LibraryImports | None) -> LibraryImports | None:
     """Of two libraries of one unit; None unless both are known."""
     if one is None or other is None:
         return None
     operators = both_operators(one.operators, other.operators) or {}
-    return Imports(tuple(sorted({*one.functions, *other.functions})), operators)
+    return LibraryImports(tuple(sorted({*one.functions, *other.functions})), operators)

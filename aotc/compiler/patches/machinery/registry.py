@@ -38,6 +38,11 @@ HOOKS: Mapping[str, tuple[str, ...]] = {
         "torch._inductor.ir:FallbackKernel.export_extern_kernel_node()",
     ),
     "codegen/library_imports.py": ("torch._inductor.scheduler:Scheduler.codegen_extern_call(scheduler_node)",),
+    "codegen/standalone_code.py": (
+        "torch._inductor.decomposition:fast_random_decomps()",
+        "torch._decomp.decompositions:select_one_layer_lstm_function(input, hx, params)",
+        "torch._inductor.fx_passes.freezing_patterns:lazy_init(input_device)",
+    ),
     "codegen/generated_kernels.py": (
         "torch._inductor.codegen.wrapper:PythonWrapperCodegen.define_kernel(kernel_name, kernel_body, metadata)",
         "torch._inductor.codegen.cpp:CppScheduling.define_kernel(src_code, nodes)",

@@ -1,0 +1,175 @@
+"""`runtime: standalone`: operators are avoided, and those that are left are refused, all at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from in_process import run_here
+from torch import Tensor, nn
+
+import aotc
+from aotc.compiler.codegen.library_imports import OperatorCalls
+from aotc.compiler.codegen.standalone_code import (
+    MOST_SCANNED,
+    MOST_SORTED,
+    _decompositions,
+    check_standalone,
+    check_target,
+)
+from aotc.errors import BuildError
+from aotc.machine.targets import Target
+from aotc.records import LibraryImports
+from aotc.shim import misfits
+from aotc.store.layout.bundle import read_artifact, read_bundle
+from aotc.store.layout.store import Store
+from aotc.store.reference import parse_reference
+
+ATEN = torch.ops.aten
+
+
+def imports_of(store: Path, model: str) -> LibraryImports:
+    opened = Store.open(store)
+    artifact = read_artifact(opened, read_bundle(opened, parse_reference(model)).artifacts[0])
+    assert misfits(artifact) == ()
+    (variant,) = artifact.variants
+    assert variant.imports is not None
+    return variant.imports
+
+
+# -- operators are avoided --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shapes(zoo: Any) -> Any:
+    import shape_models
+
+    return shape_models
+
+
+def test_recurrent_layers_scans_sorts_and_pools_become_code_of_their_own(zoo_store: Path, shapes: Any) -> None:
+    """Products with live weights alone are left to the runtime."""
+    found = imports_of(zoo_store, "generated").operators
+    assert found.keys() <= {f"aoti_torch_cpu_{name}_out" for name in ("mm", "addmm", "bmm")}
+    compare(zoo_store, "generated", shapes.Generated(), torch.randn(2, 5, 6), torch.randint(0, 9, (2, 5)))
+
+
+def test_products_of_frozen_weights_become_code_and_convolutions_are_the_runtimes(zoo_store: Path, shapes: Any) -> None:
+    assert imports_of(zoo_store, "generated-frozen").operators == {"aoti_torch_cpu_convolution": ("float32",)}
+    compare(zoo_store, "generated-frozen", shapes.Classifier(), torch.randn(2, 3, 8, 8))
+
+
+def compare(store: Path, model: str, module: nn.Module, *inputs: Tensor) -> None:
+    module.eval()
+    compiled = aotc.load(f"{store}#{model}", module)
+    with torch.no_grad():
+        for got, expected in zip(compiled(*inputs), module(*inputs), strict=True):
+            torch.testing.assert_close(got, expected)
+
+
+KINDS = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int8, torch.bool]
+SHAPES = [((7,), 0), ((3, 5, 4), 1), ((2, 9), -1), ((4, 1), 1), ((2, 0), 1)]
+
+
+def drawn(dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    """Equal elements, and among floats NaN, -0 and infinities."""
+    x = torch.randint(-3, 4, shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+    if dtype.is_floating_point and x.numel() > 4:
+        x.view(-1)[:5] = torch.tensor([-0.0, float("nan"), float("-inf"), float("inf"), float("nan")])
+    return x
+
+
+@pytest.mark.parametrize("dtype", KINDS)
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize(("shape", "dim"), SHAPES)
+def test_generated_sorts_are_those_of_torch(
+    dtype: torch.dtype, descending: bool, shape: tuple[int, ...], dim: int
+) -> None:
+    x, rules = drawn(dtype, shape), _decompositions()
+    options = {"dim": dim, "descending": descending}
+    got, expected = rules[ATEN.sort.stable](x, stable=True, **options), torch.sort(x, stable=True, **options)
+    torch.testing.assert_close(got, tuple(expected), rtol=0, atol=0, equal_nan=True)
+    if x.shape[dim] > 0 and dtype != torch.bool:  # eager has no topk of bools
+        got, expected = rules[ATEN.topk.default](x, 1, dim, descending), torch.topk(x, 1, dim, descending)
+        torch.testing.assert_close(got[0], expected[0], rtol=0, atol=0, equal_nan=True)
+
+
+def test_long_axes_are_not_scanned_by_code_whose_work_is_the_square() -> None:
+    rules = _decompositions()
+    assert rules[ATEN.cumsum.default](torch.ones(MOST_SCANNED + 1), 0) is NotImplemented
+    assert rules[ATEN.sort.default](torch.ones(MOST_SORTED + 1)) is NotImplemented
+    assert rules[ATEN.topk.default](torch.ones(MOST_SORTED + 1), 2) is NotImplemented
+    assert torch.equal(rules[ATEN.cumsum.default](torch.ones(3), 0), torch.tensor([1.0, 2, 3]))
+
+
+# -- those that are left ----------------------------------------------------------------------------------------------
+
+LEFT = """
+import torch
+from torch import nn
+
+
+class Left(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.half = nn.Linear(8, 8).bfloat16()
+
+    def forward(self, x):
+        y = self.half(x.bfloat16()).float()
+        z = torch.fft.rfft(y).abs()
+        return z + torch.linalg.svdvals(x).sum()
+"""
+
+
+def test_a_build_refuses_all_operators_at_once_with_the_models_lines(tmp_path: Path) -> None:
+    (tmp_path / "left.py").write_text(LEFT)
+    model = {"factory": "left.py:Left", "inputs": {"x": {"shape": [2, 8]}}, "runtime": "standalone"}
+    manifest = tmp_path / "manifest.yaml"
+    manifest.write_text(yaml.safe_dump({"version": 1, "models": {"left": model}}))
+    result = run_here("build", manifest, "--store", tmp_path / "store")
+    shown = result.stdout + result.stderr
+    assert result.returncode == 1
+    for line, operator in ((12, "aten::addmm of bfloat16"), (13, "aten::_fft_r2c"), (14, "aten::_linalg_svd")):
+        assert f"  - left.py:{line} in forward: {operator}\n" in shown, shown
+    assert "3 operators that the standalone runtime lacks" in shown
+    assert "write `runtime: any`" in shown and "numpy.fft" in shown and "`dtype: float32`" in shown
+
+
+MM = "aoti_torch_cpu_mm_out"
+HINTS = [
+    ("aoti_torch_cpu__fft_c2c", "aten::_fft_c2c", "numpy.fft"),
+    ("acme::twice", "acme::twice", "write it with operators of torch"),
+    ("aten::lstm.input", "aten::lstm.input", "fixed buckets"),
+    ("aoti_torch_cpu_randint_low_out", "", "take them as an input"),
+    ("aoti_torch_cpu_sort_stable", "aten::sort.stable", str(MOST_SORTED)),
+    ("_ZN2at6native7cpublas6brgemmEllllllbPKfS3_Pfb", "", "x86-64-v3"),
+    (MM, "aten::mm.out", "`dtype: float32`"),
+]
+
+
+@pytest.mark.parametrize(("name", "operator", "hint"), HINTS)
+def test_each_operator_comes_with_a_way_out(name: str, operator: str, hint: str) -> None:
+    calls = {
+        name: OperatorCalls(operator, {"bfloat16"}, {"model.py:3 in forward": None, "model.py:5 in forward": None})
+    }
+    functions = () if "::" in name else (name,)
+    with pytest.raises(BuildError) as caught:
+        check_standalone(LibraryImports(functions, {name: ("bfloat16",)}), calls if operator else {})
+    (issue,) = caught.value.issues
+    assert hint in issue.hint
+    assert issue.where == ("model.py:3 in forward" if operator else "")
+    assert ("1 more line" in issue.message) == bool(operator)
+
+
+def test_functions_of_cpp_are_named_without_their_mangling() -> None:
+    with pytest.raises(BuildError, match="at::native::cpublas::brgemm"):
+        check_standalone(LibraryImports(("_ZN2at6native7cpublas6brgemmEllllllbPKfS3_Pfb",)), {})
+
+
+def test_a_gpu_is_refused_before_anything_is_compiled() -> None:
+    check_target(Target("cpu:x86-64-v3", "cpu"))
+    with pytest.raises(BuildError, match="is for CPUs"):
+        check_target(Target("cuda:sm_90", "cuda"))

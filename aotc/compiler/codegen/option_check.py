@@ -70,7 +70,7 @@ def check_patches(manifest: Manifest) -> list[Issue]:
 
 
 def check_options(manifest: Manifest) -> list[Issue]:
-    """An issue, with its line, for every unknown, mistyped or reserved option of a manifest. LibraryImports Inductor."""
+    """An issue, with its line, for every unknown, mistyped or reserved option of a manifest. Imports Inductor."""
     if not any(spec.options for spec in manifest.models.values()):
         return []
     types = _option_types()

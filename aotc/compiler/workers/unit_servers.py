@@ -1,6 +1,6 @@
 """Start processes by forking a process that has already imported torch and its compiler (`fork_server`).
 
-A forked process runs as `python -m MODULE` would: with its own session, environment, streams and caches. LibraryImports that
+A forked process runs as `python -m MODULE` would: with its own session, environment, streams and caches. Imports that
 several modules need are done once, before the server of each module imports the rest.
 """
 
@@ -146,7 +146,7 @@ class ForkSource(ABC):
 
 
 class _Importer(ForkSource):
-    """LibraryImports `common`, and what `modules` lists for each. It does so in the background, from its creation on, with the
+    """Imports `common`, and what `modules` lists for each. It does so in the background, from its creation on, with the
     libraries `stand_ins` in the place of CUDA's."""
 
     def __init__(

@@ -10,6 +10,7 @@ import torch
 import yaml
 from in_process import run_here
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import aotc
 from aotc.compiler.codegen.library_imports import OperatorCalls
@@ -97,6 +98,19 @@ def test_generated_sorts_are_those_of_torch(
         torch.testing.assert_close(got[0], expected[0], rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize(
+    ("shape", "size"), [((2, 3, 40, 38), (3, 7)), ((3, 9, 8, 7), (2, 3, 7)), ((3, 20, 20), (2, 2))]
+)
+def test_generated_pools_are_those_of_torch(shape: tuple[int, ...], size: tuple[int, ...]) -> None:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    x.view(-1)[5] = float("inf")
+    pools = {2: (ATEN._adaptive_avg_pool2d.default, F.adaptive_avg_pool2d)}
+    pools[3] = ATEN._adaptive_avg_pool3d.default, F.adaptive_avg_pool3d
+    rule, eager = pools[len(size)]
+    torch.testing.assert_close(_decompositions()[rule](x, size), eager(x, size))
+    assert _decompositions()[pools[2][0]](torch.ones(1, 5, 5), (2, 2)) is NotImplemented
+
+
 def test_long_axes_are_not_scanned_by_code_whose_work_is_the_square() -> None:
     rules = _decompositions()
     assert rules[ATEN.cumsum.default](torch.ones(MOST_SCANNED + 1), 0) is NotImplemented
@@ -115,10 +129,10 @@ from torch import nn
 class Left(nn.Module):
     def __init__(self):
         super().__init__()
-        self.half = nn.Linear(8, 8).bfloat16()
+        self.linear = nn.Linear(8, 8).bfloat16()
 
     def forward(self, x):
-        y = self.half(x.bfloat16()).float()
+        y = self.linear(x.bfloat16()).float()
         z = torch.fft.rfft(y).abs()
         return z + torch.linalg.svdvals(x).sum()
 """

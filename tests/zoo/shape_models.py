@@ -177,11 +177,11 @@ class Generated(nn.Module):
     def forward(self, x: Tensor, to: Tensor) -> tuple[Tensor, ...]:
         y, _ = self.first(x)
         y, _ = self.second(y)
-        best, which = y.topk(2, dim=-1)
+        best = y.topk(2, dim=-1).values  # which of equal elements they are, eager does not promise
         pooled = F.adaptive_avg_pool2d(torch.cat([y] * 5, -1).repeat(1, 8, 1), (3, 7))
-        order, descending = y.sort(1, stable=True), y.sort(-1, descending=True)
+        order, descending = torch.sort(y, stable=True, dim=1), y.sort(-1, descending=True)
         added = torch.zeros(x.shape[0], 9).scatter_add(1, to, x.sum(-1))
-        return y.cumsum(1), to.cumsum(-1), best, which, pooled, *order, descending.values, added
+        return y.cumsum(1), to.cumsum(-1), best, pooled, *order, descending.values, added
 
 
 class Classifier(nn.Module):

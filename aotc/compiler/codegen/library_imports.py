@@ -53,7 +53,10 @@ def operators_called(called: dict[str, OperatorCalls]) -> Iterator[None]:
 
 def _operator(kernel: Any) -> str:
     operator = getattr(kernel, "op_overload", None)
-    return torchs_name(operator.name()) if isinstance(operator, torch._ops.OpOverload) else ""
+    if not isinstance(operator, torch._ops.OpOverload):
+        return ""
+    name: Any = operator.name
+    return torchs_name(name())
 
 
 def _function(kernel: Any) -> str:

@@ -3,8 +3,9 @@ them, and those that the runtime lacks are refused, all at once."""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
@@ -25,6 +26,9 @@ OPTIONS: Mapping[str, Any] = {"max_autotune_gemm_backends": "CPP,ATEN", "cpp.fal
 MOST_SCANNED = 4096
 MOST_SORTED = 1024
 """Longest axes that are scanned and sorted by generated code, whose work grows with the square of the length."""
+
+LARGEST_WINDOW = 25
+"""Elements of a window over which Inductor pools by itself."""
 
 _ONE_DNN = ("torch._inductor.fx_passes.mkldnn_fusion", "torch._inductor.fx_passes.quantization")
 
@@ -72,7 +76,7 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
 
     aten = torch.ops.aten
     flash = aten._scaled_dot_product_flash_attention_for_cpu.default
-    known = get_decompositions([aten.cumsum, aten.cumprod, aten._adaptive_avg_pool2d, aten.bucketize, flash])
+    known = get_decompositions([aten.cumsum, aten.cumprod, aten.bucketize, flash])
 
     def attention(query: Tensor, *args: Any, **kwargs: Any) -> Any:
         return NotImplemented if query.dtype is torch.float32 else known[flash](query, *args, **kwargs)
@@ -83,8 +87,9 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
         for name, layer in ((name, getattr(aten, name)) for name in RECURRENT)
     }
     scans = {each: _scanning(known[each]) for each in (aten.cumsum.default, aten.cumprod.default)}
-    sorts = {aten.sort.default: _sorted, aten.sort.stable: _sorted_stable, aten.topk.default: _largest}
-    return {**known, **recurrent, **scans, **sorts, flash: attention}
+    sorts: Any = {aten.sort.default: _sorted, aten.sort.stable: _sorted_stable, aten.topk.default: _largest}
+    pools: Any = dict.fromkeys((aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool3d.default), _pooled)
+    return {**known, **recurrent, **scans, **sorts, **pools, flash: attention}
 
 
 def _one_layer(*_: Any) -> Callable[..., Any]:
@@ -139,6 +144,24 @@ def _sorted_stable(x: Tensor, *, stable: bool | None = None, dim: int = -1, desc
 def _largest(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
     found = _sorted_stable(x, dim=dim, descending=largest)
     return NotImplemented if found is NotImplemented else tuple(part.narrow(dim, 0, k) for part in found)
+
+
+def _pooled(x: Tensor, output_size: Sequence[int]) -> Any:
+    """Axis by axis: the mean over the window of each output, by a mask. Small windows are left to Inductor's code."""
+    lengths = x.shape[-len(output_size) :]
+    if not all(isinstance(size, int) for size in (*lengths, *output_size)):
+        return NotImplemented
+    windows = [-(-(length + size - 1) // size) for length, size in zip(lengths, output_size, strict=True)]
+    if len(output_size) == 2 and math.prod(windows) <= LARGEST_WINDOW:
+        return NotImplemented
+    result = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    for dim, length, size in zip(range(-len(output_size), 0), lengths, output_size, strict=True):
+        output, position = torch.arange(size, device=x.device), torch.arange(length, device=x.device)
+        first, end = output * length // size, ((output + 1) * length + size - 1) // size
+        inside = (position >= first.unsqueeze(-1)) & (position < end.unsqueeze(-1))
+        sums = torch.where(inside, result.movedim(dim, -1).unsqueeze(-2), 0).sum(-1)
+        result = (sums / (end - first)).movedim(-1, dim)
+    return result.to(x.dtype).contiguous()
 
 
 # -- what is left -----------------------------------------------------------------------------------------------------

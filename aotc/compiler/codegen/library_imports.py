@@ -44,7 +44,8 @@ def operators_called(called: dict[str, OperatorCalls]) -> Iterator[None]:
         for name in filter(None, (operator, _function(kernel))):
             calls = called.setdefault(name, OperatorCalls(operator, set(), {}))
             calls.dtypes.update(_dtypes(kernel))
-            calls.lines.update(dict.fromkeys(_lines(kernel)))
+            if line := _line(kernel):
+                calls.lines[line] = None
         return result
 
     with mock.patch.object(Scheduler, "codegen_extern_call", recorded):
@@ -80,10 +81,10 @@ def _dtypes(kernel: Any) -> Iterator[str]:
             yield dtype_name(dtype)
 
 
-def _lines(kernel: Any) -> Iterator[str]:
-    for node in (kernel.get_origin_node(), *(kernel.origins or ())):
-        if node is not None and (line := line_named(node.meta.get("stack_trace") or "")):
-            yield line
+def _line(kernel: Any) -> str:
+    """The line of the node that it was lowered from; else that of one that is fused into it."""
+    nodes = [node for node in (kernel.get_origin_node(), *(kernel.origins or ())) if node is not None]
+    return next(filter(None, (line_named(node.meta.get("stack_trace") or "") for node in nodes)), "")
 
 
 def imports_of(library: Path, called: Mapping[str, OperatorCalls]) -> LibraryImports:

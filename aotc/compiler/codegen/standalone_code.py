@@ -13,6 +13,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+from aotc.amounts import counted
 from aotc.compiler.capture.replaced_functions import RECURRENT
 from aotc.compiler.codegen.library_imports import OperatorCalls
 from aotc.errors import BuildError, Issue
@@ -199,9 +200,9 @@ def check_standalone(imports: LibraryImports, called: Mapping[str, OperatorCalls
     """Raises BuildError with all that a library takes from torch and the standalone runtime lacks."""
     issues = tuple(_issue(name, dtypes, called.get(name)) for name, dtypes in lacking(imports))
     if issues:
-        operators = "an operator" if len(issues) == 1 else f"{len(issues)} operators"
         raise BuildError(
-            f"`runtime: standalone`, but the code calls {operators} that the standalone runtime lacks",
+            f"`runtime: standalone`, but the code calls what the standalone runtime lacks: "
+            f"{counted(len(issues), 'operator')}",
             issues=issues,
             hint="or write `runtime: any`, and serve the model with torch",
             stage="compile",
@@ -212,7 +213,7 @@ def check_standalone(imports: LibraryImports, called: Mapping[str, OperatorCalls
 def _issue(name: str, dtypes: str, calls: OperatorCalls | None) -> Issue:
     shown = (calls.operator if calls else "").removesuffix(".out") or _readable(name)
     lines = list(calls.lines) if calls else []
-    more = f" (and {len(lines) - 1} more lines)" if len(lines) > 1 else ""
+    more = f" (and {counted(len(lines) - 1, 'more line')})" if len(lines) > 1 else ""
     return Issue(
         f"{shown} of {dtypes}{more}" if dtypes else f"{shown}{more}",
         where=lines[0] if lines else "",

@@ -13,6 +13,7 @@ import pytest
 import torch
 from remembered_nets import Net
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 import aotc
 from aotc.store.extras import install_hint
@@ -36,12 +37,22 @@ def test_it_has_the_attributes_of_the_module(tmp_path: Path) -> None:
     assert model.train().training is net.training is True
 
 
-def test_a_copy_is_the_module_s(tmp_path: Path) -> None:
+def test_a_copy_is_remembered_as_the_module_is_and_has_its_own_tensors(tmp_path: Path) -> None:
     model = remembered(Net().eval(), tmp_path)
-    copied = copy.deepcopy(model)
-    assert type(copied) is Net
-    assert torch.equal(copied.head.weight, model.head.weight)
-    assert copied.head.weight is not model.head.weight
+    averaged = AveragedModel(model)
+    ids = torch.zeros(1, 4, dtype=torch.int64)
+    for copied in (copy.deepcopy(model), averaged.module, copy.deepcopy(nn.ModuleDict({"net": model}))["net"]):
+        assert copied.__class__ is Net and type(copied.module) is Net
+        assert torch.equal(copied.head.weight, model.head.weight)
+        assert copied.head.weight is not model.head.weight
+        with torch.no_grad():
+            assert torch.equal(copied(ids), model(ids))
+        assert copied.explain().name == model.explain().name
+        assert copied.stats().eager == 1
+    assert model.stats().eager == 3
+    shallow = copy.copy(model)
+    assert shallow.head.weight is model.head.weight and shallow.module is not model.module
+    assert copy.deepcopy(aotc.compile(Net(), store=tmp_path, build="never", train=True)).train().explain().forms == 0
 
 
 @pytest.mark.parametrize("called", [False, True])
@@ -57,7 +68,7 @@ def test_it_has_the_module_s_class_and_what_is_pickled_is_the_module(tmp_path: P
     parent = nn.ModuleDict({"net": model})
     copies = [pickle.loads(pickle.dumps(model, protocol)) for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1)]
     copies += [pickle.loads(pickle._dumps(model)), torch.load(saved, weights_only=False)]  # type: ignore[attr-defined]
-    copies += [pickle.loads(pickle.dumps(parent))["net"], copy.copy(model)]
+    copies += [pickle.loads(pickle.dumps(parent))["net"]]
     for each in copies:
         assert type(each) is Net
         with torch.no_grad():

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 STATES = """
-import random
+import copy, random
 from contextlib import contextmanager
 
 @contextmanager
@@ -60,14 +60,21 @@ def test_each_state_of_a_module_runs_its_own_code(program: Any) -> None:
         "x = x.t().contiguous().t()\n"
         "with doubled(model): seen.append(('doubled', *called(model, x)))\n"
         "seen.append(('as_built', *called(model, x)))\n"
-        "tell(model, ready=(first, second), seen=seen, rows=model.stats().forms)\nos._exit(0)"
+        "ema = torch.optim.swa_utils.AveragedModel(model).eval()\n"
+        "with torch.no_grad(): model.linear.weight.mul_(2.0)\n"
+        "ema.update_parameters(model); ema.update_parameters(model)\n"
+        "copies = [called(each, x) for each in (ema.module, copy.deepcopy(model), copy.copy(model), model)]\n"
+        "with doubled(ema.module): copies.append(called(ema.module, x))\n"
+        "with torch.no_grad(): far = not torch.allclose(ema(x), model(x), atol=1e-3)\n"
+        "tell(model, copies=copies, far=far, ready=(first, second), seen=seen, rows=model.stats().forms)\nos._exit(0)"
     )
     assert told["ready"] == [True, True]
     compiled = {"doubled", "renewed", "as_built"}
     wrong = [(state, ran, same) for state, ran, same in told["seen"] if not same or ran != (state in compiled)]
     assert wrong == []
+    assert told["copies"] == [[1, True]] * 5 and told["far"]
     rows = {form: (compiled, eager) for form, _, compiled, eager, _ in told["rows"]}
     assert len(rows) == len(told["rows"]) == 2  # one for each form, whatever ran it
     in_eager = [state for state, ran, _ in told["seen"] if not ran]
-    assert rows["float32[8, 8]"] == (len(told["seen"]) - len(in_eager), 2 + len(in_eager) - in_eager.count("cast"))
+    assert rows["float32[8, 8]"] == (len(told["seen"]) - len(in_eager) + 2, 2 + len(in_eager) - in_eager.count("cast"))
     assert rows["float64[8, 8]"] == (0, in_eager.count("cast"))

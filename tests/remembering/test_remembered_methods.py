@@ -15,6 +15,7 @@ from remembered_nets import Coder, Net
 from torch import nn
 
 import aotc
+from aotc.tools.remembering.methods import RememberedMethod
 
 X = torch.ones(2, 8)
 
@@ -53,9 +54,11 @@ def test_a_method_s_place_is_the_module_s_and_a_copy_has_its_own(tmp_path: Path)
     net = Coder().eval()
     net.encode = aotc.compile(net.encode, store=tmp_path, build="never")  # type: ignore[method-assign]
     assert list(net.state_dict()) == list(Coder().state_dict())
-    for copied in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
-        assert copied.encode.__self__ is copied
-        assert torch.equal(copied.encode(X, 2.0), net.encode(X, 2.0))
+    copied, pickled = copy.deepcopy(net), pickle.loads(pickle.dumps(net))
+    assert type(copied.encode) is RememberedMethod and copied.encode.module is copied
+    assert pickled.encode.__self__ is pickled
+    for each in (copied, pickled):
+        assert torch.equal(each.encode(X, 2.0), net.encode(X, 2.0))
     again: Any = aotc.compile(net.encode, store=tmp_path, build="never")
     assert again.module is net
     assert again.__wrapped__.__func__ is Coder.encode
@@ -84,7 +87,8 @@ def test_a_decorated_method_has_a_memory_for_each_module(tmp_path: Path) -> None
     one, two = Own(2.0), Own(3.0)
     assert torch.equal(one(X) + two(X), X * 5)
     assert [each.forward.module for each in (one, two)] == [one, two]
-    assert copy.deepcopy(one).forward.__func__ is Own.forward
+    copied = copy.deepcopy(one)
+    assert copied.forward.module is copied and copied.forward.__wrapped__.__func__ is Own.forward
     assert "forward" not in vars(Further(2.0))
     assert torch.equal(Further(2.0)(X), X * 2 + 1)
 

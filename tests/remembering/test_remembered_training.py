@@ -25,7 +25,7 @@ def steps(model, count):
     return found
 
 def agree(model, count=3):
-    eager = steps(copy.deepcopy(model), count)
+    eager = steps(copy.deepcopy(model.module), count)
     return all(torch.allclose(*pair, rtol=1e-4, atol=1e-6) for pair in zip(steps(model, count), eager, strict=True))
 """
 

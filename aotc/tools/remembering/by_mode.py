@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from aotc.tools.remembering.call_counts import CallCounts, summed
+from aotc.tools.remembering.compile_context import CompileContext
 from aotc.tools.remembering.compile_options import Options
 from aotc.tools.remembering.compile_state import CompileState
 from aotc.tools.remembering.remembering import Remembering
@@ -24,11 +25,24 @@ def remembering_of(module: nn.Module, method: MethodType | None, options: Option
     return ByMode(training, evaluating)
 
 
+def remembering_like(of: Remembering | ByMode, module: nn.Module, method: MethodType | None) -> Remembering | ByMode:
+    """The calls of a copy of a module, or of its method: the same code runs them, as long as both are alike."""
+    context = of.context
+    made = remembering_of(module, method, context.options._replace(retry=False))
+    made.context.by_calls.update(context.by_calls)  # what calls have changed in the copied module, too
+    return made
+
+
 class ByMode:
     """With `train=True`: calls in training mode, and the others, which other code runs."""
 
     def __init__(self, training: Remembering, evaluating: Remembering) -> None:
         self.module, self.training, self.evaluating = training.module, training, evaluating
+
+    @property
+    def context(self) -> CompileContext:
+        """Of calls in training mode; what calls change is that of both."""
+        return self.training.context
 
     @property
     def of_mode(self) -> Remembering:

@@ -36,12 +36,19 @@ class ByCache:
     """The calls of a module, of which those with caches are of another module."""
 
     def __init__(self, module: nn.Module, options: Options) -> None:
-        self.module = module
+        self.module, self._options = module, options
         self.without = remembering_of(module, None, options)
         patterns = options.regions
         if patterns is not None and not isinstance(patterns, str):
             options = options._replace(regions=[f"module.{pattern}" for pattern in patterns])
         self._within = Remembering(with_cache(module), None, options._replace(train=False))
+
+    def like(self, module: nn.Module) -> ByCache:
+        """The calls of a copy of the module."""
+        made = ByCache(module, self._options._replace(retry=False))
+        for ours, copied in zip(self.of_both, made.of_both, strict=True):
+            copied.context.by_calls.update(ours.context.by_calls)
+        return made
 
     @property
     def of_both(self) -> list[Remembering | ByMode]:

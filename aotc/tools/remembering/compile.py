@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import html
 import importlib.util
@@ -22,7 +23,7 @@ from aotc.runtime.options import options_error
 from aotc.store.cache_folder import cache_folder
 from aotc.store.extras import install_hint
 from aotc.store.reference import is_remote
-from aotc.tools.remembering.by_mode import ByMode, remembering_of
+from aotc.tools.remembering.by_mode import ByMode, remembering_like, remembering_of
 from aotc.tools.remembering.cache_arguments import ByCache, takes_caches
 from aotc.tools.remembering.call_counts import CallCounts
 from aotc.tools.remembering.compile_options import Options, When
@@ -37,7 +38,7 @@ _log = logging.getLogger("aotc")
 class Remembered(nn.Module):
     """A module in the place of another one, whose attributes it has, as `aotc.Compiled` has them: only a call differs.
 
-    A copy of it, or what is pickled of it, is the module itself.
+    A copy of it is one of the module's copy, which the same code runs. What is pickled of it is the module itself.
     """
 
     __slots__ = ("_remembering",)
@@ -89,8 +90,29 @@ class Remembered(nn.Module):
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.module.__reduce_ex__(protocol)
 
+    def __copy__(self) -> Remembered:
+        return self._in_place_of(copy.copy(self.module))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Remembered:
+        return self._in_place_of(copy.deepcopy(self.module, memo))
+
+    def _in_place_of(self, copied: nn.Module) -> Remembered:
+        calls = self._remembering
+        return in_place_of(
+            copied, calls.like(copied) if isinstance(calls, ByCache) else remembering_like(calls, copied, None)
+        )
+
 
 Remembered.__call__ = Remembered._remembering  # type: ignore[method-assign]
+
+
+def in_place_of(module: nn.Module, remembering: Remembering | ByMode | ByCache) -> Remembered:
+    """What stands in the place of a module, whose calls these are."""
+    cls = class_for(cast("type[Compiled]", Remembered), type(module), "")
+    remembered = cast("Remembered", object.__new__(cls))
+    object.__setattr__(remembered, "_remembering", remembering)
+    object.__setattr__(remembered, "__dict__", vars(module))
+    return remembered
 
 
 def default_store() -> str:
@@ -272,9 +294,5 @@ def compile(
         return of_method(owner, MethodType(module.__func__, owner), chosen)
     if not isinstance(module, nn.Module):
         return decorated(module, chosen)
-    cls = class_for(cast("type[Compiled]", Remembered), type(module), "")
-    remembered = object.__new__(cls)
     calls = ByCache(module, chosen) if takes_caches(module) else remembering_of(module, None, chosen)
-    object.__setattr__(remembered, "_remembering", calls)
-    object.__setattr__(remembered, "__dict__", vars(module))
-    return remembered
+    return in_place_of(module, calls)

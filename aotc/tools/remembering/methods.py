@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple
@@ -9,12 +10,13 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from aotc.errors import BindError
-from aotc.tools.remembering.by_mode import remembering_of
+from aotc.tools.remembering.by_mode import ByMode, remembering_like, remembering_of
 from aotc.tools.remembering.call_counts import CallCounts
 from aotc.tools.remembering.compile_options import Options
 from aotc.tools.remembering.compile_state import CompileState
 from aotc.tools.remembering.compiled_functions import CompiledFunction
 from aotc.tools.remembering.region_calls import InPlace
+from aotc.tools.remembering.remembering import Remembering
 
 
 class _Named(NamedTuple):
@@ -23,10 +25,11 @@ class _Named(NamedTuple):
 
 class RememberedMethod(InPlace):
     """A method in the place of a module's own: `model.encode = aotc.compile(model.encode)`. `aotc.reads` knows it by
-    its `module` and by `artifact.method`. A copy of the module has the class's own."""
+    its `module` and by `artifact.method`. A deep copy of the module has one of its own; what is pickled of it has the
+    class's."""
 
-    def __init__(self, module: nn.Module, method: MethodType, options: Options) -> None:
-        self._remembering = remembering_of(module, method, options)
+    def __init__(self, method: MethodType, remembering: Remembering | ByMode) -> None:
+        self._remembering = remembering
         self.artifact = _Named("" if method.__name__ == "forward" else method.__name__)
         self.__wrapped__ = method
         self.__name__ = method.__name__
@@ -51,6 +54,11 @@ class RememberedMethod(InPlace):
         """As of a module that was compiled."""
         return self._remembering.wait(timeout)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> RememberedMethod:
+        module = copy.deepcopy(self.module, memo)
+        method = MethodType(self.__wrapped__.__func__, module)
+        return RememberedMethod(method, remembering_like(self._remembering, module, method))
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Of a copied module, which has no attributes yet when this is called: so that is its class's.
         return getattr, (self.module, self.__name__)
@@ -64,7 +72,7 @@ def of_method(module: nn.Module, method: MethodType, options: Options) -> Rememb
             f"{method.__name__} is not a method of the class {type(module).__name__}, and a build would not find it",
             hint="define it in the class",
         )
-    return RememberedMethod(module, method, options)
+    return RememberedMethod(method, remembering_of(module, method, options))
 
 
 class _Decorated:
@@ -81,7 +89,7 @@ class _Decorated:
         def init(module: nn.Module, *args: Any, **kwargs: Any) -> None:
             make(module, *args, **kwargs)
             if getattr(type(module), name) is function:  # no class below has another one
-                vars(module)[name] = RememberedMethod(module, MethodType(function, module), options)
+                vars(module)[name] = of_method(module, MethodType(function, module), options)
 
         setattr(owner, name, function)
         owner.__init__ = init  # type: ignore[assignment, method-assign]

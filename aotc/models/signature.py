@@ -7,8 +7,10 @@ One reader for all who ask: the manifest's inputs (`make_signature`), a call tha
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import isfinite
+from types import FunctionType, MethodType
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -48,12 +50,25 @@ class BoundArgument(NamedTuple):
     given: bool
 
 
+_signatures: weakref.WeakKeyDictionary[FunctionType, inspect.Signature] = weakref.WeakKeyDictionary()
+
+
+def signature_of_forward(forward: Callable[..., Any]) -> inspect.Signature:
+    """As `inspect.signature`, kept for each function whose methods are asked for, as calls that are recorded do."""
+    function = forward.__func__ if isinstance(forward, MethodType) else None
+    if not isinstance(function, FunctionType) or vars(function):  # which a wrapper has, and `__signature__` is in
+        return inspect.signature(forward)
+    if (found := _signatures.get(function)) is None:
+        found = _signatures[function] = inspect.signature(forward)
+    return found
+
+
 def named_arguments(forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a call by the names of forward's parameters, those through `**kwargs` too.
 
     Raises TypeError where they do not fit, UnnamedArguments for those through `*args`.
     """
-    bound = inspect.signature(forward).bind(*args, **kwargs)
+    bound = signature_of_forward(forward).bind(*args, **kwargs)
     named: dict[str, Any] = {}
     for name, value in bound.arguments.items():
         kind = bound.signature.parameters[name].kind
@@ -69,7 +84,7 @@ def convention(forward: Callable[..., Any], given: Mapping[str, Any]) -> Iterato
     A parameter that is not given has its default, if a record can hold that, and else is not part of the convention.
     Behind one that is left out so, a position would mean another one than in forward: the others go by name.
     """
-    declared = inspect.signature(forward).parameters
+    declared = signature_of_forward(forward).parameters
     skipped = False
     for name, parameter in declared.items():
         if parameter.kind not in NAMED:

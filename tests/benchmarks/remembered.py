@@ -1,9 +1,9 @@
 """An unchanged script, run three times: `aotc.compile` beside `torch.compile` with warm caches, and eager.
 
-    python tests/benchmarks/remembered.py [encoder gpt training train diffusers]
+    python tests/benchmarks/remembered.py [encoder gpt lengths training train diffusers]
 
 `training` trains a head on a frozen body, `train` all of a GPT (`train=True`), `diffusers` denoises with a tiny UNet of
-random weights in a pipeline (`pip install diffusers`).
+random weights in a pipeline (`pip install diffusers`); each call of `lengths` is one of a GPT with another length.
 
 Each run is a process of its own, with one thread. Of each: seconds from its start to the first output; seconds of CPU
 to its end; and the median CPU time of a call at its end, beside that of the module itself in the same process, called
@@ -73,12 +73,13 @@ def seconds_since_start():
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
-def medians(calls, count=60):
+def medians(calls, args, count=60):
     times = [[] for _ in calls]
-    for _ in range(count):
+    for number in range(count):
+        given = (args[0][:, : 4 + number].clone(),) if kind == "lengths" else args
         for call, of_call in zip(calls, times):
             began = time.process_time()
-            call()
+            call(*given)
             of_call.append(time.process_time() - began)
     return [1000 * statistics.median(each) for each in times]
 
@@ -132,9 +133,9 @@ def main():
                     optimizer.step()
         if trains:
             trained(model, args)
-        call = stepped if trains else lambda model, args: model(*args)
         both = (model, module) if way != "torch" else (model,)
-        latency, eager, *_ = [*medians([lambda each=each: call(each, args) for each in both]), 0.0]
+        calls = [(lambda *args, each=each: stepped(each, args)) if trains else each for each in both]
+        latency, eager, *_ = [*medians(calls, args), 0.0]
     compilers = [name for name in ("torch._dynamo", "torch._inductor", "triton", "sympy") if name in sys.modules]
     print(json.dumps({"first": first, "latency": latency, "eager": eager, "compilers": compilers}))
 
@@ -146,7 +147,7 @@ if __name__ == "__main__":
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kinds", nargs="*", default=["encoder", "gpt", "training", "train", "diffusers"])
+    parser.add_argument("kinds", nargs="*", default=["encoder", "gpt", "lengths", "training", "train", "diffusers"])
     kinds = parser.parse_args().kinds
     print("| script | way | run | first output, s | CPU, s | a call, CPU ms | eager's | ratio | compilers imported |")
     print("|---|---|---:|---:|---:|---:|---:|---:|---|")

@@ -15,7 +15,7 @@ from remembered_nets import Net
 
 import aotc
 from aotc.errors import BindError, BuildError
-from aotc.tools.remembering import build_process, builds, call_memory, module_changes, remembering
+from aotc.tools.remembering import build_process, builds, call_memory, kind_index, module_changes, remembering
 from aotc.tools.remembering.build_process import Attempt, BuildJob
 from aotc.tools.remembering.builds import Builds
 from aotc.tools.remembering.compile_options import Options
@@ -44,6 +44,7 @@ def notes(model: Any) -> str:
 
 
 def memory_of(model: Any) -> Memory:
+    model.explain()  # writes what is not written yet
     found = model._remembering.known.place.read()
     assert found is not None
     return found  # type: ignore[no-any-return]
@@ -51,7 +52,9 @@ def memory_of(model: Any) -> Memory:
 
 def test_so_many_kinds_and_forms_are_remembered(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call_memory, "MOST_KINDS", 2)
+    monkeypatch.setattr(kind_index, "MOST_KINDS", 2)
     monkeypatch.setattr(call_memory, "MOST_CALLS", 2)
+    monkeypatch.setattr(kind_index, "MOST_CALLS", 2)
     call(model, 2)
     call(model, 2, double=True)
     assert notes(model) == ""
@@ -66,6 +69,7 @@ def test_notes_are_those_of_the_module_as_it_is(
     model: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(call_memory, "MOST_CALLS", 1)
+    monkeypatch.setattr(kind_index, "MOST_CALLS", 1)
     call(model, 2, 3)
     told = notes(model)
     assert "calls of more than 1 sizes" in told
@@ -81,7 +85,7 @@ def test_notes_are_those_of_the_module_as_it_is(
 def test_where_no_further_kind_is_remembered_a_number_that_varies_costs_no_look_at_the_memory(
     model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(call_memory, "MOST_KINDS", 2)
+    monkeypatch.setattr(kind_index, "MOST_KINDS", 2)
     for number in (True, 1, 2):
         call(model, 2, double=number)
     monkeypatch.setattr(Place, "change", lambda *given, **more: pytest.fail("the memory was looked at"))
@@ -178,7 +182,7 @@ def test_a_build_waits_for_memory_and_says_what_it_lacks(monkeypatch: pytest.Mon
 def background(**options: Any) -> Builds:
     """Builds in the background, of no module."""
     given = Options(None, None, "", {}, "default", "background", 60, 0, 8, False, **options)
-    return Builds(given, lambda note: None, lambda place, status: None)
+    return Builds(given, lambda note: None, lambda place, status: None, lambda: None)
 
 
 class Clock:
@@ -197,7 +201,8 @@ class Clock:
         return timer
 
     def advance(self, end: float) -> None:
-        for timer in [each for each in self.timers if each.due <= end]:
+        while due := [each for each in self.timers if each.due <= end]:
+            timer = min(due, key=lambda each: each.due)
             self.now = timer.due
             timer.cancel()
             timer.function()

@@ -43,15 +43,16 @@ def test_a_model_that_cannot_be_captured_whole_is_compiled_by_its_blocks(program
         "right &= same(model, 5) and same(model, 2, twice=True)\n"  # of another size, and of another kind
         "import copy\n"
         "right &= same(copy.deepcopy(model), 2)\n"
+        "noted = model.explain().notes\n"
         "model.blocks[0].linear = torch.nn.Linear(8, 8, bias=False)\n"  # no longer what was built
         "right &= same(model, 2, 2)\n"
-        "tell(model, right=right, calls=calls, before=before)"
+        "tell(model, right=right, calls=calls, before=before, noted=noted)"
     )
     name = first["name"]
     assert second["right"]
     assert second["calls"] == [6, 0]
     assert second["before"] == [9, 0]
-    assert "cannot be captured whole" in "".join(second["notes"])
+    assert "cannot be captured whole" in "".join(second["noted"])
     assert program.memory(name)["kinds"][0]["regions"] == ["blocks.*"]
     assert second["compilers"] == []
 

@@ -51,7 +51,7 @@ class Machine:
     def sees(self, *calls: dict[str, Any]) -> None:
         def keep(memory: Memory) -> None:
             for one in calls:
-                if (number := memory.kind_of(one, {})) is None:
+                if (number := next((n for n, kind in enumerate(memory.kinds) if kind.takes(one, {})), None)) is None:
                     memory.kinds.append(Kind({}, [one]))
                 else:
                     memory.kinds[number].calls.append(one)

@@ -5,7 +5,7 @@
   known of the module as it is; `compile_state`: what is told of it.
 - `remembering`: its calls, in the order in which they meet things; `forms`: what each call is looked at for.
 - `module_changes`: what the module is now. `code_loading`: the code for it. `call_memory`: which of its calls are
-  remembered, and `remembered_calls` how.
+  remembered, `remembered_calls` how, and `kind_index` which are known.
 - `torch_arguments`: which arguments of torch.compile it takes.
 - `methods`: the same of a method, and as a decorator. `compiled_functions`: of a function that takes its module first,
   which is the forward of a module of `functions`.

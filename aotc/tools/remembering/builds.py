@@ -68,10 +68,17 @@ class BuiltElsewhere:
 
 
 class Builds:
-    """The builds for one module. `note` is told why there is none, and `ended` of each that ended, with its status."""
+    """The builds for one module. `note` is told why there is none, and `ended` of each that ended, with its status;
+    `before` is called before one begins, and writes what is remembered."""
 
-    def __init__(self, options: Options, note: Callable[[str], None], ended: Callable[[Place, int], None]) -> None:
-        self.options, self._note, self._ended = options, note, ended
+    def __init__(
+        self,
+        options: Options,
+        note: Callable[[str], None],
+        ended: Callable[[Place, int], None],
+        before: Callable[[], None],
+    ) -> None:
+        self.options, self._note, self._ended, self._before = options, note, ended, before
         self.place: Place | None = None
         """Of the module as it is now; None where nothing is built."""
         self.made: Memory | None = None
@@ -83,7 +90,7 @@ class Builds:
         """Whether the next build first removes what is damaged in the store, so that it is made again."""
         self.own: set[str] = set()
         """The names that this process has begun to build."""
-        self._waits_since = 0.0
+        self._waits_since = self._last_form = 0.0
         self.renew()
 
     def renew(self) -> None:
@@ -101,24 +108,34 @@ class Builds:
                 "aotc.compile: code for new forms is built at the program's end, on the GPU; gpu=True allows it before"
             )
             return
-        now = time.monotonic()
         with self._lock:
-            if self._timer is not None and self._timer.is_alive():
-                self._timer.cancel()
-            else:
-                self._waits_since = now
-            self._timer = threading.Timer(max(0.0, min(QUIET, self._waits_since + LONGEST - now)), self.start)
-            self._timer.daemon = True
-            self._timer.start()
+            self._last_form = time.monotonic()
+            if self._timer is None or not self._timer.is_alive():
+                self._waits_since = self._last_form
+                self._start_timer(QUIET)
+
+    def _start_timer(self, seconds: float) -> None:
+        self._timer = threading.Timer(seconds, self._start_when_quiet)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _start_when_quiet(self) -> None:
+        """Start a build, unless new forms have come since the timer was started."""
+        with self._lock:
+            left = min(self._last_form + QUIET, self._waits_since + LONGEST) - time.monotonic()
+            self._timer = None
+            if left > 0:
+                self._start_timer(left)
+                return
+        self.start()
 
     def is_due(self, place: Place, memory: Memory | None) -> bool:
         """Whether something has no code yet that may get it; or the store at a URL lacks it."""
         return memory is not None and bool(place.unbuilt(memory) or (self.options.url and memory.unpushed()))
 
-    def limit_reached(self) -> str:
-        """That there may be no further build, in words; "" where there may. Raises CorruptError."""
-        memory = self.place.read() if self.place is not None else None
-        return self._limit() if memory is not None and memory.builds >= self.options.builds else ""
+    def limit_reached(self, builds: int) -> str:
+        """That there may be no further build after so many, in words; "" where there may."""
+        return self._limit() if builds >= self.options.builds else ""
 
     def _limit(self) -> str:
         return f"the limit of {counted(self.options.builds, 'build')} is reached: raise builds=, or retry=True"
@@ -126,6 +143,7 @@ class Builds:
     def start(self, *, urgent: bool = False) -> Building | None:
         """Start a process that builds what has no code yet, unless another one does: `urgent`, at this process's
         priority. None where there is nothing to build, or it may not be."""
+        self._before()
         with self._lock:
             try:
                 return self._started(urgent)

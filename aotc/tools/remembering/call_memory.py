@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import torch
@@ -11,8 +15,16 @@ import torch
 from aotc.errors import AotcError
 from aotc.reads.tensors import plain_state
 from aotc.tools.remembering.compile_context import CompileContext
+from aotc.tools.remembering.compile_state import in_line
 from aotc.tools.remembering.forms import ambient_here
-from aotc.tools.remembering.memory import MOST_CALLS, MOST_KINDS, Kind, Memory
+from aotc.tools.remembering.known_module import KnownModule
+from aotc.tools.remembering.memory import MOST_CALLS, MOST_KINDS, Memory, Place
+
+if TYPE_CHECKING:
+    from aotc.tools.remembering.kind_index import KindIndex, RememberedCall
+
+WRITES_EVERY, WRITES_SHARE = 1.0, 100.0
+"""Seconds until calls are written again; and how many times as long as writing them took."""
 
 Lacking = Literal["", "build", "load"]
 """What a form lacks: code, code that is loaded, or nothing, where code cannot be built, or refuses the call."""
@@ -23,75 +35,128 @@ class CallMemory:
 
     def __init__(self, context: CompileContext) -> None:
         self._context = context
+        self._write_at = 0.0
+        context.write = self.write
 
-    def seen(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    def seen(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> RememberedCall:
         """A call, as it is remembered. Raises ManifestError for what no manifest holds, and what arguments raise."""
-        from aotc.tools.remembering.remembered_calls import as_json, seen_call
+        from aotc.tools.remembering.kind_index import remembered_call
+        from aotc.tools.remembering.remembered_calls import seen_call
 
         context = self._context
         seen = seen_call(context.module, context.own, args, kwargs, gradients=context.options.train)
-        return {name: as_json(value) for name, value in seen.items()}
+        return remembered_call(seen, ambient_here(context.device))
 
-    def remember(self, seen: dict[str, Any]) -> Lacking:
+    def remember(self, seen: RememberedCall) -> Lacking:
         """Keep a call that the loaded code does not take, and give what its form lacks."""
-        from aotc.store.layout.store import Store
-
         context = self._context
-        ambient = ambient_here(context.device)
-        number = -1
-
-        def keep(memory: Memory) -> bool:
-            nonlocal number
-            if (found := memory.kind_of(seen, ambient)) is None:
-                if len(memory.kinds) == MOST_KINDS:
-                    context.note(f"calls of more than {MOST_KINDS} kinds: pass a number that varies as a tensor")
-                    context.known.kinds = {(*kind.ambient.items(), kind.of_calls) for kind in memory.kinds}
-                    return False
-                found = len(memory.kinds)
-                memory.kinds.append(Kind(ambient))
-            number, kind = found, memory.kinds[found]
-            if kind.has(seen):
-                return False
-            if len(kind.calls) == MOST_CALLS:
-                context.note(f"calls of more than {MOST_CALLS} sizes: name ranges=, or pad them", "sizes")
-                return False
-            kind.calls.append(seen)
-            return True
-
         with context.lock:
             known = context.known
             try:
-                if (place := known.place) is None or (made := known.made) is None:
+                if (place := known.place) is None or known.made is None:
                     return ""
-                if not context.builds.repairs:  # else the build restores it first
-                    Store.create(context.store)
-                memory = place.change(msgspec.structs.replace(made, kinds=[]), keep, durable=False)
-                if memory is None or number < 0:
+                index = self._index_of(known, place)
+                if full := index.add(seen):
+                    self._note_full(full)
+                if time.monotonic() >= self._write_at:
+                    index = self._written(known, place)
+                if (number := index.numbers.get(seen.kind)) is None:
                     return ""
-                if reason := place.failed(number):
+                if reason := index.failures[number]:
                     context.note_failure(place, place.model(number), reason)
                     return ""
-                kind = memory.kinds[number]
                 then = known.built_then[number] if number < len(known.built_then) else 0
-                return "build" if kind.built < len(kind.calls) else "load" if kind.built > then else ""
+                return "build" if index.has_unbuilt(number) else "load" if index.built[number] > then else ""
             except (AotcError, OSError) as error:
                 self.build_nothing(error)
                 return ""
 
+    def _note_full(self, what: str) -> None:
+        if what == "kinds":
+            self._context.note(f"calls of more than {MOST_KINDS} kinds: pass a number that varies as a tensor", "kinds")
+        else:
+            self._context.note(f"calls of more than {MOST_CALLS} sizes: name ranges=, or pad them", "sizes")
+
+    def _index_of(self, known: KnownModule, place: Place) -> KindIndex:
+        from aotc.tools.remembering.kind_index import KindIndex
+
+        if known.index is None:
+            known.index = KindIndex(place.read(), place.failed)
+        return known.index
+
+    def _written(self, known: KnownModule, place: Place) -> KindIndex:
+        """Write the calls that came since the last time, and read those of other processes. It takes milliseconds, and
+        the more the more calls there are: so it is done for few of them."""
+        from aotc.store.layout.store import Store
+        from aotc.tools.remembering.kind_index import KindIndex, keep_calls
+
+        began, calls = time.monotonic(), known.index.unwritten if known.index is not None else []
+        if known.made is not None and calls:
+            if not self._context.builds.repairs:  # else the build restores it first
+                Store.create(self._context.store)
+            new = msgspec.structs.replace(known.made, kinds=[])
+            memory = place.change(new, lambda memory: keep_calls(memory, calls), durable=False)
+            known.index = KindIndex(memory, place.failed)
+        now = time.monotonic()
+        self._write_at = now + max(WRITES_EVERY, WRITES_SHARE * (now - began))
+        return self._index_of(known, place)
+
+    def write(self) -> None:
+        """Write all calls that are not written yet."""
+        context = self._context
+        with context.lock:
+            for known in (context.known, *context.aside.values()):
+                if known.place is not None and known.index is not None and known.index.unwritten:
+                    try:
+                        self._written(known, known.place)
+                    except (AotcError, OSError) as error:
+                        self.build_nothing(error)
+
+    def number_of(self, seen: RememberedCall) -> int | None:
+        """The number of a call's kind; None where it is a new one. Raises AotcError, OSError."""
+        known = self._context.known
+        return self._index_of(known, known.place).numbers.get(seen.kind) if known.place is not None else None
+
+    def failure_of(self, seen: RememberedCall) -> str:
+        """Why calls of this kind have no code; "" where nothing has failed."""
+        known = self._context.known
+        with suppress(AotcError, OSError):
+            if known.place is not None and (number := self.number_of(seen)) is not None:
+                return in_line(self._index_of(known, known.place).failures[number])
+        return ""
+
+    @functools.cached_property
+    def _usual(self) -> set[object]:
+        """The plain values that are defaults of parameters: arguments that have these are as if they were not given."""
+        called = self._context.method or self._context.module.forward
+        defaults = (parameter.default for parameter in inspect.signature(called).parameters.values())
+        return {value for value in defaults if isinstance(value, bool | int | float | str)}
+
+    def builds_so_far(self) -> int:
+        """How many builds of the module as it is were begun, as far as this process knows."""
+        index = self._context.known.index
+        return index.builds if index is not None else 0
+
     def is_beyond(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Whether a call is of none of the kinds that are remembered, where there are as many as may be."""
-        from aotc.tools.recording.seen_calls import bound_arguments, kind_of_call, without_extents
-
         context = self._context
-        if not context.known.kinds:
+        if (index := context.known.index) is None or not index.is_full:
             return False
+        from aotc.tools.recording.seen_calls import bound_arguments, without_extents
+        from aotc.tools.remembering.kind_index import constants_of, kind_in
+
         try:
-            bound = bound_arguments(context.module, args, kwargs, context.method)
-            gradients = context.options.train and torch.is_grad_enabled()
-            seen = {name: without_extents(value, gradients) for name, value in bound.items()}
-            return (*ambient_here(context.device).items(), kind_of_call(seen)) not in context.known.kinds
+            given = constants_of([*args, *kwargs.values()])
+            if all(each in index.constants or each[1] in self._usual for each in given):  # no number that varies
+                bound = bound_arguments(context.module, args, kwargs, context.method)
+                gradients = context.options.train and torch.is_grad_enabled()
+                seen = {name: without_extents(value, gradients) for name, value in bound.items()}
+                if kind_in(seen, ambient_here(context.device)) in index.numbers:
+                    return False
         except Exception:  # the look at the call to be remembered tells of it
             return False
+        self._note_full("kinds")
+        return True
 
     def build_nothing(self, why: Exception) -> None:
         self._context.note(f"nothing is built: {why}")

@@ -29,6 +29,10 @@ FAILED = "failed "
 """Begins what notes of builds that failed are about."""
 
 
+def _nothing() -> None:
+    """Before any call is remembered."""
+
+
 class CompileContext:
     """The module, or its `method` whose calls these are; and `ended`, which is called with each build that ended."""
 
@@ -55,7 +59,9 @@ class CompileContext:
         """Inside are calls that record gradients: while code is loaded into regions, it would lose them."""
         self.lock = threading.RLock()
         self.counter = CallCounter("train" if options.train else "inference")
-        self.builds = Builds(options, self.note, ended)
+        self.write: Callable[[], None] = _nothing
+        """Writes the calls that are remembered and not written yet."""
+        self.builds = Builds(options, self.note, ended, before=lambda: self.write())
 
     @property
     def method(self) -> Callable[..., Any] | None:
@@ -77,8 +83,8 @@ class CompileContext:
 
     def note(self, text: str, about: str = "") -> None:
         """Tell a reason why calls of the module as it is run in eager, once; of several `about` the same, the first."""
-        text, notes = in_line(text), self.known.notes
-        if (about or text) in notes or len(notes) >= MOST_NOTES:
+        notes = self.known.notes
+        if len(notes) >= MOST_NOTES or about in notes or (text := in_line(text)) in notes:
             return
         notes[about or text] = text
         if text not in self._told and len(self._told) < MOST_NOTES:
@@ -95,6 +101,7 @@ class CompileContext:
 
     def state(self) -> CompileState:
         """As `Remembered.explain`."""
+        self.write()
         place = self.known.place
         memory = place.read() if place is not None else None
         kinds = memory.kinds if memory is not None else []

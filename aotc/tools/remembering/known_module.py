@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
-from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from aotc.errors import AotcError
 from aotc.runtime.call import CompiledCall
-from aotc.tools.remembering.compile_state import in_line
 from aotc.tools.remembering.counting_attributes import Counting
-from aotc.tools.remembering.forms import CallLike, ambient_here
+from aotc.tools.remembering.forms import CallLike
 from aotc.tools.remembering.identity import IdentityFacts
 from aotc.tools.remembering.memory import Memory, Place
 from aotc.tools.remembering.module_look import ModuleLook
 from aotc.tools.remembering.region_calls import RegionCode
+
+if TYPE_CHECKING:
+    from aotc.tools.remembering.kind_index import KindIndex
 
 
 class KnownModule:
@@ -54,8 +54,8 @@ class KnownModule:
         """Reasons why calls run in eager, by what they are about."""
         self.asked: set[Hashable] = set()
         """The forms of which it was asked whether the code that is loaded takes them."""
-        self.kinds: set[object] = set()
-        """The kinds of calls that are remembered, once there are as many as may be."""
+        self.index: KindIndex | None = None
+        """Of what is remembered, with the calls that are not written yet; None before the first of them."""
 
     def choose(self) -> None:
         """Let calls ask the code that is loaded now."""
@@ -76,23 +76,11 @@ class KnownModule:
         self.misses.clear()
         self.asked.clear()
 
-    def regions_for(self, seen: dict[str, Any], device: str) -> RegionCode | None:
-        """The code by regions for calls of this kind."""
+    def regions_for(self, kind: int | None) -> RegionCode | None:
+        """The code by regions for calls of the kind with this number."""
         if len(self.regions) < 2 or self.place is None:
             return self.regions[0] if self.regions else None
-        memory = self.place.read()
-        number = memory.kind_of(seen, ambient_here(device)) if memory is not None else None
-        return next((code for code in self.regions if code.kind == number), None)
-
-    def failure_of(self, seen: dict[str, Any], device: str) -> str:
-        """Why calls of this kind have no code; "" where nothing has failed."""
-        with suppress(AotcError, OSError):
-            memory = self.place.read() if self.place is not None else None
-            if self.place is None or memory is None:
-                return ""
-            number = memory.kind_of(seen, ambient_here(device))
-            return in_line(self.place.failed(number)) if number is not None else ""
-        return ""
+        return next((code for code in self.regions if code.kind == kind), None)
 
     def unbuilt(self, kind: int) -> None:
         assert self.place is not None

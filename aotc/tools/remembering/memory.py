@@ -100,10 +100,6 @@ class Memory(msgspec.Struct):
     changed: list[str] = []
     version: int = VERSION
 
-    def kind_of(self, seen: Mapping[str, Any], ambient: Mapping[str, str | None]) -> int | None:
-        """The number of the kind of a call that was made in these modes; None where it is a new one."""
-        return next((number for number, kind in enumerate(self.kinds) if kind.takes(seen, ambient)), None)
-
     def unpushed(self) -> list[int]:
         """The kinds with code that a store at a URL lacks."""
         return [number for number, kind in enumerate(self.kinds) if kind.built and not kind.pushed]

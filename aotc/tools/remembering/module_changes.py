@@ -58,7 +58,8 @@ class ModuleChanges:
 
     def _begin_with_what_it_is(self) -> None:
         context, known, options = self._context, self._context.known, self._context.options
-        self.began = True
+        self._memory.write()
+        self.began, known.index = True, None
         context.put_place(None)
         context.builds.made = known.made
         by_calls = known.look.by_calls if known.look is not None else frozenset()

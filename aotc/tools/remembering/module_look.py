@@ -34,9 +34,8 @@ class ModuleLook:
         self._empty = [each for each in dicts if id(each) not in changing and not each]
         self._changing = [(each, self._kept(each)) for each in dicts if id(each) in changing]
         self._others = [each for each in found if not isinstance(each, dict)]
-        self._lengths = list(map(len, [*self._dicts, *self._others]))
-        self._items = list(self._now())
-        self._tensors = [value for value in self._items if isinstance(value, Tensor)]
+        self._items = self._now()
+        self._tensors = [value for value in chain.from_iterable(self._items) if isinstance(value, Tensor)]
         self._forms = list(map(_FORM, self._tensors))
 
     def holds(self) -> bool:
@@ -44,8 +43,7 @@ class ModuleLook:
         try:
             return (
                 not any(self._empty)
-                and list(map(len, [*self._dicts, *self._others])) == self._lengths
-                and list(self._now()) == self._items  # compares by identity first
+                and self._now() == self._items  # compares by identity first
                 and list(map(_FORM, self._tensors)) == self._forms
                 and all(_is_same(self._kept(each), before) for each, before in self._changing)
             )
@@ -59,18 +57,18 @@ class ModuleLook:
         slots = [slot for slot in {**before, **after} if before.get(slot, _ABSENT) is not after.get(slot, _ABSENT)]
         return ModuleLook(self.module, self.by_calls | frozenset(slots))
 
-    def _now(self) -> Iterator[Any]:
-        return chain(chain.from_iterable(map(dict.values, self._dicts)), chain.from_iterable(self._others))
+    def _now(self) -> list[list[Any]]:
+        return list(map(list, chain(map(dict.values, self._dicts), self._others)))
 
     def _kept(self, each: dict[Any, Any]) -> dict[Any, Any]:
         return {key: value for key, value in each.items() if (id(each), key) not in self.by_calls}
 
     def _by_slot(self) -> dict[tuple[int, Any], Any]:
         """What stood in each dict, by its id and the key; of a list, by its id and the place."""
-        found, items = {}, iter(self._items)
-        for each, length in zip([*self._dicts, *self._others], self._lengths, strict=True):
-            keys = list(each) if isinstance(each, dict) and len(each) == length else range(length)
-            found.update({(id(each), key): next(items) for key in keys})
+        found = {}
+        for each, items in zip([*self._dicts, *self._others], self._items, strict=True):
+            keys = list(each) if isinstance(each, dict) and len(each) == len(items) else range(len(items))
+            found.update({(id(each), key): item for key, item in zip(keys, items, strict=True)})
         for each, before in self._changing:
             found.update({(id(each), key): value for key, value in before.items()})
         return found

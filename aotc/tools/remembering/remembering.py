@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from types import MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -30,6 +30,9 @@ from aotc.tools.remembering.memory import MOST_KINDS, Place
 from aotc.tools.remembering.module_changes import ModuleChanges
 from aotc.tools.remembering.region_calls import RegionCode
 from aotc.tools.remembering.while_waiting import write_line
+
+if TYPE_CHECKING:
+    from aotc.tools.remembering.kind_index import RememberedCall
 
 MOST_MISSES = 3
 """Misses of one form until its calls are made in eager at once: to explain a miss takes milliseconds."""
@@ -243,14 +246,14 @@ class Remembering:
             if builds:
                 with self.context.lock:
                     self._memory.find_made()
-            code = self.known.regions_for(seen, self.context.device)
+            code = self.known.regions_for(self._memory.number_of(seen))
         except ManifestError as error:  # looked at before the module may write to it
             self.context.note(f"calls with what no manifest holds run in eager: {in_line(error)}")
             run = self._eager_for(form, f"no manifest holds its arguments: {in_line(error)}")
             return run(*args, **kwargs)
         except Exception as error:  # eager may take it
             return self._eager_for(form, self._unseen(error))(*args, **kwargs)
-        if self.context.options.fullgraph and (reason := self.known.failure_of(seen, self.context.device)):
+        if self.context.options.fullgraph and (reason := self._memory.failure_of(seen)):
             said = f"{self.context.called()}: fullgraph=True, and a call of {in_words(form)} cannot be compiled whole"
             hint = "leave fullgraph out: its repeated submodules are compiled, the rest is eager"
             raise MissError(f"{said}: {reason}", hint=hint)
@@ -273,7 +276,7 @@ class Remembering:
         return result
 
     def _built_or_refused(
-        self, form: Hashable, seen: dict[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, form: Hashable, seen: RememberedCall, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
         """Run a call that may not run in eager by code that is built now, if that may be; else MissError is raised."""
         lacking = self._keep(form, seen, args, kwargs)
@@ -283,11 +286,11 @@ class Remembering:
             for compiled in self.known.compiled if not self.known.regions else ():
                 if compiled.explain(*args, **kwargs).kind != "miss":
                     return self._checked(compiled, *args, **kwargs)
-            if (code := self.known.regions_for(seen, self.context.device)) is not None:
+            if (code := self.known.regions_for(self._memory.number_of(seen))) is not None:
                 return self._ran_by_regions(code, form, args, kwargs)[0]
         return self._in_eager(form, self._why_not(lacking, args, kwargs), *args, **kwargs)
 
-    def _keep(self, form: Hashable, seen: dict[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Lacking:
+    def _keep(self, form: Hashable, seen: RememberedCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Lacking:
         """Remember a call, and see that code comes; what its form lacks."""
         with self.context.lock:
             if len(self.known.like) < MOST_TRIED and form != _UNSEEN:
@@ -300,7 +303,7 @@ class Remembering:
                     self._eager_for(form, self._why_not("build", args, kwargs))
                 self.context.builds.soon()
             else:
-                self._refused_again(form, args, kwargs, self.known.failure_of(seen, self.context.device))
+                self._refused_again(form, args, kwargs, self._memory.failure_of(seen))
         return lacking
 
     def _eager_for(self, form: Hashable, why: str) -> Callable[..., Any]:
@@ -312,7 +315,7 @@ class Remembering:
     def _why_not(self, lacking: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """Why no code runs a call, in words."""
         if lacking == "build":
-            if limit := self.context.builds.limit_reached():
+            if limit := self.context.builds.limit_reached(self._memory.builds_so_far()):
                 return limit
             when = {"exit": "at the program's end", "now": "now"}.get(self.context.options.build, "by another process")
             is_late = self.context.builds.uses_gpu and not self.context.options.gpu

@@ -1,0 +1,113 @@
+"""What a process knows of the calls that are remembered, so that a call of a new form reads no file, and writes one
+seldom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from aotc.tools.recording.seen_calls import SeenArgument, SeenTensor, kind_of_call, sizes_of_call
+from aotc.tools.remembering.memory import MOST_CALLS, MOST_KINDS, Kind, Memory
+from aotc.tools.remembering.remembered_calls import as_json, from_json
+
+PlainConstant = tuple[type, Any]
+"""A plain value with its type."""
+
+
+class RememberedCall(NamedTuple):
+    """A call, as it is remembered: as JSON, in its modes of torch; what is the same for all calls of its kind; and its
+    sizes."""
+
+    json: dict[str, Any]
+    ambient: Mapping[str, str | None]
+    kind: object
+    sizes: object
+
+
+def remembered_call(seen: Mapping[str, SeenArgument], ambient: Mapping[str, str | None]) -> RememberedCall:
+    """Raises ManifestError for what JSON does not hold."""
+    json = {name: as_json(value) for name, value in seen.items()}
+    return RememberedCall(json, ambient, kind_in(seen, ambient), sizes_of_call(seen))
+
+
+def kind_in(seen: Mapping[str, SeenArgument], ambient: Mapping[str, str | None]) -> object:
+    """What is the same for all calls of a kind, in these modes of torch."""
+    return frozenset(ambient.items()), kind_of_call(seen)
+
+
+class KindIndex:
+    """The kinds that are remembered, by what is the same for their calls, with the sizes of these."""
+
+    def __init__(self, memory: Memory | None, failed: Callable[[int], str] = lambda number: "") -> None:
+        """`failed`: why the kind with a number has no code; "" where nothing failed."""
+        self.builds = memory.builds if memory is not None else 0
+        self.numbers: dict[object, int] = {}
+        self.sizes: list[set[object]] = []
+        self.built: list[int] = []
+        self.constants: set[PlainConstant] = set()
+        """Of all kinds, those that are arguments, or within one."""
+        self.failures = [failed(number) for number in range(len(memory.kinds if memory is not None else ()))]
+        """Of each kind, why it has no code; "" where nothing failed."""
+        for kind in memory.kinds if memory is not None else ():
+            calls = [_read(call) for call in kind.calls]
+            self._add_kind(kind_in(calls[0], kind.ambient), calls[0], kind.built)
+            self.sizes[-1].update(map(sizes_of_call, calls))
+        self.unwritten: list[RememberedCall] = []
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there are as many kinds as may be."""
+        return len(self.numbers) >= MOST_KINDS
+
+    def add(self, call: RememberedCall) -> str:
+        """Keep a call, to be written, if its sizes are new; else "kinds" or "sizes", where there are as many of them as
+        may be."""
+        if (number := self.numbers.get(call.kind)) is None:
+            if self.is_full:
+                return "kinds"
+            number = self._add_kind(call.kind, _read(call.json), 0)
+        if call.sizes not in self.sizes[number]:
+            if len(self.sizes[number]) >= MOST_CALLS:
+                return "sizes"
+            self.sizes[number].add(call.sizes)
+            self.unwritten.append(call)
+        return ""
+
+    def _add_kind(self, kind: object, seen: Mapping[str, SeenArgument], built: int) -> int:
+        number = self.numbers[kind] = len(self.built)
+        self.sizes.append(set())
+        self.built.append(built)
+        self.failures.extend([""] * (len(self.built) - len(self.failures)))
+        self.constants.update(constants_of(seen))
+        return number
+
+    def has_unbuilt(self, number: int) -> bool:
+        """Whether calls of a kind have no code yet."""
+        return self.built[number] < len(self.sizes[number])
+
+
+def keep_calls(memory: Memory, calls: list[RememberedCall]) -> bool:
+    """Add calls to what is remembered, as far as they are new and there may be more. Whether any was added."""
+    index = KindIndex(memory)
+    for call in calls:
+        index.add(call)
+    for call in index.unwritten:
+        if (number := index.numbers[call.kind]) == len(memory.kinds):
+            memory.kinds.append(Kind(dict(call.ambient)))
+        memory.kinds[number].calls.append(call.json)
+    return bool(index.unwritten)
+
+
+def _read(call: Mapping[str, Any]) -> dict[str, SeenArgument]:
+    return {name: from_json(value) for name, value in call.items()}
+
+
+def constants_of(value: Any) -> list[PlainConstant]:
+    """The plain values that are within the arguments of a call, of which kinds are apart."""
+    if isinstance(value, bool | int | float | str):
+        return [(type(value), value)]
+    if isinstance(value, Mapping):
+        return [constant for item in value.values() for constant in constants_of(item)]
+    if isinstance(value, list | tuple) and not isinstance(value, SeenTensor):
+        return [constant for item in value for constant in constants_of(item)]
+    return []

@@ -104,7 +104,9 @@ def _given_arguments(
         named = named_arguments(called, args, kwargs)
     except UnnamedArguments as error:
         message = f"the example call passes `*{error.name}`"
-        raise ManifestError(message, hint=f"write a {name} with a parameter for each input") from None
+        takes_names = any(each.kind is each.VAR_KEYWORD for each in inspect.signature(called).parameters.values())
+        or_pass = "pass each by name, or " if takes_names else ""
+        raise ManifestError(message, hint=f"{or_pass}write a {name} with a parameter for each input") from None
     except TypeError as error:
         message = f"the example call does not fit {type(module).__name__}.{name}: {error}"
         raise ManifestError(message, hint=f"{name} takes {inspect.signature(called)}") from None

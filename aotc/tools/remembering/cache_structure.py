@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
@@ -23,6 +24,12 @@ is_cache_class: Callable[[Any], bool] = functools.cache(is_cache)
 def is_apart(value: Any) -> bool:
     """Whether `apart` has given it."""
     return isinstance(value, Mapping) and value.keys() == {"structure", "tensors"}
+
+
+def class_name(structure: Any) -> str:
+    """The class of a cache by its structure, as `StaticCache`; "" of any other value."""
+    found = re.match(r'\["cache", "([\w.]+)"', structure) if isinstance(structure, str) else None
+    return found[1].rpartition(".")[2] if found else ""
 
 
 def apart(cache: Any) -> dict[str, Any]:
@@ -85,15 +92,20 @@ def _structure(value: Any, tensors: list[Tensor]) -> Any:
     if not is_cache_class(type(value)):
         raise TypeError(f"a cache holds {type(value).__name__}, which is no tensor and no plain value")
     members, cls = vars(value), type(value)
-    if any(name.startswith("cumulative_length") and type(item) is int for name, item in members.items()):
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    if not name.startswith("transformers.") or find_cache(name) is not cls:
+        raise TypeError(
+            f"the class {cls.__qualname__} of the cache is none of transformers, and a build does not know it"
+        )
+    if any(each.startswith("cumulative_length") and type(item) is int for each, item in members.items()):
         raise TypeError(f"a {cls.__name__} counts its tokens in a Python number, which code would have built in")
     keys = members.get("keys")
     items = [
-        (name, ("size", axis) if _is_size(item, keys, axis) else _structure(item, tensors))
-        for name, item in members.items()
-        for axis in (_SIZES.get(name),)
+        (member, ("size", axis) if _is_size(item, keys, axis) else _structure(item, tensors))
+        for member, item in members.items()
+        for axis in (_SIZES.get(member),)
     ]
-    return ("cache", f"{cls.__module__}.{cls.__qualname__}", *items)
+    return ("cache", name, *items)
 
 
 class _Size(NamedTuple):

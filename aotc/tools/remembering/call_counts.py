@@ -13,6 +13,7 @@ from aotc.expressions import parse
 from aotc.reads.tensors import dtype_name
 from aotc.records import Artifact, Bucket, SizeRange, TensorLeaf, bucket_name
 from aotc.runtime.call import CompiledCall
+from aotc.tools.remembering.cache_structure import class_name
 
 CallMode = Literal["inference", "train"]
 
@@ -178,6 +179,8 @@ def bucket_in_words(artifact: Artifact, name: str) -> str:
     for leaf in artifact.signature.leaves:
         if isinstance(leaf, TensorLeaf):
             said.append(f"{leaf.dtype}[{', '.join(_extent(extent, bucket) for extent in leaf.shape)}]")
+        elif name := class_name(leaf.value):
+            said.append(f"{leaf.path.removesuffix('.structure')}={name}")
         elif leaf.path not in usual or usual[leaf.path] != leaf.value:
             said.append(f"{leaf.path}={leaf.value!r}")
     return _shortened(", ".join(said) or "no arguments")
@@ -222,7 +225,7 @@ def _said(value: Any) -> str:
     if issubclass(first, Mapping) and [name for name, _ in items] == ["structure", "tensors"]:
         (_, (_, structure)), (_, (_, *tensors)) = items
         largest = max(tensors, key=lambda tensor: len(tensor[0]), default=None)
-        name = str(structure).split('"')[3].rpartition(".")[2]  # as `aotc.tools.remembering.cache_structure` writes it
+        name = class_name(structure)
         return f"{name} of {_said(largest)}" if largest is not None and largest[0] else f"{name}, empty"
     if issubclass(first, Mapping):
         return f"{{{', '.join(f'{name}: {_said(item)}' for name, item in items)}}}"

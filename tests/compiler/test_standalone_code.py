@@ -21,8 +21,9 @@ from aotc.compiler.codegen.standalone_code import (
     check_standalone,
     check_target,
 )
+from aotc.compiler.wrong_code.lowering import Lowering
 from aotc.errors import BuildError
-from aotc.machine.targets import Target
+from aotc.machine.targets import Target, parse_target
 from aotc.records import LibraryImports
 from aotc.shim import misfits
 from aotc.store.layout.bundle import read_artifact, read_bundle
@@ -117,6 +118,14 @@ def test_long_axes_are_not_scanned_by_code_whose_work_is_the_square() -> None:
     assert rules[ATEN.sort.default](torch.ones(MOST_SORTED + 1)) is NotImplemented
     assert rules[ATEN.topk.default](torch.ones(MOST_SORTED + 1), 2) is NotImplemented
     assert torch.equal(rules[ATEN.cumsum.default](torch.ones(3), 0), torch.tensor([1.0, 2, 3]))
+
+
+def test_what_is_wrong_is_looked_for_in_the_same_graph() -> None:
+    graph = torch.fx.symbolic_trace(nn.Identity())
+    for standalone in (False, True):
+        lowering = Lowering(parse_target("cpu:x86-64-v3"), {}, frozenset(), standalone=standalone)
+        with lowering.active(graph):
+            assert (ATEN.topk.default in lowering.decompositions()) == standalone
 
 
 # -- those that are left ----------------------------------------------------------------------------------------------

@@ -67,6 +67,7 @@ def wrong_part(job: Job) -> WrongPart:
             extremes=extremes is not None,
             crashes=job.crashed,
             budget=budget,
+            standalone=spec.runtime == "standalone",
         )
         if job.crashed and _every_library_crashes(lowering):
             return EVERY_LIBRARY

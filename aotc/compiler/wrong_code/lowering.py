@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from aotc.compiler.codegen.instruction_sets import code_for
+from aotc.compiler.codegen.standalone_code import operators_avoided
 from aotc.compiler.patches.machinery.apply import patched
 from aotc.compiler.patches.machinery.patch import chosen
 from aotc.compiler.patches.machinery.registry import PATCHES
@@ -38,7 +39,7 @@ class CompileOverrides:
 class Lowering:
     """Runs graphs through the steps of torch's compiler as the unit's options and patches say. `extremes`: the inputs
     have extreme values, and results are judged accordingly. `crashes`: compiled code may end its process, so that each
-    part is tried in a fork. `budget`: of all tries together."""
+    part is tried in a fork. `standalone`: as for a unit with `runtime: standalone`. `budget`: of all tries together."""
 
     target: Target
     options: Mapping[str, Any]
@@ -46,6 +47,7 @@ class Lowering:
     change: CompileOverrides = CompileOverrides()
     extremes: bool = False
     crashes: bool = False
+    standalone: bool = False
     budget: CpuBudget = field(default_factory=CpuBudget)
 
     def changed(self, change: CompileOverrides) -> Lowering:
@@ -102,6 +104,8 @@ class Lowering:
         off = self.off | self.change.off
         stack.enter_context(patched("compile", self.target.device, self.options, off, graph.graph))
         stack.enter_context(code_for(self.target))
+        if self.standalone:
+            stack.enter_context(operators_avoided(frozen=False))  # freezing is a step of libraries
         stack.enter_context(config.patch({**options, **_NO_CACHES, **self.change.options}))
         return stack
 

@@ -84,7 +84,13 @@ class _Bisecting:
             return self._end(self._diverging(captured), conclusion=TRACED)
         self.stages.append(CompileStage(EXPORTED, "right"))
         options, off = inductor_options(self.spec, self.target), self.spec.patches_off
-        lowering = Lowering(self.target, options, off, extremes=bool(self.job.extremes))
+        lowering = Lowering(
+            self.target,
+            options,
+            off,
+            extremes=bool(self.job.extremes),
+            standalone=self.spec.runtime == "standalone",
+        )
         with modes_of(self.spec, self.target.device):
             walked = walk(lowering, captured.graph, captured.examples)
         self.stages += walked.stages

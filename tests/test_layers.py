@@ -36,7 +36,7 @@ RECORDS = {
 }
 TENSORS = {"aotc.tensors", "aotc.strides", "torch"}
 TARGETS = {"aotc.machine.targets", "aotc.machine.gpus"}
-HOST = {*TARGETS, "aotc.machine.this_host", "aotc.machine.compatibility"}
+HOST = {*TARGETS, "aotc.machine.elf", "aotc.machine.this_host", "aotc.machine.compatibility"}
 MACHINE = {
     *RECORDS,
     *HOST,
@@ -102,6 +102,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aotc.constants": MACHINE,
     "aotc.machine": {*RECORDS, *HOST, "aotc.machine", "torch", "filelock"},
     "aotc.machine.compatibility": {*RECORDS, *HOST},
+    "aotc.machine.elf": set(),
     "aotc.machine.this_host": {"aotc.errors"},
     "aotc.machine.targets": {"msgspec"},
     "aotc.machine.gpus": {*RECORDS, "aotc.machine.targets"},
@@ -109,6 +110,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aotc.models": MODELS,
     "aotc.store": STORE,
     "aotc.runtime": RUNTIME,
+    "aotc.standalone": {*LOADING, "aotc.core", "aotc.standalone"},
     "aotc.optim": {"torch"},
     "aotc.compiler": {
         *{
@@ -159,7 +161,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 """For each part of aotc: the parts and the packages that it may import beside the standard library."""
 
-SERVED = ("aotc.runtime", "aotc.store", "aotc.telemetry")
+SERVED = ("aotc.runtime", "aotc.standalone", "aotc.store", "aotc.telemetry")
 
 TOP = {"aotc", "aotc.cli", "aotc.__main__"}
 """The parts that may import anything, lazily."""
@@ -316,6 +318,11 @@ def imported_by(statement: str) -> set[str]:
 @pytest.mark.parametrize("name", ["aotc", "aotc.early"])
 def test_importing_aotc_imports_no_torch(name: str) -> None:
     assert not {"torch", "yaml", "rich", "click", "zstandard"} & imported_by(f"import {name}")
+
+
+def test_the_standalone_loader_imports_neither_torch_nor_the_other_loader() -> None:
+    names = imported_by("import aotc.standalone, aotc.standalone.loading, aotc.store.signing.trust")
+    assert not {name for name in names if name.startswith(("torch", "numpy", "aotc.runtime", "aotc.tensors"))}
 
 
 def test_advice_imports_neither_torch_nor_yaml() -> None:

@@ -36,13 +36,18 @@ class MappedFile:
             length = int.from_bytes(stream.read(8), "little")
             if size < 8 or length > min(size - 8, HEADER_LIMIT):
                 raise ValueError(f"its header has {length} bytes, the file {size}")
-            header = msgspec.json.decode(stream.read(length), type=dict[str, msgspec.Raw])
-            metadata = header.pop("__metadata__", msgspec.Raw(b"{}"))
-            self.metadata = msgspec.json.decode(metadata, type=dict[str, str] | None) or {}
-            self.tensors: Mapping[str, TensorEntry] = {name: _entry(text) for name, text in header.items()}
             self.begin = 8 + length
-            _check_offsets(self.tensors, size - self.begin)
+            self.metadata, self.tensors = tensors_in(stream.read(length), size - self.begin)
             self.memory = map_privately(stream)
+
+
+def tensors_in(header: bytes, size: int) -> tuple[Mapping[str, str], Mapping[str, TensorEntry]]:
+    """The metadata and the tensors that a header names, behind which `size` bytes follow. Raises ValueError."""
+    entries = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
+    metadata = msgspec.json.decode(entries.pop("__metadata__", msgspec.Raw(b"{}")), type=dict[str, str] | None) or {}
+    tensors = {name: _entry(text) for name, text in entries.items()}
+    _check_offsets(tensors, size)
+    return metadata, tensors
 
 
 def _entry(text: msgspec.Raw) -> TensorEntry:

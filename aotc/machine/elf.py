@@ -14,14 +14,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-SYMBOLS, NEEDED, VERSIONS = 11, 0x6FFFFFFE, 0x6FFFFFFF
-"""Types of sections: SHT_DYNSYM, SHT_GNU_verneed, SHT_GNU_versym."""
+SYMBOLS, NEEDED, VERSIONS, _DYNAMIC = 11, 0x6FFFFFFE, 0x6FFFFFFF, 6
+"""Types of sections: SHT_DYNSYM, SHT_GNU_verneed, SHT_GNU_versym, SHT_DYNAMIC."""
+_NEEDED_TAG = 1  # DT_NEEDED
 _UNVERSIONED = 1  # VER_NDX_GLOBAL; higher indices name a version
 _HIDDEN = 0x8000
 _GLOBAL = 1  # STB_GLOBAL; a weak symbol may stay undefined
 _VERSION = re.compile(r"(GLIBC|GLIBCXX|CXXABI)_(\d+(?:\.\d+)*)")
 _PACKED_RELOCATIONS = "GLIBC_ABI_DT_RELR"
 """Needed by a library with relocations that glibc can read from 2.36 on."""
+
+
+Bytes = mmap.mmap | bytes | bytearray
 
 
 class _Section(NamedTuple):
@@ -35,7 +39,13 @@ class _Section(NamedTuple):
 def undefined_symbols(path: str | Path) -> list[str]:
     """The undefined symbols, except weak ones, which may be missing. Raises ValueError for a file that is damaged, or
     no library."""
-    with _mapped(path) as data, _damaged():
+    with _mapped(path) as data:
+        return undefined_in(data)
+
+
+def undefined_in(data: Bytes) -> list[str]:
+    """As `undefined_symbols`, of a library's bytes."""
+    with _damaged():
         return [name for _, name in _undefined(data)]
 
 
@@ -87,7 +97,7 @@ def _mapped(path: str | Path) -> mmap.mmap:
         return mmap.mmap(stream.fileno(), 0, prot=mmap.PROT_READ)
 
 
-def _sections(data: mmap.mmap, kind: int) -> Iterator[_Section]:
+def _sections(data: Bytes, kind: int) -> Iterator[_Section]:
     """The sections of a kind. Raises ValueError for a file of another format."""
     if data[:6] != b"\x7fELF\x02\x01":
         raise ValueError("not a 64-bit little-endian ELF file")
@@ -99,7 +109,7 @@ def _sections(data: mmap.mmap, kind: int) -> Iterator[_Section]:
             yield _Section(offset, length, entries, each[link][4])
 
 
-def _undefined(data: mmap.mmap) -> Iterator[tuple[int, str]]:
+def _undefined(data: Bytes) -> Iterator[tuple[int, str]]:
     """Each undefined symbol with its position in the table."""
     for section in _sections(data, SYMBOLS):
         for position in range(section.size // 24):
@@ -121,5 +131,52 @@ def _needed(data: mmap.mmap) -> Iterator[str]:
             offset += following
 
 
-def _text(data: mmap.mmap, offset: int) -> str:
+def _text(data: Bytes, offset: int) -> str:
     return data[offset : data.find(b"\0", offset)].decode("ascii", "replace")
+
+
+class NeededLibrary(NamedTuple):
+    """An entry DT_NEEDED: where in the file its value stands, and the name that it is, with its place."""
+
+    position: int
+    name_at: int
+    name: str
+
+
+def needed_libraries(data: bytes | bytearray) -> list[NeededLibrary]:
+    """The libraries that a library names, in order. Raises ValueError as `undefined_symbols`."""
+    with _damaged():
+        found = []
+        for section in _sections(data, _DYNAMIC):
+            for offset in range(section.offset, section.offset + section.size, 16):
+                tag, value = struct.unpack_from("<QQ", data, offset)
+                if tag == _NEEDED_TAG:
+                    at = section.strings + value
+                    found.append(NeededLibrary(offset + 8, at, _text(data, at)))
+        return found
+
+
+def rename_needed(data: bytearray, names: frozenset[str], name: str) -> int:
+    """Name the library `name` in the place of each of `names`, in the place of a name that is as long or longer.
+
+    Returns how many entries were changed. Raises ValueError as `undefined_symbols`, and where other names share the
+    bytes, or there is no room.
+    """
+    entries = [entry for entry in needed_libraries(data) if entry.name in names]
+    if not entries:
+        return 0
+    widest = max(entries, key=lambda entry: len(entry.name))
+    end = widest.name_at + len(widest.name)
+    if len(name) > len(widest.name):
+        raise ValueError(f"there is no room for the name {name} in that of {widest.name}")
+    with _damaged():
+        for section in _sections(data, SYMBOLS):
+            for offset in range(section.offset, section.offset + section.size, 24):
+                (at,) = struct.unpack_from("<I", data, offset)
+                if widest.name_at < section.strings + at < end:
+                    raise ValueError(f"a symbol's name lies in that of {widest.name}")
+    data[widest.name_at : end] = name.encode().ljust(len(widest.name), b"\0")
+    (value,) = struct.unpack_from("<Q", data, widest.position)
+    for entry in entries:
+        struct.pack_into("<Q", data, entry.position, value)
+    return len(entries)

@@ -1,0 +1,580 @@
+// `aotc.core._cpu`: the standalone runtime as an extension of Python.
+//
+// Its soname is that of a library, `libaotc_cpu.so`: compiled code that names it finds the functions of torch's C shim here.
+// A `Tensor` is what Python has in its hands: over the memory of any object that has a buffer or DLPack, or its own.
+// None of it imports a package.
+#define Py_LIMITED_API 0x030b0000
+#include <Python.h>
+#include <omp.h>
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "../openmp.h"
+#include "tensor.h"
+
+namespace aotc::cpu {
+namespace {
+
+// -- DLPack (https://dmlc.github.io/dlpack/latest/c_api.html) -----------------------------------------------------------
+
+struct DLDevice { int32_t type, id; };
+struct DLDataType { uint8_t code, bits; uint16_t lanes; };
+struct DLTensor {
+  void* data;
+  DLDevice device;
+  int32_t rank;
+  DLDataType dtype;
+  int64_t *sizes, *strides;  // strides may be null
+  uint64_t byte_offset;
+};
+struct DLManagedTensor {
+  DLTensor tensor;
+  void* context;
+  void (*deleter)(DLManagedTensor*);
+};
+struct DLManagedTensorVersioned {
+  struct { uint32_t major, minor; } version;
+  void* context;
+  void (*deleter)(DLManagedTensorVersioned*);
+  uint64_t flags;
+  DLTensor tensor;
+};
+constexpr int32_t DL_CPU = 1, DL_CUDA_HOST = 3;
+constexpr uint32_t DL_VERSION = 1;
+constexpr uint64_t DL_READ_ONLY = 1;
+constexpr const char *CAPSULE = "dltensor", *CAPSULE_VERSIONED = "dltensor_versioned";
+
+struct Coded { DLDataType dtype; int32_t ours; };
+constexpr Coded CODED[] = {
+    {{0, 8, 1}, INT8}, {{0, 16, 1}, INT16}, {{0, 32, 1}, INT32}, {{0, 64, 1}, INT64}, {{1, 8, 1}, UINT8},
+    {{1, 16, 1}, UINT16}, {{1, 32, 1}, UINT32}, {{1, 64, 1}, UINT64}, {{2, 16, 1}, FLOAT16}, {{2, 32, 1}, FLOAT32},
+    {{2, 64, 1}, FLOAT64}, {{4, 16, 1}, BFLOAT16}, {{5, 64, 1}, COMPLEX64}, {{5, 128, 1}, COMPLEX128}, {{6, 8, 1}, BOOL},
+};
+
+// -- the object -------------------------------------------------------------------------------------------------------
+
+struct Object {
+  PyObject_HEAD Tensor* tensor;
+  bool read_only;
+  Py_ssize_t sizes[MOST_AXES], strides[MOST_AXES];  // for buffers: strides in bytes
+};
+
+PyTypeObject* tensor_type = nullptr;  // made once, with the module
+
+Object* of(PyObject* object) { return reinterpret_cast<Object*>(object); }
+
+PyObject* wrapped(Tensor* tensor, bool read_only) {  // takes the tensor over
+  auto alloc = reinterpret_cast<allocfunc>(PyType_GetSlot(tensor_type, Py_tp_alloc));
+  PyObject* object = alloc(tensor_type, 0);
+  if (!object) {
+    drop(tensor);
+    return nullptr;
+  }
+  Object* self = of(object);
+  self->tensor = tensor, self->read_only = read_only;
+  for (int axis = 0; axis < tensor->rank; axis++) {
+    self->sizes[axis] = tensor->sizes[axis];
+    self->strides[axis] = tensor->strides[axis] * itemsize_of(tensor->dtype);
+  }
+  return object;
+}
+
+// Runs what may throw C++'s exceptions. Null with a Python exception.
+template <typename Run>
+PyObject* translated(Run run) {
+  try {
+    return run();
+  } catch (const std::bad_alloc&) {
+    return PyErr_NoMemory();
+  } catch (const std::exception& error) {
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, error.what());
+    return nullptr;
+  }
+}
+
+struct Failed : std::exception {  // with a Python exception set
+  const char* what() const noexcept override { return "a Python exception"; }
+};
+
+PyObject* checked(PyObject* object) {
+  if (!object) throw Failed();
+  return object;
+}
+
+// Releases an owner of memory, which may need the GIL, from any thread.
+template <typename Owner, void (*RELEASE)(Owner*)>
+void release_owner(Storage* storage) {
+  if (!Py_IsInitialized()) return;
+  PyGILState_STATE state = PyGILState_Ensure();
+  RELEASE(static_cast<Owner*>(storage->owner));
+  PyGILState_Release(state);
+}
+
+void release_buffer(Py_buffer* buffer) {
+  PyBuffer_Release(buffer);
+  delete buffer;
+}
+void release_capsule(PyObject* capsule) { Py_DECREF(capsule); }  // one that nobody consumed deletes its tensor
+
+// -- from a buffer ----------------------------------------------------------------------------------------------------
+
+// The dtype of a buffer's items, in the words of Python's `struct`. -1 for another byte order, objects and structures.
+int32_t dtype_of_format(const char* format, Py_ssize_t itemsize) {
+  if (!format) format = "B";
+  if (*format == '@' || *format == '=' || *format == '<') format++;
+  std::string code = format;
+  auto sized = [&](std::initializer_list<int32_t> among) {
+    for (int32_t dtype : among)
+      if (itemsize_of(dtype) == itemsize) return dtype;
+    return int32_t{-1};
+  };
+  if (code == "?") return itemsize == 1 ? BOOL : -1;
+  if (code == "Zf" || code == "Zd") return sized({COMPLEX64, COMPLEX128});
+  if (code.size() != 1) return -1;
+  if (std::strchr("efd", code[0])) return sized({FLOAT16, FLOAT32, FLOAT64});
+  if (std::strchr("bhilqn", code[0])) return sized({INT8, INT16, INT32, INT64});
+  if (std::strchr("BHILQN", code[0])) return sized({UINT8, UINT16, UINT32, UINT64});
+  return -1;
+}
+
+PyObject* from_buffer(PyObject* object) {
+  auto* buffer = new Py_buffer;
+  if (PyObject_GetBuffer(object, buffer, PyBUF_RECORDS_RO)) {
+    delete buffer;
+    return nullptr;
+  }
+  // A subclass's buffer may have more axes than a tensor, or steps between its items.
+  int32_t dtype = dtype_of_format(buffer->format, buffer->itemsize);
+  std::string reason;
+  if (dtype < 0) reason = std::string("its items are `") + (buffer->format ? buffer->format : "") + "`, which no tensor holds";
+  if (buffer->ndim > MOST_AXES) reason = "it has more than 16 axes";
+  int64_t sizes[MOST_AXES] = {}, strides[MOST_AXES] = {};
+  for (int axis = 0; reason.empty() && axis < buffer->ndim; axis++) {
+    sizes[axis] = buffer->shape[axis], strides[axis] = buffer->strides[axis] / buffer->itemsize;
+    if (buffer->strides[axis] % buffer->itemsize) reason = "its strides are no multiples of the size of its items";
+  }
+  if (!reason.empty()) {
+    release_buffer(buffer);
+    PyErr_SetString(PyExc_BufferError, reason.c_str());
+    return nullptr;
+  }
+  auto* storage = new Storage{static_cast<char*>(buffer->buf), buffer->len, release_owner<Py_buffer, release_buffer>, buffer};
+  return wrapped(new_tensor(storage, buffer->ndim, sizes, strides, 0, dtype), buffer->readonly);
+}
+
+// -- from DLPack ------------------------------------------------------------------------------------------------------
+
+PyObject* capsule_of(PyObject* object) {
+  PyObject* method = checked(PyObject_GetAttrString(object, "__dlpack__"));
+  PyObject *none = PyTuple_New(0), *options = Py_BuildValue("{s(ii)}", "max_version", 1, 0);
+  PyObject* capsule = none && options ? PyObject_Call(method, none, options) : nullptr;
+  if (!capsule && PyErr_ExceptionMatches(PyExc_TypeError)) {  // a producer from before DLPack 1.0
+    PyErr_Clear();
+    capsule = PyObject_CallNoArgs(method);
+  }
+  Py_XDECREF(none);
+  Py_XDECREF(options);
+  Py_DECREF(method);
+  return capsule;
+}
+
+PyObject* from_dlpack(PyObject* object) {
+  PyObject* device = checked(PyObject_CallMethod(object, "__dlpack_device__", nullptr));
+  int kind = 0, number = 0;
+  bool known = PyArg_ParseTuple(device, "ii", &kind, &number);
+  Py_DECREF(device);
+  if (!known) return nullptr;
+  if (kind != DL_CPU && kind != DL_CUDA_HOST)
+    return PyErr_Format(PyExc_BufferError, "it lies on the device %d:%d of DLPack, and not in the CPU's memory", kind, number);
+  PyObject* capsule = capsule_of(object);
+  if (!capsule) return nullptr;
+  DLTensor* given = nullptr;
+  bool read_only = false;
+  if (PyCapsule_IsValid(capsule, CAPSULE_VERSIONED)) {
+    auto* managed = static_cast<DLManagedTensorVersioned*>(PyCapsule_GetPointer(capsule, CAPSULE_VERSIONED));
+    if (managed->version.major == DL_VERSION) given = &managed->tensor, read_only = managed->flags & DL_READ_ONLY;
+  } else if (PyCapsule_IsValid(capsule, CAPSULE)) {
+    given = &static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule, CAPSULE))->tensor;
+  }
+  std::string reason;
+  int32_t dtype = -1;
+  if (!given) {
+    reason = "`__dlpack__` gave no capsule of DLPack 0 or 1";
+  } else {
+    for (const Coded& each : CODED)
+      if (!std::memcmp(&each.dtype, &given->dtype, sizeof each.dtype)) dtype = each.ours;
+    if (dtype < 0) reason = "its dtype is one of DLPack's that no tensor holds here";
+    if (given->rank < 0 || given->rank > MOST_AXES) reason = "it has more than 16 axes";
+    for (int axis = 0; reason.empty() && axis < given->rank; axis++)
+      if (given->sizes[axis] < 0) reason = "it has a size below 0";
+  }
+  if (!reason.empty()) {
+    Py_DECREF(capsule);
+    PyErr_SetString(PyExc_BufferError, reason.c_str());
+    return nullptr;
+  }
+  auto* storage = new Storage{static_cast<char*>(given->data) + given->byte_offset, 0,
+                              release_owner<PyObject, release_capsule>, capsule};
+  Tensor* tensor = new_tensor(storage, given->rank, given->sizes, given->strides, 0, dtype);
+  storage->bytes = storage_bytes(tensor->rank, tensor->sizes, tensor->strides, dtype);
+  return wrapped(tensor, read_only);
+}
+
+PyObject* viewed(PyObject*, PyObject* object) {
+  return translated([&]() -> PyObject* {
+    if (PyObject_TypeCheck(object, tensor_type)) return Py_NewRef(object);
+    if (PyObject_CheckBuffer(object)) return from_buffer(object);
+    if (PyObject_HasAttrString(object, "__dlpack__") && PyObject_HasAttrString(object, "__dlpack_device__"))
+      return from_dlpack(object);
+    return PyErr_Format(PyExc_TypeError, "it has neither a buffer nor DLPack");
+  });
+}
+
+// -- new ones ---------------------------------------------------------------------------------------------------------
+
+std::vector<int64_t> numbers(PyObject* tuple) {
+  std::vector<int64_t> found;
+  require(PyTuple_Check(tuple) && PyTuple_Size(tuple) <= MOST_AXES, "a tuple of at most 16 numbers is expected");
+  for (Py_ssize_t at = 0; at < PyTuple_Size(tuple); at++) {
+    found.push_back(PyLong_AsLongLong(PyTuple_GetItem(tuple, at)));
+    if (PyErr_Occurred()) throw Failed();
+  }
+  return found;
+}
+
+int32_t dtype_for(const char* name) {
+  int32_t dtype = dtype_named(name);
+  if (dtype < 0) throw std::runtime_error(std::string("there is no dtype ") + name);
+  return dtype;
+}
+
+PyObject* placed(PyObject*, PyObject* args) {  // (buffer, offset in bytes, dtype, sizes, strides)
+  PyObject *object, *of_sizes, *of_strides;
+  const char* name;
+  long long offset;
+  if (!PyArg_ParseTuple(args, "OLsOO", &object, &offset, &name, &of_sizes, &of_strides)) return nullptr;
+  return translated([&]() -> PyObject* {
+    std::vector<int64_t> sizes = numbers(of_sizes), strides = numbers(of_strides);
+    int32_t dtype = dtype_for(name);
+    require(sizes.size() == strides.size(), "as many sizes as strides are expected");
+    int64_t bytes = storage_bytes(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), dtype);
+    auto* buffer = new Py_buffer;
+    if (PyObject_GetBuffer(object, buffer, PyBUF_SIMPLE)) {
+      delete buffer;
+      return nullptr;
+    }
+    bool fits = offset >= 0 && offset <= buffer->len && bytes <= buffer->len - offset, read_only = buffer->readonly;
+    auto* storage = new Storage{static_cast<char*>(buffer->buf) + offset, bytes, release_owner<Py_buffer, release_buffer>, buffer};
+    if (!fits) {
+      storage->drop();
+      throw std::runtime_error("the tensor lies beyond the end of the memory");
+    }
+    return wrapped(new_tensor(storage, static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), 0, dtype), read_only);
+  });
+}
+
+PyObject* copied(PyObject*, PyObject* args) {  // (tensor, sizes, strides): into new memory, repeated where it is smaller
+  PyObject *object, *of_sizes, *of_strides;
+  if (!PyArg_ParseTuple(args, "O!OO", tensor_type, &object, &of_sizes, &of_strides)) return nullptr;
+  return translated([&] {
+    std::vector<int64_t> sizes = numbers(of_sizes), strides = numbers(of_strides);
+    require(sizes.size() == strides.size(), "as many sizes as strides are expected");
+    const Tensor& from = *of(object)->tensor;
+    Tensor* made = new_empty(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), from.dtype);
+    PyObject* result = wrapped(made, false);
+    if (result) copy(*made, from);
+    return result;
+  });
+}
+
+PyObject* restrided(PyObject*, PyObject* args) {  // (tensor, strides), which say of axes of one element alone something else
+  PyObject *object, *of_strides;
+  if (!PyArg_ParseTuple(args, "O!O", tensor_type, &object, &of_strides)) return nullptr;
+  return translated([&] {
+    std::vector<int64_t> strides = numbers(of_strides);
+    const Tensor& from = *of(object)->tensor;
+    require(static_cast<int32_t>(strides.size()) == from.rank, "as many sizes as strides are expected");
+    for (int axis = 0; axis < from.rank; axis++)
+      require(!from.elements() || from.sizes[axis] == 1 || from.strides[axis] == strides[axis], "strides of other elements");
+    from.storage->keep();
+    return wrapped(new_tensor(from.storage, from.rank, from.sizes, strides.data(), from.offset, from.dtype), of(object)->read_only);
+  });
+}
+
+PyObject* same_bits(PyObject*, PyObject* args) {  // (tensor, tensor): of one dtype and shape, byte by byte
+  PyObject *one, *other;
+  if (!PyArg_ParseTuple(args, "O!O!", tensor_type, &one, tensor_type, &other)) return nullptr;
+  return translated([&]() -> PyObject* {
+    const Tensor *tensors[] = {of(one)->tensor, of(other)->tensor};
+    if (tensors[0]->dtype != tensors[1]->dtype || tensors[0]->rank != tensors[1]->rank) Py_RETURN_FALSE;
+    for (int axis = 0; axis < tensors[0]->rank; axis++)
+      if (tensors[0]->sizes[axis] != tensors[1]->sizes[axis]) Py_RETURN_FALSE;
+    Tensor* dense[2];
+    for (int at = 0; at < 2; at++) {
+      dense[at] = new_empty(tensors[at]->rank, tensors[at]->sizes, nullptr, tensors[at]->dtype);
+      copy(*dense[at], *tensors[at]);
+    }
+    auto count = static_cast<size_t>(dense[0]->elements() * itemsize_of(dense[0]->dtype));
+    bool equal = !std::memcmp(dense[0]->bytes(), dense[1]->bytes(), count);
+    drop(dense[0]), drop(dense[1]);
+    return PyBool_FromLong(equal);
+  });
+}
+
+// -- what a tensor says of itself -------------------------------------------------------------------------------------
+
+PyObject* tuple_of(const int64_t* numbers, int count) {
+  PyObject* tuple = PyTuple_New(count);
+  for (int at = 0; tuple && at < count; at++) PyTuple_SetItem(tuple, at, PyLong_FromLongLong(numbers[at]));
+  return tuple;
+}
+
+PyObject* get_shape(PyObject* self, void*) { return tuple_of(of(self)->tensor->sizes, of(self)->tensor->rank); }
+PyObject* get_strides(PyObject* self, void*) { return tuple_of(of(self)->tensor->strides, of(self)->tensor->rank); }
+PyObject* get_dtype(PyObject* self, void*) { return PyUnicode_FromString(name_of_dtype(of(self)->tensor->dtype)); }
+PyObject* get_address(PyObject* self, void*) { return PyLong_FromVoidPtr(of(self)->tensor->bytes()); }
+PyObject* get_read_only(PyObject* self, void*) { return PyBool_FromLong(of(self)->read_only); }
+PyObject* get_itemsize(PyObject* self, void*) { return PyLong_FromLongLong(itemsize_of(of(self)->tensor->dtype)); }
+
+PyObject* size(PyObject* self, PyObject* axis) {
+  long at = PyLong_AsLong(axis);
+  if (PyErr_Occurred()) return nullptr;
+  if (at < 0 || at >= of(self)->tensor->rank) return PyErr_Format(PyExc_IndexError, "the tensor has no axis %ld", at);
+  return PyLong_FromLongLong(of(self)->tensor->sizes[at]);
+}
+
+PyObject* representation(PyObject* self) {
+  PyObject* shape = get_shape(self, nullptr);
+  PyObject* text = shape ? PyUnicode_FromFormat("<aotc.standalone.Tensor %s %R>", name_of_dtype(of(self)->tensor->dtype), shape) : nullptr;
+  Py_XDECREF(shape);
+  return text;
+}
+
+PyObject* dlpack_device(PyObject*, PyObject*) { return Py_BuildValue("(ii)", DL_CPU, 0); }
+
+// A capsule that a consumer renames; one that nobody takes deletes its tensor itself.
+template <typename Managed>
+PyObject* capsule_with(Managed* managed, const char* name) {
+  PyObject* capsule = PyCapsule_New(managed, name, [](PyObject* own) {
+    const char* now = PyCapsule_GetName(own);
+    if (std::strcmp(now, CAPSULE) && std::strcmp(now, CAPSULE_VERSIONED)) return;
+    auto* kept = static_cast<Managed*>(PyCapsule_GetPointer(own, now));
+    kept->deleter(kept);
+  });
+  if (!capsule) managed->deleter(managed);
+  return capsule;
+}
+
+PyObject* dlpack(PyObject* self, PyObject* args, PyObject* options) {
+  static const char* names[] = {"stream", "max_version", "dl_device", "copy", nullptr};
+  PyObject *stream = Py_None, *version = Py_None, *device = Py_None, *copied = Py_None;
+  if (!PyArg_ParseTupleAndKeywords(args, options, "|$OOOO", const_cast<char**>(names), &stream, &version, &device, &copied))
+    return nullptr;
+  int kind = DL_CPU, number = 0;
+  if (device != Py_None && !PyArg_ParseTuple(device, "ii", &kind, &number)) return nullptr;
+  if (kind != DL_CPU) return PyErr_Format(PyExc_BufferError, "the tensor lies in the CPU's memory, and not on device %d", kind);
+  if (stream != Py_None) return PyErr_Format(PyExc_BufferError, "memory of the CPU has no streams");
+  long major = 0;
+  if (version != Py_None && PyTuple_Check(version) && PyTuple_Size(version)) major = PyLong_AsLong(PyTuple_GetItem(version, 0));
+  if (PyErr_Occurred()) return nullptr;
+  const Tensor& own = *of(self)->tensor;
+  bool read_only = of(self)->read_only, versioned = major >= static_cast<long>(DL_VERSION);
+  DLDataType dtype{};
+  for (const Coded& each : CODED)
+    if (each.ours == own.dtype) dtype = each.dtype;
+  if (!dtype.bits) return PyErr_Format(PyExc_BufferError, "DLPack has no dtype %s", name_of_dtype(own.dtype));
+  if (read_only && !versioned) return PyErr_Format(PyExc_BufferError, "the tensor is read-only, which DLPack before 1.0 cannot say");
+  return translated([&] {
+    Tensor* kept = nullptr;
+    if (copied == Py_True) copy(*(kept = new_dense_like(own)), own), read_only = false;
+    else kept = shared(own);
+    DLTensor given{kept->bytes(), {DL_CPU, 0}, kept->rank, dtype, kept->sizes, kept->strides, 0};
+    if (!versioned) {
+      auto deleter = [](DLManagedTensor* managed) { drop(static_cast<Tensor*>(managed->context)), delete managed; };
+      return capsule_with(new DLManagedTensor{given, kept, deleter}, CAPSULE);
+    }
+    auto deleter = [](DLManagedTensorVersioned* managed) { drop(static_cast<Tensor*>(managed->context)), delete managed; };
+    return capsule_with(
+        new DLManagedTensorVersioned{{DL_VERSION, 0}, kept, deleter, read_only ? DL_READ_ONLY : 0, given}, CAPSULE_VERSIONED);
+  });
+}
+
+const char* format_of(int32_t dtype) {  // in the words of Python's `struct`; null where it has none
+  switch (dtype) {
+    case UINT8: return "B";
+    case INT8: return "b";
+    case INT16: return "h";
+    case UINT16: return "H";
+    case INT32: return "i";
+    case UINT32: return "I";
+    case INT64: return "q";
+    case UINT64: return "Q";
+    case FLOAT16: return "e";
+    case FLOAT32: return "f";
+    case FLOAT64: return "d";
+    case COMPLEX64: return "Zf";
+    case COMPLEX128: return "Zd";
+    case BOOL: return "?";
+  }
+  return nullptr;
+}
+
+int get_buffer(PyObject* object, Py_buffer* buffer, int flags) {
+  Object* self = of(object);
+  const Tensor& own = *self->tensor;
+  const char* format = format_of(own.dtype);
+  std::string reason;
+  int64_t dense = 1;
+  bool contiguous = true;
+  for (int axis = own.rank - 1; axis >= 0; axis--) {
+    contiguous = contiguous && (own.sizes[axis] == 1 || own.strides[axis] == dense);
+    dense *= own.sizes[axis];
+  }
+  if (!format) reason = std::string("Python's buffers have no dtype ") + name_of_dtype(own.dtype);
+  if (self->read_only && (flags & PyBUF_WRITABLE)) reason = "the tensor is read-only";
+  if ((flags & PyBUF_STRIDES) != PyBUF_STRIDES && !contiguous) reason = "the tensor has strides";
+  if (!reason.empty()) {
+    PyErr_SetString(PyExc_BufferError, reason.c_str());
+    buffer->obj = nullptr;
+    return -1;
+  }
+  static char nothing[64];
+  *buffer = Py_buffer{};
+  buffer->buf = own.bytes() ? own.bytes() : nothing;
+  buffer->obj = Py_NewRef(object);
+  buffer->itemsize = itemsize_of(own.dtype), buffer->len = dense * buffer->itemsize;
+  buffer->readonly = self->read_only, buffer->ndim = own.rank;
+  buffer->format = flags & PyBUF_FORMAT ? const_cast<char*>(format) : nullptr;
+  buffer->shape = flags & PyBUF_ND ? self->sizes : nullptr;
+  buffer->strides = (flags & PyBUF_STRIDES) == PyBUF_STRIDES ? self->strides : nullptr;
+  return 0;
+}
+
+void dealloc(PyObject* object) {
+  PyTypeObject* type = Py_TYPE(object);
+  drop(of(object)->tensor);
+  reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free))(object);
+  Py_DECREF(type);
+}
+
+PyGetSetDef properties[] = {{"shape", get_shape, nullptr, nullptr, nullptr},
+                            {"strides", get_strides, nullptr, nullptr, nullptr},
+                            {"dtype", get_dtype, nullptr, nullptr, nullptr},
+                            {"address", get_address, nullptr, nullptr, nullptr},
+                            {"itemsize", get_itemsize, nullptr, nullptr, nullptr},
+                            {"read_only", get_read_only, nullptr, nullptr, nullptr},
+                            {}};
+PyMethodDef methods_of_tensor[] = {
+    {"size", size, METH_O, nullptr},
+    {"__dlpack__", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(dlpack)), METH_VARARGS | METH_KEYWORDS, nullptr},
+    {"__dlpack_device__", dlpack_device, METH_NOARGS, nullptr},
+    {}};
+PyType_Slot slots_of_tensor[] = {{Py_tp_dealloc, reinterpret_cast<void*>(dealloc)},
+                                 {Py_tp_repr, reinterpret_cast<void*>(representation)},
+                                 {Py_tp_getset, properties},
+                                 {Py_tp_methods, methods_of_tensor},
+                                 {Py_bf_getbuffer, reinterpret_cast<void*>(get_buffer)},
+                                 {0, nullptr}};
+PyType_Spec spec_of_tensor = {"aotc.core._cpu.Tensor", sizeof(Object), 0,
+                              Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots_of_tensor};
+
+// -- running ----------------------------------------------------------------------------------------------------------
+
+using Run = int32_t (*)(void*, Tensor**, size_t, Tensor**, size_t, void*, void*);  // AOTInductorModelContainerRun
+
+// (address of the function, container, arguments, number of outputs): a list of tensors, or None where the library failed.
+PyObject* run(PyObject*, PyObject* args) {
+  PyObject *function, *container, *given;
+  Py_ssize_t count;
+  if (!PyArg_ParseTuple(args, "OOO!n", &function, &container, &PyList_Type, &given, &count)) return nullptr;
+  void *address = PyLong_AsVoidPtr(function), *of_container = PyLong_AsVoidPtr(container);
+  if (PyErr_Occurred()) return nullptr;
+  Run library;
+  std::memcpy(&library, &address, sizeof address);
+  return translated([&]() -> PyObject* {
+    std::vector<Tensor*> inputs, outputs(static_cast<size_t>(count), nullptr);
+    for (Py_ssize_t at = 0; at < PyList_Size(given); at++)
+      if (!PyObject_TypeCheck(PyList_GetItem(given, at), tensor_type)) return PyErr_Format(PyExc_TypeError, "a tensor is expected");
+    for (Py_ssize_t at = 0; at < PyList_Size(given); at++) inputs.push_back(shared(*of(PyList_GetItem(given, at))->tensor));
+    set_failure("");
+    int32_t status;
+    Py_BEGIN_ALLOW_THREADS
+    status = library(of_container, inputs.data(), inputs.size(), outputs.data(), outputs.size(), nullptr, nullptr);
+    Py_END_ALLOW_THREADS
+    PyObject* results = status ? nullptr : PyList_New(count);
+    for (Py_ssize_t at = 0; at < count; at++) {
+      if (results) PyList_SetItem(results, at, checked(wrapped(outputs[at], false)));
+      else drop(outputs[at]);
+    }
+    return status ? Py_NewRef(Py_None) : results;
+  });
+}
+
+PyObject* said(PyObject*, PyObject*) { return PyUnicode_DecodeUTF8(failure().data(), static_cast<Py_ssize_t>(failure().size()), "replace"); }
+
+PyObject* handle_of(PyObject*, PyObject* object) {  // a new one, which `drop_handle` drops
+  if (!PyObject_TypeCheck(object, tensor_type)) return PyErr_Format(PyExc_TypeError, "a tensor is expected");
+  return PyLong_FromVoidPtr(shared(*of(object)->tensor));
+}
+
+PyObject* drop_handle(PyObject*, PyObject* handle) {
+  auto* tensor = static_cast<Tensor*>(PyLong_AsVoidPtr(handle));
+  if (PyErr_Occurred()) return nullptr;
+  drop(tensor);
+  Py_RETURN_NONE;
+}
+
+PyObject* threads(PyObject*, PyObject* args) {
+  int count = 0;
+  if (!PyArg_ParseTuple(args, "|i", &count)) return nullptr;
+  if (count > 0) omp_set_num_threads(count);
+  return PyLong_FromLong(omp_get_max_threads());
+}
+
+PyObject* absent_features(PyObject*, PyObject*) {  // of the CPU, in Linux's names: an emulator leaves /proc/cpuinfo as it is
+  PyObject* names = PyList_New(0);
+  auto put = [&](const char* name, bool here) {
+    PyObject* text = here || !names ? nullptr : PyUnicode_FromString(name);
+    if (text) PyList_Append(names, text), Py_DECREF(text);
+  };
+  put("avx", __builtin_cpu_supports("avx")), put("avx2", __builtin_cpu_supports("avx2"));
+  put("fma", __builtin_cpu_supports("fma")), put("bmi1", __builtin_cpu_supports("bmi"));
+  put("bmi2", __builtin_cpu_supports("bmi2")), put("avx512f", __builtin_cpu_supports("avx512f"));
+  put("avx512bw", __builtin_cpu_supports("avx512bw")), put("avx512cd", __builtin_cpu_supports("avx512cd"));
+  put("avx512dq", __builtin_cpu_supports("avx512dq")), put("avx512vl", __builtin_cpu_supports("avx512vl"));
+  put("avx512_vnni", __builtin_cpu_supports("avx512vnni")), put("avx512_bf16", __builtin_cpu_supports("avx512bf16"));
+  return names;
+}
+
+PyObject* add_teams(PyObject*, PyObject* threads) {
+  long count = PyLong_AsLong(threads);
+  return PyErr_Occurred() ? nullptr : PyLong_FromLong(add_idle_teams(static_cast<int>(count)));
+}
+
+PyMethodDef methods[] = {{"view", viewed, METH_O, nullptr},
+                         {"restrided", restrided, METH_VARARGS, nullptr},
+                         {"same_bits", same_bits, METH_VARARGS, nullptr},
+                         {"absent_features", absent_features, METH_NOARGS, nullptr},
+                         {"add_idle_teams", add_teams, METH_O, nullptr},
+                         {"placed", placed, METH_VARARGS, nullptr},
+                         {"copied", copied, METH_VARARGS, nullptr},
+                         {"run", run, METH_VARARGS, nullptr},
+                         {"failure", said, METH_NOARGS, nullptr},
+                         {"handle_of", handle_of, METH_O, nullptr},
+                         {"drop_handle", drop_handle, METH_O, nullptr},
+                         {"threads", threads, METH_VARARGS, nullptr},
+                         {}};
+PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_cpu", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
+}  // namespace aotc::cpu
+
+PyMODINIT_FUNC PyInit__cpu() {
+  PyObject* module = PyModule_Create(&aotc::cpu::definition);
+  PyObject* type = module ? PyType_FromSpec(&aotc::cpu::spec_of_tensor) : nullptr;
+  if (!type || PyModule_AddObjectRef(module, "Tensor", type)) return nullptr;
+  aotc::cpu::tensor_type = reinterpret_cast<PyTypeObject*>(type);
+  return module;
+}

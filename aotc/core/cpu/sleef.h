@@ -1,0 +1,120 @@
+// SLEEF's vector functions by their names, which Inductor's code calls and torch brings (https://sleef.org): written
+// with glibc's libmvec. A float function is computed in double, so that its error stays below 0.6 units in the last
+// place (SLEEF's `u10` allows 1.0). A double one is libm's, lane by lane.
+//
+// Included by one file for each width, after it has defined the BYTES of a vector, the suffixes F_SUFFIX and D_SUFFIX of
+// such vectors in SLEEF's names, and LIBMVEC(name, arguments) for libmvec's names.
+#pragma once
+
+#include <math.h>
+#include <string.h>
+
+typedef float FLOATS __attribute__((vector_size(BYTES)));
+typedef double DOUBLES __attribute__((vector_size(BYTES)));
+typedef float HALF __attribute__((vector_size(BYTES / 2)));
+
+namespace {
+
+inline void halves(FLOATS x, DOUBLES& low, DOUBLES& high) {
+  HALF each[2];
+  memcpy(each, &x, sizeof each);
+  low = __builtin_convertvector(each[0], DOUBLES), high = __builtin_convertvector(each[1], DOUBLES);
+}
+
+inline FLOATS joined(DOUBLES low, DOUBLES high) {
+  HALF each[2] = {__builtin_convertvector(low, HALF), __builtin_convertvector(high, HALF)};
+  FLOATS x;
+  memcpy(&x, each, sizeof x);
+  return x;
+}
+
+inline double lgamma_of(double x) {  // `lgamma` writes the sign to a variable of the process
+  int sign;
+  return lgamma_r(x, &sign);
+}
+
+}  // namespace
+
+#define EXPORTED extern "C" __attribute__((visibility("default")))
+#define PASTED_(one, other, last) one##other##last
+#define PASTED(one, other, last) PASTED_(one, other, last)
+#define SLEEF_F(name, precision) PASTED(Sleef_##name, F_SUFFIX, precision)
+#define SLEEF_D(name, precision) PASTED(Sleef_##name, D_SUFFIX, precision)
+
+#define LANES(vector, type) static_cast<int>(sizeof(vector) / sizeof(type))
+
+// By libmvec in double, of one argument and of two.
+#define ONE(name, precision)                                                       \
+  extern "C" DOUBLES LIBMVEC(name, v)(DOUBLES);                                    \
+  EXPORTED FLOATS SLEEF_F(name, precision)(FLOATS x) {                             \
+    DOUBLES low, high;                                                             \
+    halves(x, low, high);                                                          \
+    return joined(LIBMVEC(name, v)(low), LIBMVEC(name, v)(high));                  \
+  }                                                                                \
+  BY_LANES(name, name, precision)
+#define TWO(name, precision)                                                       \
+  extern "C" DOUBLES LIBMVEC(name, vv)(DOUBLES, DOUBLES);                          \
+  EXPORTED FLOATS SLEEF_F(name, precision)(FLOATS x, FLOATS y) {                   \
+    DOUBLES x_low, x_high, y_low, y_high;                                          \
+    halves(x, x_low, x_high), halves(y, y_low, y_high);                            \
+    return joined(LIBMVEC(name, vv)(x_low, y_low), LIBMVEC(name, vv)(x_high, y_high)); \
+  }                                                                                \
+  BY_LANES_OF_TWO(name, precision)
+
+// By libm, lane by lane.
+#define BY_LANES(name, of_double, precision)                                       \
+  EXPORTED DOUBLES SLEEF_D(name, precision)(DOUBLES x) {                           \
+    for (int lane = 0; lane < LANES(DOUBLES, double); lane++) x[lane] = of_double(x[lane]); \
+    return x;                                                                      \
+  }
+#define BY_LANES_OF_TWO(name, precision)                                           \
+  EXPORTED DOUBLES SLEEF_D(name, precision)(DOUBLES x, DOUBLES y) {                \
+    for (int lane = 0; lane < LANES(DOUBLES, double); lane++) x[lane] = name(x[lane], y[lane]); \
+    return x;                                                                      \
+  }
+#define FLOATS_BY_LANES(name, of_float, precision)                                 \
+  EXPORTED FLOATS SLEEF_F(name, precision)(FLOATS x) {                             \
+    for (int lane = 0; lane < LANES(FLOATS, float); lane++) x[lane] = of_float(x[lane]); \
+    return x;                                                                      \
+  }
+#define FLOATS_BY_LANES_OF_TWO(name, of_float, precision)                          \
+  EXPORTED FLOATS SLEEF_F(name, precision)(FLOATS x, FLOATS y) {                   \
+    for (int lane = 0; lane < LANES(FLOATS, float); lane++) x[lane] = of_float(x[lane], y[lane]); \
+    return x;                                                                      \
+  }
+
+ONE(exp, _u10)
+ONE(exp2, _u10)
+ONE(expm1, _u10)
+ONE(log, _u10)
+ONE(log2, _u10)
+ONE(log10, _u10)
+ONE(log1p, _u10)
+ONE(sin, _u10)
+ONE(cos, _u10)
+ONE(tan, _u10)
+ONE(sinh, _u10)
+ONE(cosh, _u10)
+ONE(tanh, _u10)
+ONE(asin, _u10)
+ONE(acos, _u10)
+ONE(atan, _u10)
+ONE(asinh, _u10)
+ONE(acosh, _u10)
+ONE(atanh, _u10)
+ONE(erf, _u10)
+ONE(erfc, _u15)
+TWO(pow, _u10)
+TWO(atan2, _u10)
+TWO(hypot, _u05)
+BY_LANES(lgamma, lgamma_of, _u10)
+FLOATS_BY_LANES(lgamma, lgamma_of, _u10)
+BY_LANES_OF_TWO(fmod, )
+FLOATS_BY_LANES_OF_TWO(fmod, fmodf, )
+BY_LANES_OF_TWO(copysign, )
+FLOATS_BY_LANES_OF_TWO(copysign, copysignf, )
+BY_LANES_OF_TWO(nextafter, )
+FLOATS_BY_LANES_OF_TWO(nextafter, nextafterf, )
+
+EXPORTED FLOATS SLEEF_F(sin, _u35)(FLOATS x) { return SLEEF_F(sin, _u10)(x); }
+EXPORTED FLOATS SLEEF_F(cos, _u35)(FLOATS x) { return SLEEF_F(cos, _u10)(x); }

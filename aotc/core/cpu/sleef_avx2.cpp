@@ -1,0 +1,6 @@
+// SLEEF's names of eight floats and four doubles.
+#define BYTES 32
+#define F_SUFFIX f8
+#define D_SUFFIX d4
+#define LIBMVEC(name, arguments) _ZGVdN4##arguments##_##name
+#include "sleef.h"

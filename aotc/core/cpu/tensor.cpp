@@ -1,0 +1,153 @@
+#include "tensor.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <numeric>
+
+namespace aotc::cpu {
+namespace {
+
+constexpr int64_t ALIGNMENT = 64;
+
+struct Known { int32_t dtype; int64_t itemsize; const char* name; };
+constexpr Known KNOWN[] = {
+    {UINT8, 1, "uint8"}, {INT8, 1, "int8"}, {INT16, 2, "int16"}, {INT32, 4, "int32"}, {INT64, 8, "int64"},
+    {FLOAT16, 2, "float16"}, {FLOAT32, 4, "float32"}, {FLOAT64, 8, "float64"}, {COMPLEX32, 4, "complex32"},
+    {COMPLEX64, 8, "complex64"}, {COMPLEX128, 16, "complex128"}, {BOOL, 1, "bool"}, {BFLOAT16, 2, "bfloat16"},
+    {FLOAT8_E5M2, 1, "float8_e5m2"}, {FLOAT8_E4M3FN, 1, "float8_e4m3fn"}, {FLOAT8_E5M2FNUZ, 1, "float8_e5m2fnuz"},
+    {FLOAT8_E4M3FNUZ, 1, "float8_e4m3fnuz"}, {UINT16, 2, "uint16"}, {UINT32, 4, "uint32"}, {UINT64, 8, "uint64"},
+};
+
+const Known* known(int32_t dtype) {
+  for (const Known& each : KNOWN)
+    if (each.dtype == dtype) return &each;
+  return nullptr;
+}
+
+thread_local std::string last_failure;
+
+// Calls `run(into, from, count, step, step)` for each row of the last axis, addresses and steps in bytes.
+template <typename Run>
+void each_row(const Tensor& into, const Tensor& from, Run run) {
+  if (!into.elements()) return;
+  int64_t width = itemsize_of(into.dtype), index[MOST_AXES] = {}, steps[MOST_AXES] = {};
+  require(from.rank <= into.rank, "a copy into fewer axes");
+  for (int axis = 0; axis < into.rank; axis++) {
+    int there = axis - (into.rank - from.rank);
+    bool repeats = there < 0 || (from.sizes[there] == 1 && into.sizes[axis] != 1);
+    require(repeats || from.sizes[there] == into.sizes[axis], "a copy between different sizes");
+    steps[axis] = repeats ? 0 : from.strides[there] * width;
+  }
+  int last = into.rank - 1;
+  for (;;) {
+    char *target = into.bytes(), *source = from.bytes();
+    for (int axis = 0; axis < last; axis++)
+      target += index[axis] * into.strides[axis] * width, source += index[axis] * steps[axis];
+    if (last < 0) return run(target, source, int64_t{1}, width, width);
+    run(target, source, into.sizes[last], into.strides[last] * width, steps[last]);
+    int axis = last - 1;
+    while (axis >= 0 && ++index[axis] == into.sizes[axis]) index[axis--] = 0;
+    if (axis < 0) return;
+  }
+}
+
+template <typename T>
+void copy_row(char* target, const char* source, int64_t count, int64_t target_step, int64_t source_step) {
+  for (int64_t at = 0; at < count; at++) std::memcpy(target + at * target_step, source + at * source_step, sizeof(T));
+}
+
+}  // namespace
+
+int64_t itemsize_of(int32_t dtype) {
+  const Known* found = known(dtype);
+  if (!found) throw std::runtime_error("dtype " + std::to_string(dtype) + " is unknown to the standalone runtime");
+  return found->itemsize;
+}
+
+const char* name_of_dtype(int32_t dtype) {
+  const Known* found = known(dtype);
+  return found ? found->name : nullptr;
+}
+
+int32_t dtype_named(const char* name) {
+  for (const Known& each : KNOWN)
+    if (!std::strcmp(each.name, name)) return each.dtype;
+  return -1;
+}
+
+void set_failure(const char* words) { last_failure = words; }
+const std::string& failure() { return last_failure; }
+
+int64_t storage_bytes(int64_t rank, const int64_t* sizes, const int64_t* strides, int32_t dtype) {
+  int64_t last = 0, dense = 1;
+  for (int64_t axis = rank - 1; axis >= 0; axis--) {
+    if (sizes[axis] == 0) return 0;
+    int64_t step = strides ? strides[axis] : dense, reach, product;
+    bool overflows = __builtin_mul_overflow(sizes[axis] - 1, step, &reach) ||
+                     __builtin_add_overflow(last, reach, &last) || __builtin_mul_overflow(dense, sizes[axis], &product);
+    require(!overflows && sizes[axis] > 0, "sizes that no memory holds");
+    dense = product;
+  }
+  int64_t bytes;
+  require(!__builtin_mul_overflow(last + 1, itemsize_of(dtype), &bytes) && bytes >= 0, "sizes that no memory holds");
+  return bytes;
+}
+
+Tensor* new_tensor(Storage* storage, int64_t rank, const int64_t* sizes, const int64_t* strides, int64_t offset,
+                   int32_t dtype) {
+  require(rank <= MOST_AXES, "a tensor of more than 16 axes");
+  auto* tensor = new Tensor{storage, offset, static_cast<int32_t>(rank), dtype, {}, {}};
+  int64_t dense = 1;
+  for (int64_t axis = rank - 1; axis >= 0; axis--) {
+    tensor->sizes[axis] = sizes[axis], tensor->strides[axis] = strides ? strides[axis] : dense;
+    dense *= std::max<int64_t>(sizes[axis], 1);
+  }
+  return tensor;
+}
+
+Tensor* new_empty(int64_t rank, const int64_t* sizes, const int64_t* strides, int32_t dtype) {
+  int64_t bytes = storage_bytes(rank, sizes, strides, dtype);
+  void* memory = nullptr;
+  if (posix_memalign(&memory, ALIGNMENT, static_cast<size_t>(std::max<int64_t>(bytes, 1)))) throw std::bad_alloc();
+  auto* storage = new Storage{static_cast<char*>(memory), bytes, [](Storage* own) { std::free(own->data); }};
+  return new_tensor(storage, rank, sizes, strides, 0, dtype);
+}
+
+Tensor* new_dense_like(const Tensor& tensor) {
+  int order[MOST_AXES];
+  std::iota(order, order + tensor.rank, 0);
+  std::stable_sort(order, order + tensor.rank,
+                   [&](int one, int other) { return tensor.strides[one] > tensor.strides[other]; });
+  int64_t strides[MOST_AXES], dense = 1;
+  for (int place = tensor.rank - 1; place >= 0; place--)
+    strides[order[place]] = dense, dense *= std::max<int64_t>(tensor.sizes[order[place]], 1);
+  return new_empty(tensor.rank, tensor.sizes, strides, tensor.dtype);
+}
+
+Tensor* shared(const Tensor& tensor) {
+  tensor.storage->keep();
+  return new Tensor(tensor);
+}
+
+void drop(Tensor* tensor) {
+  if (!tensor) return;
+  tensor->storage->drop();
+  delete tensor;
+}
+
+void copy(const Tensor& into, const Tensor& from) {
+  require(into.dtype == from.dtype, "a copy between dtypes");
+  int64_t width = itemsize_of(into.dtype);
+  each_row(into, from, [width](char* target, const char* source, int64_t count, int64_t step, int64_t source_step) {
+    if (step == width && source_step == width) std::memcpy(target, source, static_cast<size_t>(count * width));
+    else if (width == 1) copy_row<uint8_t>(target, source, count, step, source_step);
+    else if (width == 2) copy_row<uint16_t>(target, source, count, step, source_step);
+    else if (width == 4) copy_row<uint32_t>(target, source, count, step, source_step);
+    else if (width == 8) copy_row<uint64_t>(target, source, count, step, source_step);
+    else copy_row<char[16]>(target, source, count, step, source_step);
+  });
+}
+
+}  // namespace aotc::cpu

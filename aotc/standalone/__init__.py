@@ -1,0 +1,17 @@
+"""Compiled code for CPUs in a process without torch.
+
+- `loading`: from a reference to a `StandaloneModel`, over the same store, with the same checks of digests, signatures
+  and this machine (`cpu_environment`). `unsupported` names what an artifact has that does not run here.
+- `state_tensors`: weights from safetensors files or arrays. `shim_library`: a variant's library, opened over
+  `aotc.core._cpu`, which has what it needs of torch.
+- `standalone_model`: the call, by the rows of the call table (`aotc.call_table`), over what `array_views` makes of its
+  arguments. `openmp_threads`: how many threads it uses.
+
+Neither torch nor `aotc.runtime` is imported. numpy is not needed.
+"""
+
+from aotc.standalone.loading import load
+from aotc.standalone.openmp_threads import set_num_threads
+from aotc.standalone.standalone_model import StandaloneModel
+
+__all__ = ["StandaloneModel", "load", "set_num_threads"]

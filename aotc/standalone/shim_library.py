@@ -1,0 +1,218 @@
+"""A variant's library, opened over `aotc.core._cpu` in the place of torch.
+
+The library names `libtorch_cpu.so`. Its bytes, checked as they come from the store, get the name of our own library in
+that place, so that a process may hold torch beside it. Every symbol is bound at the open (`RTLD_NOW`), after it was
+looked for: what is missing is named there, all of it, and no call can find a function missing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from aotc.errors import CorruptError, Issue, LibraryError
+from aotc.machine.elf import rename_needed, undefined_in
+from aotc.records import CONSTANTS, Constant, File, Variant, bucket_name
+from aotc.standalone.cpu_environment import open_cpu
+from aotc.store.files.anonymous import anonymous_file, path_of, seal, typed_errors_of
+from aotc.store.files.disk import map_privately
+from aotc.store.layout.blob_reader import BlobReader
+
+OURS = "libaotc_cpu.so"
+OF_TORCH = frozenset({"libtorch_cpu.so", "libtorch.so", "libc10.so"})
+
+_OPERATOR = "aoti_torch_cpu_"
+_WITH_TORCH = "load it with aotc.load, where torch is installed; or compile the model without them"
+
+
+class ShimLibrary:
+    """One variant's library. Several threads may run it: `concurrency` of them at a time, the others wait."""
+
+    def __init__(self, variant: Variant, source: BlobReader, concurrency: int) -> None:
+        """Raises LibraryError, and CorruptError where the library is not that of the record."""
+        self._where = f"bucket {bucket_name(variant.bucket)}"
+        files = {file.name: file for file in variant.files}
+        self._library = _open(files[variant.library], source, self._where)
+        self._container = ctypes.c_void_p()
+        self._call("AOTInductorModelContainerCreateWithDevice", self._container, concurrency, b"cpu", None)
+        self._constants: list[Any] = []
+        self._handles: list[int] = []
+        if CONSTANTS in files:
+            self._bind_constants(variant, source)
+        taken, self._given = self._count("NumInputs"), self._count("NumOutputs")
+        self._run = ctypes.cast(self._library.AOTInductorModelContainerRun, ctypes.c_void_p).value
+        last = max((output.index for output in variant.outputs if output.index is not None), default=-1)
+        if taken != len(variant.arguments) or self._given <= last:
+            raise CorruptError(
+                f"the library of {self._where} takes {taken} tensors and gives {self._given}; its record names "
+                f"{len(variant.arguments)} and output {last}",
+                hint="the record is another build's: build it again",
+            )
+
+    def run(self, arguments: list[Any]) -> list[Any]:
+        """From tensors of `aotc.core._cpu` to tensors of it, without Python's lock. Raises LibraryError."""
+        outputs: list[Any] | None = open_cpu().run(self._run, self._container.value, arguments, self._given)
+        if outputs is None:
+            raise LibraryError(f"the library of {self._where} failed: {self._reason()}")
+        return outputs
+
+    def _bind_constants(self, variant: Variant, source: BlobReader) -> None:
+        """Frozen weights, mapped where they lie in the store. The container keeps the handles, without owning them."""
+        core = open_cpu()
+        (index,) = [file for file in variant.files if file.name == CONSTANTS]
+        source.unpack(index, text := io.BytesIO())
+        try:
+            constants = msgspec.json.decode(text.getvalue(), type=tuple[Constant, ...])
+        except ValueError as error:
+            raise CorruptError(f"the index of frozen weights cannot be read: {error}", hint="build it again") from error
+        if packed := [each.name for each in constants if each.packing]:
+            raise LibraryError(
+                f"{len(packed)} weights of {self._where} are packed by oneDNN, which is a part of torch",
+                hint="build with `weights: live`, or load it with aotc.load, where torch is installed",
+            )
+        memory = {}
+        for file in variant.files:
+            if file.mapped:
+                with source.open_mapped(file) as stream:
+                    memory[file.name] = map_privately(stream)
+        try:
+            for each in constants:
+                self._constants.append(_constant(core, each, memory))
+        except (KeyError, ValueError) as error:
+            raise CorruptError(
+                f"the frozen weights are not as the record says: {error}", hint="build it again"
+            ) from error
+        self._handles = [core.handle_of(tensor) for tensor in self._constants]
+        pairs = zip(constants, self._handles, strict=True)
+        entries = (_ConstantEntry * len(constants))(
+            *(_ConstantEntry(each.name.encode(), handle) for each, handle in pairs)
+        )
+        function = "AOTInductorModelContainerUpdateUserManagedConstantBufferPairs"
+        # The buffer in use; every constant must be among them.
+        self._call(function, entries, len(entries), ctypes.c_bool(False), ctypes.c_bool(True), of_container=True)
+
+    def _count(self, what: str) -> int:
+        number = ctypes.c_size_t()
+        self._call(f"AOTInductorModelContainerGet{what}", ctypes.byref(number), of_container=True)
+        return number.value
+
+    def _call(self, function: str, *arguments: Any, of_container: bool = False) -> None:
+        sized = [ctypes.c_size_t(each) if isinstance(each, int) else each for each in arguments]
+        if of_container:
+            sized.insert(0, self._container)
+        else:
+            sized[0] = ctypes.byref(sized[0])
+        if getattr(self._library, function)(*sized):
+            raise LibraryError(f"{function} failed for {self._where}: {self._reason()}")
+
+    def _reason(self) -> str:
+        """What our function said that failed, else what the library keeps of this thread's last error."""
+        if said := open_cpu().failure():
+            return str(said)
+        raised = ctypes.c_char_p()
+        try:
+            self._library.AOTInductorGetLastError(ctypes.byref(raised))
+        except AttributeError:  # torch before 2.13
+            return "it wrote its reason to standard error"
+        return (raised.value or b"").decode(errors="replace")
+
+    def __del__(self) -> None:
+        if getattr(self, "_container", None):
+            self._library.AOTInductorModelContainerDelete(self._container)
+        for handle in getattr(self, "_handles", ()):
+            open_cpu().drop_handle(handle)
+
+
+class _ConstantEntry(ctypes.Structure):
+    """AOTInductorConstantMapEntry"""
+
+    _fields_ = (("name", ctypes.c_char_p), ("handle", ctypes.c_void_p))
+
+
+def _constant(core: Any, constant: Constant, memory: dict[str, Any]) -> Any:
+    if not constant.file:
+        return core.placed(b"", 0, constant.dtype, constant.shape, constant.stride)
+    itemsize = core.placed(b"", 0, constant.dtype, (0,), (1,)).itemsize
+    offset = constant.offset + constant.storage_offset * itemsize
+    return core.placed(memory[constant.file], offset, constant.dtype, constant.shape, constant.stride)
+
+
+# -- opening ----------------------------------------------------------------------------------------------------------
+
+
+class _Opened(NamedTuple):
+    library: ctypes.CDLL
+    path: str
+
+
+_opened: dict[str, _Opened] = {}
+"""By the digest of a library. It stays mapped to the end: it is linked with `nodelete`."""
+_opening = threading.Lock()
+
+
+def _open(file: File, source: BlobReader, where: str) -> ctypes.CDLL:
+    with _opening:
+        if file.digest not in _opened:
+            source.unpack(file, data := io.BytesIO())
+            _opened[file.digest] = _open_bytes(bytearray(data.getbuffer()), file, where)
+        return _opened[file.digest].library
+
+
+def _open_bytes(data: bytearray, file: File, where: str) -> _Opened:
+    shim = ctypes.CDLL(open_cpu().__file__)
+    try:
+        missing = [symbol for symbol in undefined_in(data) if not hasattr(shim, symbol)]
+        renamed = rename_needed(data, OF_TORCH, OURS)
+    except ValueError as error:
+        raise LibraryError(
+            f"the library {file.name} of {where} cannot be read: {error}", hint="build it again"
+        ) from error
+    if missing:
+        raise missing_functions(missing, where)
+    if not renamed:
+        raise LibraryError(f"the library {file.name} of {where} names none of torch's: it is not AOTInductor's")
+    _refuse_global_torch()
+    with typed_errors_of(file):
+        stream = anonymous_file(file.name)
+        stream.write(data)
+        stream.flush()
+    seal(stream)
+    path = path_of(stream)
+    try:
+        with stream:
+            return _Opened(ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL), path)
+    except OSError as error:
+        raise LibraryError(
+            f"the library {file.name} of {where} cannot be opened: {error}",
+            hint="`GLIBC` or `GLIBCXX` in the reason: it was built on a newer distribution than this one; `executable "
+            "stack`: by an older aotc, build it again; `No such file`: /proc is not mounted",
+        ) from error
+
+
+def missing_functions(symbols: Sequence[str], where: str) -> LibraryError:
+    """The error of a library that needs functions of torch which are not here: each is named."""
+    operators = [symbol.removeprefix(_OPERATOR) for symbol in symbols if symbol.startswith(_OPERATOR)]
+    others = [symbol for symbol in symbols if not symbol.startswith(_OPERATOR)]
+    issues = [Issue(f"calls torch's operator `{name}`", where=where, expected=name) for name in operators]
+    issues += [Issue(f"calls `{name}`", where=where, expected=name) for name in others]
+    return LibraryError(
+        f"the code of {where} calls {len(symbols)} functions that the standalone runtime does not have",
+        issues=tuple(issues),
+        hint=_WITH_TORCH,
+    )
+
+
+def _refuse_global_torch() -> None:
+    """Names that are global in the process come before a library's own: torch's functions would take ours' place."""
+    if hasattr(ctypes.CDLL(None), "aoti_torch_get_data_ptr"):
+        raise LibraryError(
+            "torch's functions are global in this process (RTLD_GLOBAL, or LD_PRELOAD), and would be called in place "
+            "of the standalone runtime's",
+            hint="unset TORCH_USE_RTLD_GLOBAL and LD_PRELOAD, or load with aotc.load",
+        )

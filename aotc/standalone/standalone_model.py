@@ -1,0 +1,309 @@
+"""A loaded model: its calls, by the rows of the call table, over tensors of `aotc.core._cpu`."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from aotc.call_table.bind import StructureMismatch, make_binder
+from aotc.call_table.dispatch import Dispatcher, Plan
+from aotc.call_table.misses import Explanation, error_of, fixed_size_issues
+from aotc.call_table.obstacles import nearest, obstacles, unexplained
+from aotc.call_table.refusals import constant_hint, equal_constant, expected_issue, shape_hint, shape_issue
+from aotc.call_table.values import describe
+from aotc.errors import Issue, LibraryError
+from aotc.records import Artifact, ConstantLeaf, Output, ResultContainer, TensorLeaf, Variant, bucket_name
+from aotc.standalone.array_views import Give, NoTensor, giving_like, tensor_of
+from aotc.standalone.cpu_environment import open_cpu
+from aotc.standalone.shim_library import ShimLibrary
+from aotc.standalone.unsupported import member_names
+from aotc.strides import strides_in
+
+StandaloneOnMiss = Literal["error"] | Callable[..., Any]
+
+_SHOWN = 3
+"""The nearest variants that a miss explains."""
+_OTHER_ARGUMENTS = (
+    "give the call what the manifest's `inputs` name, and no others; or name those there, and build again"
+)
+
+
+class BucketCalls(NamedTuple):
+    """Since the load: `calls` that ran, by bucket in `buckets`, `misses`, and inputs that were copied into the compiled
+    layout."""
+
+    calls: int
+    buckets: Mapping[str, int]
+    misses: int
+    contiguous_copies: int
+
+
+class _Bound(NamedTuple):
+    """A call's arguments: the leaves as they came, and with tensors in the place of arrays."""
+
+    given: list[Any]
+    leaves: list[Any]
+    issues: list[Issue]
+    """Of leaves that are no tensors."""
+
+
+class StandaloneModel:
+    """Compiled code with the calling convention of the model's forward. `aotc.standalone.load` makes it.
+
+    A call takes arrays of numpy and whatever has a buffer or speaks DLPack (torch, JAX, …), on a CPU, and reads them
+    where they lie. It gives arrays of the library that made the first one. Many threads may call.
+
+    Attributes: `artifact`, the record; `digest` of the bundle; `buckets`, their names.
+    """
+
+    def __init__(
+        self,
+        artifact: Artifact,
+        digest: str,
+        libraries: Sequence[ShimLibrary],
+        state: Sequence[Any],
+        on_miss: StandaloneOnMiss = "error",
+    ) -> None:
+        self.artifact, self.digest, self.on_miss = artifact, digest, on_miss
+        variants, self._signature = artifact.variants, artifact.signature
+        self._bind = make_binder(
+            self._signature,
+            any_sequence=all(variant.any_sequence for variant in variants),
+            any_order=all(variant.any_order for variant in variants),
+            empty_is_none=[
+                name for name in variants[0].empty_is_none if all(name in each.empty_is_none for each in variants)
+            ],
+        )
+        self._dispatcher = Dispatcher(self._signature, variants, artifact.model)
+        self._libraries, self._state = libraries, list(state)
+        names = {spec.name: index for index, spec in enumerate(artifact.state)}
+        self._results = [_Result(variant, names) for variant in variants]
+        self._arguments = [
+            [each.leaf if each.leaf is not None else -1 - names[str(each.state)] for each in variant.arguments]
+            for variant in variants
+        ]
+        self._counting = threading.Lock()
+        self._calls, self._misses, self._copies = [0] * len(variants), 0, 0
+
+    def __repr__(self) -> str:
+        return f"<aotc.standalone {self.artifact.model} for {self.artifact.target}, {len(self._libraries)} buckets>"
+
+    @property
+    def buckets(self) -> list[str]:
+        """The names of the buckets."""
+        return [bucket_name(variant.bucket) for variant in self.artifact.variants]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's result. Raises MissError for a call that no bucket takes, TypeError where arguments do not bind,
+        and LibraryError."""
+        try:
+            bound = self._read(args, kwargs)
+        except StructureMismatch:
+            return self._miss(args, kwargs)
+        plan = self._plan(bound)
+        if plan is None or bound.issues or any(self._differences(bound, plan)):
+            return self._miss(args, kwargs)
+        leaves, copies = self._placed(bound.leaves, plan)
+        places = self._arguments[plan.variant]
+        raw = self._libraries[plan.variant].run([leaves[at] if at >= 0 else self._state[-1 - at] for at in places])
+        with self._counting:
+            self._calls[plan.variant] += 1
+            self._copies += copies
+        return self._results[plan.variant].of(raw, bound.given, leaves, self._state, self._give(bound.given))
+
+    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
+        """Which bucket this call would run and why, or why it is a miss. Raises TypeError as a call."""
+        try:
+            bound = self._read(args, kwargs)
+        except StructureMismatch as error:
+            came = describe(error.came)
+            words = f"`{error.path}` must be {error.expected}, {came} came"
+            reason = Issue(words, error.path, error.expected, came, error.hint or _OTHER_ARGUMENTS)
+            return Explanation("miss", "", reasons=(reason,), for_module=False)
+        return self._explain_leaves(bound)
+
+    def stats(self) -> BucketCalls:
+        with self._counting:
+            buckets = {name: calls for name, calls in zip(self.buckets, self._calls, strict=True) if calls}
+            return BucketCalls(sum(self._calls), buckets, self._misses, self._copies)
+
+    # -- from arguments to a plan -------------------------------------------------------------------------------------
+
+    def _read(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Bound:
+        given = self._bind(args, kwargs)
+        leaves, issues = list(given), []
+        for index, leaf in enumerate(self._signature.leaves):
+            if isinstance(leaf, TensorLeaf):
+                try:
+                    leaves[index] = tensor_of(given[index], leaf.path, describe)
+                except NoTensor as error:
+                    leaves[index] = None
+                    issues.append(error.issue)
+        return _Bound(given, leaves, issues)
+
+    def _plan(self, bound: _Bound) -> Plan | None:
+        if bound.issues or any(self._rank_issues(bound.leaves)):
+            return None
+        return self._dispatcher.plan(self._dispatcher.dims.read(bound.leaves))
+
+    def _rank_issues(self, leaves: Sequence[Any]) -> Iterator[Issue]:
+        for value, leaf in zip(leaves, self._signature.leaves, strict=True):
+            if isinstance(leaf, TensorLeaf) and value is not None and len(value.shape) != len(leaf.shape):
+                yield shape_issue(leaf, value)
+
+    def _differences(self, bound: _Bound, plan: Plan | None) -> Iterator[Issue]:
+        """Every row that the call does not keep, but for sizes where there is no plan."""
+        for index, leaf in enumerate(self._signature.leaves):
+            value = bound.leaves[index]
+            if isinstance(leaf, ConstantLeaf):
+                if not equal_constant(value, leaf.value):
+                    built, came = repr(leaf.value), describe(value)
+                    hint = constant_hint(leaf.value, value, is_tensor=False)
+                    yield Issue(f"built for {built}, {came} came", leaf.path, built, came, hint)
+            elif value is not None:
+                yield from _tensor_issues(
+                    leaf, value, plan.shapes[index] if plan else None, self._signature.make_contiguous
+                )
+        built_threads = self.artifact.ambient.num_threads
+        if built_threads is not None and (now := open_cpu().threads()) != built_threads:
+            hint = "call aotc.standalone.set_num_threads, or drop the option `cpp.dynamic_threads: false`"
+            said = f"built with num threads {built_threads}, it is {now} now"
+            yield Issue(said, "", str(built_threads), str(now), hint)
+
+    def _placed(self, leaves: list[Any], plan: Plan) -> tuple[list[Any], int]:
+        """The leaves in the compiled layout, and how many were copied for it."""
+        placed, copies = list(leaves), 0
+        for index, leaf in enumerate(self._signature.leaves):
+            if not isinstance(leaf, TensorLeaf):
+                continue
+            tensor, strides = leaves[index], strides_in(leaf.layout, leaves[index].shape)
+            if tensor.strides == strides:
+                continue
+            if _lies_as(tensor, strides):
+                placed[index] = open_cpu().restrided(tensor, strides)
+            else:
+                placed[index], copies = open_cpu().copied(tensor, tensor.shape, strides), copies + 1
+        return placed, copies
+
+    def _give(self, given: Sequence[Any]) -> Give:
+        leaves = zip(given, self._signature.leaves, strict=True)
+        return giving_like(next((value for value, leaf in leaves if isinstance(leaf, TensorLeaf)), None))
+
+    # -- in words -----------------------------------------------------------------------------------------------------
+
+    def _miss(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        with self._counting:
+            self._misses += 1
+        error = error_of(self.artifact, self.explain(*args, **kwargs))
+        if callable(self.on_miss):
+            return self.on_miss(error, *args, **kwargs)
+        raise error
+
+    def _explain_leaves(self, bound: _Bound) -> Explanation:
+        dispatcher, variants = self._dispatcher, self.artifact.variants
+        if without_sizes := [*bound.issues, *self._rank_issues(bound.leaves)]:
+            found = dict.fromkeys([*without_sizes, *self._differences(bound, None)])
+            return Explanation("miss", "", reasons=tuple(found), for_module=False)
+        sizes = dispatcher.dims.read(bound.leaves)
+        if odd := unexplained(dispatcher, sizes, bound.leaves):
+            return Explanation("miss", "", reasons=(*odd, *self._differences(bound, None)), for_module=False)
+        plan = dispatcher.plan(sizes)
+        rejected = {
+            bucket_name(variants[index].bucket): tuple(map(_without_hint, obstacles(dispatcher, index, sizes)))
+            for index in nearest(dispatcher, sizes, _SHOWN)
+            if plan is None or index != plan.variant
+        }
+        if plan is None:
+            reasons = (*fixed_size_issues(self._signature, bound.leaves), *self._differences(bound, None))
+            if not reasons and not any(rejected.values()):
+                reasons = (Issue(f"no bucket takes {dispatcher.dims.named(sizes)}"),)
+            return Explanation("miss", "", reasons=reasons, rejected=rejected, for_module=False)
+        bucket = bucket_name(variants[plan.variant].bucket)
+        if reasons := tuple(self._differences(bound, plan)):
+            return Explanation("miss", bucket, reasons=reasons, rejected=rejected, for_module=False)
+        return Explanation(plan.kind, bucket, rejected=rejected)
+
+
+def _without_hint(issue: Issue) -> Issue:
+    """It names padding, which does not run here."""
+    return msgspec.structs.replace(issue, hint="")
+
+
+def _lies_as(tensor: Any, strides: Sequence[int]) -> bool:
+    """Whether the elements lie so: the stride of an axis of one element is any."""
+    axes = zip(tensor.shape, tensor.strides, strides, strict=True)
+    return 0 in tensor.shape or all(size == 1 or here == built for size, here, built in axes)
+
+
+def _tensor_issues(leaf: TensorLeaf, tensor: Any, shape: Sequence[int] | None, copies: bool) -> Iterator[Issue]:
+    if tensor.dtype != leaf.dtype:
+        hint = "convert it, or build the model for that dtype"
+        yield expected_issue("dtype", leaf.dtype, tensor.dtype, leaf, hint)
+    if shape is not None and tensor.shape != tuple(shape):
+        yield expected_issue("shape", str(list(shape)), str(list(tensor.shape)), leaf, shape_hint(leaf, tensor))
+    elif 0 not in tensor.shape and not tensor.address:
+        yield Issue("a tensor with values in memory is expected, one without came", where=leaf.path)
+    elif 0 not in tensor.shape and tensor.address % tensor.itemsize:
+        said = f"its address is no multiple of {tensor.itemsize}, the bytes of an element"
+        yield Issue(said, where=leaf.path, hint="pass a copy of it")
+    if not copies and not _lies_as(tensor, strides_in(leaf.layout, tensor.shape)):
+        strides = str(list(tensor.strides))
+        hint = "pass a copy in that layout (numpy.ascontiguousarray), or set `make_contiguous: true` in the manifest"
+        yield Issue(
+            f"the layout {leaf.layout} is expected, strides {strides} came", leaf.path, leaf.layout, strides, hint
+        )
+
+
+# -- from outputs to the result ---------------------------------------------------------------------------------------
+
+
+class _Result:
+    """Makes a variant's result of the tensors that its library gave."""
+
+    def __init__(self, variant: Variant, names: Mapping[str, int]) -> None:
+        self._build = _builder(variant.output_tree)
+        self._parts = [functools.partial(_part, output, names) for output in variant.outputs]
+
+    def of(self, raw: list[Any], given: list[Any], leaves: list[Any], state: list[Any], give: Give) -> Any:
+        if any(part.args[0].index is not None and part.args[0].index >= len(raw) for part in self._parts):
+            raise LibraryError("the library gave fewer outputs than the record names")
+        return self._build([part(raw, given, leaves, state, give) for part in self._parts])
+
+
+def _part(
+    output: Output,
+    names: Mapping[str, int],
+    raw: list[Any],
+    given: list[Any],
+    leaves: list[Any],
+    state: list[Any],
+    give: Give,
+) -> Any:
+    if output.index is not None:
+        return give(raw[output.index])
+    if output.leaf is not None:
+        return given[output.leaf] if output.axis is None else leaves[output.leaf].size(output.axis)
+    return output.constant if output.state is None else give(state[names[output.state]])
+
+
+def _builder(tree: int | ResultContainer) -> Callable[[list[Any]], Any]:
+    if isinstance(tree, int):
+        return lambda outputs: outputs[tree]
+    parts = [_builder(item) for item in tree.items]
+    keys = member_names(tree) if tree.type not in ("tuple", "list", "dict", "collections.OrderedDict") else tree.keys
+
+    def build(outputs: list[Any]) -> Any:
+        items = [part(outputs) for part in parts]
+        if tree.type == "list":
+            return items
+        if tree.type == "tuple":
+            return tuple(items)
+        kind = OrderedDict if tree.type == "collections.OrderedDict" else dict
+        return kind(zip(keys or (), items, strict=True))
+
+    return build

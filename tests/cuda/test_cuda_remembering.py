@@ -176,3 +176,64 @@ def test_the_unet_of_a_pipeline_is_compiled_in_the_second_process(tmp_path: Path
 
     assert told("background") == [True, 0, 1, [], True]
     assert told("never") == [True, 3, 1, [], True]
+
+
+GENERATING = """
+import json, sys, torch, aotc
+from transformers import LlamaConfig, LlamaForCausalLM
+
+torch.manual_seed(0)
+sizes = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, intermediate_size=64)
+net = LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=50, max_position_embeddings=64)).eval().cuda()
+ids = torch.randint(0, 50, (1, 5), device="cuda")
+given = dict(do_sample=False, pad_token_id=0, min_new_tokens=12, max_new_tokens=12)
+kinds = [{"cache_implementation": "static", "disable_compile": True}, {}]
+want = [net.generate(ids, **given, **kind) for kind in kinds]
+del net._cache
+kinds[0].pop("disable_compile")
+model = aotc.compile(net, store=sys.argv[1], build=sys.argv[2])
+same = [torch.equal(model.generate(ids, **given, **kind), each) for kind, each in zip(kinds, want) for _ in range(2)]
+print(json.dumps([same, model.stats().compiled, model.stats().eager]))
+"""
+
+
+def test_generate_runs_compiled_code_with_either_cache(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+
+    def told(build: str) -> Any:
+        return json.loads(run_python(GENERATING, tmp_path / "store", build).splitlines()[-1])
+
+    assert told("exit") == [[True] * 4, 0, 48]
+    assert told("never") == [[True] * 4, 48, 0]
+
+
+ADAPTED = """
+import json, sys, torch, aotc, peft
+from gpu_models import Mlp
+
+torch.manual_seed(0)
+net = Mlp().eval().cuda()
+names = [name for name, part in net.named_modules() if isinstance(part, torch.nn.Linear)]
+model = aotc.compile(net, factory="gpu_models:Mlp", store=sys.argv[1], build=sys.argv[2])
+x, ran = torch.randn(3, 64, device="cuda"), []
+for name in "ab":
+    config = peft.LoraConfig(r=2, target_modules=names[:1], init_lora_weights=False)
+    peft.inject_adapter_in_model(config, net, name)
+    for part in net.modules():
+        if hasattr(part, "lora_A"):
+            part.set_adapter([name])
+    with torch.no_grad():
+        before = model.stats().compiled
+        ran.append([torch.allclose(model(x), net(x), atol=1e-3), model.stats().compiled - before])
+print(json.dumps(ran))
+"""
+
+
+def test_each_state_of_adapters_runs_code_of_its_own(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+
+    def told(build: str) -> Any:
+        return json.loads(run_python(ADAPTED, tmp_path / "store", build).splitlines()[-1])
+
+    assert told("exit") == [[True, 0]] * 2
+    assert told("never") == [[True, 1]] * 2

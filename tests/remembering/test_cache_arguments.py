@@ -78,6 +78,15 @@ def test_a_cache_stays_the_callers_own(given: dict[str, Any], tmp_path: Path) ->
     assert model.stats().eager == sum(form.eager for form in model.explain().calls.forms) > 2
 
 
+def test_generate_does_not_call_torch_s_compiler(tmp_path: Path) -> None:
+    model = aotc.compile(llama(), store=tmp_path, build="never")
+    config = transformers.CompileConfig()
+    config._compile_all_devices = True  # as on a GPU
+    generated(model, cache_implementation="static", compile_config=config)
+    assert not hasattr(model, "_compiled_call")
+    assert model.stats().eager == 12
+
+
 def test_a_cache_is_a_text_and_tensors_and_becomes_itself_again() -> None:
     cache = transformers.DynamicCache()
     cache.update(torch.ones(2, 1, 3, 4), torch.zeros(2, 1, 3, 4), 0)

@@ -149,6 +149,8 @@ def together(structure: Any, tensors: Iterator[Any], held: Any = None) -> Any:
                 name: cast("Tensor", keys).shape[item.axis] for name, item in found.items() if isinstance(item, _Size)
             }
             members.update(found | sizes)
+            if isinstance(keys, Tensor) and "device" in found:
+                members["device"] = keys.device  # with its number
             return made
     raise TypeError(f"{kind!r} is no part of a cache")
 

@@ -108,11 +108,22 @@ Remembered.__call__ = Remembered._remembering  # type: ignore[method-assign]
 
 def in_place_of(module: nn.Module, remembering: Remembering | ByMode | ByCache) -> Remembered:
     """What stands in the place of a module, whose calls these are."""
-    cls = class_for(cast("type[Compiled]", Remembered), type(module), "")
+    base = RememberedGenerator if takes_caches(module) else Remembered
+    cls = class_for(cast("type[Compiled]", base), type(module), "")
     remembered = cast("Remembered", object.__new__(cls))
     object.__setattr__(remembered, "_remembering", remembering)
     object.__setattr__(remembered, "__dict__", vars(module))
     return remembered
+
+
+class RememberedGenerator(Remembered):
+    """A model of transformers: on a GPU, `generate()` with a static cache asks for a call by torch.compile."""
+
+    __slots__ = ()
+
+    def get_compiled_call(self, compile_config: Any = None) -> nn.Module:
+        """The model, whose calls are compiled as they are."""
+        return self
 
 
 def default_store() -> str:

@@ -17,7 +17,8 @@ _OF_TENSORS = (
     *("copy_", "create_tensor_from_blob", "create_tensor_from_blob_v2", "delete_tensor_object", "empty_strided"),
     *("get_data_ptr", "get_device_index", "get_device_type", "get_dim", "get_dtype", "get_layout", "get_numel"),
     *("get_size", "get_sizes", "get_storage_offset", "get_storage_size", "get_stride", "get_strides", "is_defined"),
-    *("item_bool", "item_float32", "item_int64", "new_tensor_handle", "tensor_copy_", "zero_"),
+    *("get_storage_numel", "item_bool", "item_float32", "item_float64", "new_tensor_handle", "tensor_copy_", "zero_"),
+    *(f"item_{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
 )
 _OF_THE_PROCESS = ("check", "grad_mode_is_enabled", "grad_mode_set_enabled", "warn")
 _NUMBERS = (
@@ -27,7 +28,10 @@ _NUMBERS = (
     *(f"dtype_{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
     *(f"dtype_complex{bits}" for bits in (32, 64, 128)),
     *("layout__mkldnn", "layout_strided"),
-    *(f"memory_format_{name}" for name in ("channels_last", "contiguous_format", "preserve_format")),
+    *(
+        f"memory_format_{name}"
+        for name in ("channels_last", "channels_last_3d", "contiguous_format", "preserve_format")
+    ),
 )
 
 FUNCTIONS = frozenset(f"aoti_torch_{name}" for name in (*_OF_TENSORS, *_OF_THE_PROCESS, *_NUMBERS)) | {

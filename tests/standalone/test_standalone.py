@@ -7,6 +7,7 @@ import ctypes
 import gc
 import importlib.util
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -23,6 +24,7 @@ import aotc
 import aotc.standalone
 from aotc.core import _cpu
 from aotc.errors import BindError, LibraryError, MissError
+from aotc.shim import FUNCTIONS, OPERATORS
 from aotc.standalone.cpu_environment import usable_features
 
 HERE = Path(__file__).parent
@@ -387,6 +389,22 @@ def narrow_array_of(shim: ctypes.CDLL, made: ctypes.c_void_p) -> numpy.ndarray:
 
 ONE_ARGUMENT = ["exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "sinh", "cosh", "tanh"]
 ONE_ARGUMENT += ["asin", "acos", "atan", "asinh", "acosh", "atanh", "erf", "erfc", "lgamma"]
+
+
+def exported() -> set[str]:
+    shown = subprocess.run(["nm", "-D", "--defined-only", _cpu.__file__], capture_output=True, text=True, check=True)
+    return {line.split()[-1] for line in shown.stdout.splitlines()}
+
+
+def test_the_build_knows_what_the_runtime_exports() -> None:
+    assert {name for name in exported() if name.startswith("aoti_")} == FUNCTIONS | OPERATORS.keys()
+
+
+def test_every_function_of_sleef_that_torch_s_vectors_call_is_there() -> None:
+    headers = Path(torch.__file__).parent / "include" / "ATen" / "cpu" / "vec"
+    text = "".join(path.read_text() for path in headers.rglob("vec[25]*/*.h"))
+    names = set(re.findall(r"\bSleef_[a-z0-9]+(?:f8|f16|d4|d8)(?:_u\d\d)?\b", text))
+    assert len(names) > 100 and names - exported() == set()
 
 
 def test_functions_of_sleef_are_as_exact_as_sleef_s(tmp_path: Path) -> None:

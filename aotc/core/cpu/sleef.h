@@ -118,3 +118,8 @@ FLOATS_BY_LANES_OF_TWO(nextafter, nextafterf, )
 
 EXPORTED FLOATS SLEEF_F(sin, _u35)(FLOATS x) { return SLEEF_F(sin, _u10)(x); }
 EXPORTED FLOATS SLEEF_F(cos, _u35)(FLOATS x) { return SLEEF_F(cos, _u10)(x); }
+
+struct FLOATS_2 { FLOATS x, y; };  // as Sleef___m256_2
+struct DOUBLES_2 { DOUBLES x, y; };
+EXPORTED FLOATS_2 SLEEF_F(sincos, _u10)(FLOATS x) { return {SLEEF_F(sin, _u10)(x), SLEEF_F(cos, _u10)(x)}; }
+EXPORTED DOUBLES_2 SLEEF_D(sincos, _u10)(DOUBLES x) { return {SLEEF_D(sin, _u10)(x), SLEEF_D(cos, _u10)(x)}; }

@@ -185,6 +185,7 @@ def test_a_module_within_one_of_peft_is_made_with_it() -> None:
     net.set_adapter("b")
     assert changes_of(net.eval()) == []
     assert type(made_again(net)) is peft.PeftModel
+    assert changes_of(net.base_model.model) == []  # which `generate()` calls
 
 
 def test_what_diffusers_does_to_adapters_is_made_too() -> None:
@@ -253,3 +254,19 @@ def test_a_configuration_from_anywhere_reaches_no_import(config: dict[str, Any])
         with_adapters(Net(), {"a": {"config": config}}, [])
     with pytest.raises(ManifestError, match="forward"):
         with_adapters(Net(), {}, [], marks={"forward": "print"})
+
+
+def test_which_adapter_is_active_is_a_fact_but_where_they_are_prepared() -> None:
+    net = adapted()
+    peft.inject_adapter_in_model(peft.LoraConfig(r=3, target_modules=["head"]), net, "b").eval()
+    layers_of(net)[0].set_adapter(["a"])
+    of_a = facts_of(net, {})
+    layers_of(net)[0].set_adapter(["b"])
+    assert facts_of(net, {}) != of_a
+    layers_of(net)[0].set_adapter(["a"])
+    assert facts_of(net, {}) == of_a
+    aotc.adapters.prepare(net, 4)
+    before = facts_of(net, {})
+    layers_of(net)[0].set_adapter(["b"])
+    layers_of(net)[0].set_scale("b", 0.5)
+    assert facts_of(net, {}) == before

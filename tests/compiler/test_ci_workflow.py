@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -16,7 +15,8 @@ import pytest
 import yaml
 from doctoring import copy_store
 from in_process import run_here
-from processes import ROOT, TIMEOUT, ZOO, environment
+from processes import ROOT, ZOO, environment
+from scripts_here import run_script
 
 from aotc.store.layout.store import Store
 
@@ -42,20 +42,9 @@ def filled(text: str, context: Mapping[str, object]) -> str:
 def run_step(text: str, folder: Path, context: Mapping[str, object], variables: Mapping[str, str]) -> str:
     """Run a step as GitHub does, with the shell that it takes."""
     folder.mkdir(parents=True, exist_ok=True)
-    shim = folder.parent / "bin" / "aotc"
-    shim.parent.mkdir(exist_ok=True)
-    shim.write_text(f'#!/bin/sh\nexec {sys.executable} -W ignore -m aotc "$@"\n')
-    shim.chmod(0o755)
-    ran = subprocess.run(
-        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", filled(text, context)],
-        cwd=folder,
-        env=environment(PATH=f"{shim.parent}:{os.environ['PATH']}", **variables),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", filled(text, context)]
+    ran = run_script(command, folder, environment(**variables))
+    assert ran.returncode == 0, ran.stdout
     return ran.stdout
 
 

@@ -19,6 +19,7 @@ import pytest
 import yaml
 from processes import ROOT, environment, run_aotc
 from registry_server import docker_config, htpasswd, needs, running_registry
+from scripts_here import run_script
 from services import RunningService, started
 from store.signing import key_by_openssl, needs_openssl
 
@@ -221,8 +222,8 @@ def test_the_steps_of_the_action_build_and_push(quickstart_store: Path, tmp_path
             values = {name: fill_in(text, inputs) for name, text in step["env"].items()}
             variables = environment(PATH=path, GITHUB_STEP_SUMMARY=str(tmp_path / "summary"), **values)
             command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
-            ran = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
-            assert ran.returncode == 0, ran.stdout + ran.stderr
+            ran = run_script(command, ROOT, variables)
+            assert ran.returncode == 0, ran.stdout
     assert "quickstart:v1" in (tmp_path / "summary").read_text()
     assert (tmp_path / "registry" / "index.json").exists()
 
@@ -264,10 +265,8 @@ def test_the_script_builds_verifies_signs_attests_and_pushes(quickstart_store: P
         "KEY": str(private),
     }
     given |= {"STORE": str(tmp_path / "store"), "PUSH": f"file://{tmp_path}/registry#quickstart:v1", "PATH": path}
-    ran = subprocess.run(
-        ["bash", BUILD], cwd=tmp_path, env=environment(**given), capture_output=True, text=True, check=False
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    ran = run_script(["bash", BUILD], tmp_path, environment(**given))
+    assert ran.returncode == 0, ran.stdout
     release = json.loads((tmp_path / "aotc-release.json").read_text())
     assert {one["kind"] for one in release["statements"]} == {"provenance", "sbom"} and len(release["signatures"]) == 1
     policy = {

@@ -6,13 +6,13 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from pages import PAGES, anchors, blocks, links
 from processes import ROOT, environment
+from scripts_here import run_script
 
 import aotc
 from aotc.cli.reference import reference
@@ -76,10 +76,7 @@ def run_page(page: Path, folder: Path, scratch: Path) -> None:
     (scratch / "blocks.json").write_text(json.dumps(shown))
     command = [sys.executable, Path(__file__).with_name("run_page.py"), scratch / "blocks.json"]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    variables = environment(AOTC_CACHE_DIR=str(scratch / "cache"), PATH=path)
-    ran = subprocess.run(
-        command, cwd=folder, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-    )
+    ran = run_script(command, folder, environment(AOTC_CACHE_DIR=str(scratch / "cache"), PATH=path))
     assert shown and ran.returncode == 0, ran.stdout
 
 

@@ -22,13 +22,13 @@ def environment(**changes: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **changes}
 
 
-def start(*command: object, cwd: Path = ROOT, **changes: str) -> subprocess.Popen[str]:
+def start(*command: object, cwd: Path = ROOT, stdin: int = subprocess.DEVNULL, **changes: str) -> subprocess.Popen[str]:
     """Start Python with these arguments; both of its streams are pipes."""
     return subprocess.Popen(
         [*_PYTHON, *map(str, command)],
         cwd=cwd,
         env=environment(**changes),
-        stdin=subprocess.DEVNULL,
+        stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

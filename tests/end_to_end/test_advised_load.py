@@ -8,7 +8,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from doctoring import copy_store
-from processes import run_python
+from forked_python import forked_python
 
 import aotc
 from aotc.advisories import FEED_VERSION, Advisory, Affected, Concern, Feed, own_feed
@@ -89,6 +89,6 @@ module = transformer_block(width=256, heads=4).eval()
 aotc.load({ref!r}, module, trust=aotc.Trust(advisories=True))
 print(*sys.modules)
 """
-    names = run_python(code).split()
+    names = forked_python(code).split()
     banned = ("torch._inductor", "torch._dynamo", "sympy", "triton", "aotc.compiler", "aotc.tools")
     assert "aotc.advisories" in names and not [name for name in names if name.startswith(banned)]

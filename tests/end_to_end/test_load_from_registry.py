@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from forked_python import forked_python
 from in_process import run_here
-from processes import run_python
 from registry_server import FaultProxy, needs, running_registry
 from serving import LOAD
 
@@ -34,16 +34,16 @@ def test_it_computes_and_no_compiler_is_imported_and_a_second_start_asks_once(
 ) -> None:
     where, cache = f"oci://{proxy.host}/team/quickstart:v1", str(tmp_path / "cache")
     proxy.seen.clear()
-    assert run_python(LOAD, where, "requests", AOTC_CACHE_DIR=cache).strip() == "[] True"
+    assert forked_python(LOAD, where, "requests", AOTC_CACHE_DIR=cache).strip() == "[] True"
     methods = [request.method for request in proxy.seen]
     assert methods[0] == "HEAD" and set(methods[1:-2]) == {"GET"}  # the tag; the last two ask for what is attached
     digest = next(r.path.rpartition("/")[2] for r in proxy.seen if "/manifests/sha256:" in r.path)
     proxy.seen.clear()
-    assert run_python(LOAD, where, "requests", AOTC_CACHE_DIR=cache).strip() == "[] True"
+    assert forked_python(LOAD, where, "requests", AOTC_CACHE_DIR=cache).strip() == "[] True"
     assert [request.method for request in proxy.seen] == ["HEAD"]
     proxy.seen.clear()
     pinned = f"oci://{proxy.host}/team/quickstart@{digest}"
-    assert run_python(LOAD, pinned, "requests", AOTC_CACHE_DIR=cache).strip() == "[] False"
+    assert forked_python(LOAD, pinned, "requests", AOTC_CACHE_DIR=cache).strip() == "[] False"
     assert not proxy.seen
 
 

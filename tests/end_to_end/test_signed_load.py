@@ -10,8 +10,8 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 from doctoring import copy_store
+from forked_python import forked_python
 from in_process import run_here
-from processes import run_python
 
 import aotc
 from aotc.cli import main
@@ -98,7 +98,7 @@ def test_a_service_that_checks_signatures_imports_no_compiler(store: Store, key:
         "assert 'cryptography' in sys.modules and 'nacl' not in sys.modules\n"
         "print(*[n for n in sys.modules if n.startswith(('torch._dynamo', 'torch._inductor', 'triton', 'sympy'))])"
     )
-    assert run_python(code, store.path, AOTC_TRUSTED_KEYS=str(key.with_suffix(".pub"))).split() == []
+    assert forked_python(code, store.path, AOTC_TRUSTED_KEYS=str(key.with_suffix(".pub"))).split() == []
 
 
 def test_verify_imports_no_factory_that_an_unsigned_record_names(store: Store, key: Path) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import finish, start, wait_until_none_names
+from forked_python import run_forked
+from processes import start, wait_until_none_names
 
 HERE = Path(__file__).parent
 
@@ -43,24 +44,33 @@ class Program:
         self.files = self.store / ".aotc" / "remembered"
         shutil.copy(HERE / "remembered_nets.py", folder)
 
-    def start(self, code: str, **changes: str) -> subprocess.Popen[str]:
+    def write(self, code: str) -> Path:
         script = self.folder / "program.py"
         lines = "".join(f"    {line}\n" for line in code.strip().split("\n"))
         script.write_text(f"{HEAD}\n{self.above}\nif __name__ == '__main__':\n{lines}")
-        return start(script, cwd=self.folder, AOTC_STORE=str(self.store), AOTC_LOG="info", **changes)
+        return script
 
-    def result(self, process: subprocess.Popen[str]) -> dict[str, Any]:
-        ran = finish(process)
+    def start(self, code: str, **changes: str) -> subprocess.Popen[str]:
+        return start(self.write(code), cwd=self.folder, AOTC_STORE=str(self.store), AOTC_LOG="info", **changes)
+
+    def result(self, ran: subprocess.CompletedProcess[str]) -> dict[str, Any]:
         assert ran.returncode == 0, ran.stdout + ran.stderr
         told = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
         return {**told[-1], "log": ran.stderr}
 
     def run(self, code: str, **changes: str) -> dict[str, Any]:
-        return self.result(self.start(code, **changes))
+        script, own = self.write(code), {"AOTC_STORE": str(self.store), "AOTC_LOG": "info"}
+        return self.result(run_forked(script.read_text(), file=script, cwd=self.folder, **{**own, **changes}))
 
     def memory(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.files / f"{name}.json").read_bytes())
         return found
+
+
+@pytest.fixture(scope="session")
+def programs() -> type[Program]:
+    """Of a folder: for tests that share the runs of one."""
+    return Program
 
 
 @pytest.fixture

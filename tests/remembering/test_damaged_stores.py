@@ -16,8 +16,6 @@ tell(model, same=same, ran=model.stats()[:2])
 @pytest.mark.compile
 def test_damaged_code_and_forms_are_told_once_and_built_again(program: Any) -> None:
     name = program.run(CODE)["name"]
-    assert program.run(CODE)["ran"] == [2, 0]
-
     blob = max((program.store / "blobs" / "sha256").iterdir(), key=lambda path: path.stat().st_size)
     blob.chmod(0o644)
     blob.write_bytes(blob.read_bytes()[:-9] + b"corrupted")

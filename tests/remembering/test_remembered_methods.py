@@ -19,35 +19,115 @@ from aotc.tools.remembering.methods import RememberedMethod
 
 X = torch.ones(2, 8)
 
+ABOVE = """
+import copy
+from torch import nn
+
+SHIFT = 1.0
+
+class Own(nn.Module):
+    def __init__(self, width=8):
+        super().__init__()
+        self.width = width
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x):
+        return self.linear(x)
+
+@aotc.compile(build="exit")
+def scored(model, x, factor: float = 2.0):
+    return model(x).sum(-1) * factor + SHIFT
+
+@aotc.compile(regions=["blocks.*"], train=True, build="exit")
+def doubled(model, x):
+    return model(x) * 2
+
+def methods():
+    net = Coder().eval()
+    own = net.encode
+    net.encode = aotc.compile(net.encode, build="exit")
+    decorated = Decorated().eval()
+    x, right = torch.randn(2, 8), True
+    with torch.no_grad():
+        for _ in range(2):
+            right &= torch.allclose(net.encode(x, 2.0), own(x, 2.0), atol=1e-6)
+            right &= torch.allclose(net(x), own(x, 1.0).tanh(), atol=1e-6)
+            right &= torch.allclose(decorated(x), x * 3, atol=1e-6)
+    each_of = (net.encode._remembering, decorated.forward._remembering)
+    stats = [call.stats().calls for each in each_of for call in each.known.compiled]
+    other = Decorated(factor=4).eval()
+    with torch.no_grad():
+        right &= torch.equal(other(x), x * 4)
+    told = net.encode.explain()
+    loaded = [told.models, decorated.forward.explain().models]
+    return {"right": right, "ran": stats, "name": told.name, "loaded": loaded, "notes": told.notes}
+
+def functions():
+    global SHIFT
+    own, coder = Own().eval(), Coder().eval()
+    x, right = torch.randn(2, 8), True
+    with torch.no_grad():
+        for net in (own, coder, own, coder):
+            right &= torch.allclose(scored(net, x), net(x).sum(-1) * 2 + 1, atol=1e-6)
+        right &= torch.allclose(scored(x=x, factor=3.0, model=own), own(x).sum(-1) * 3 + 1, atol=1e-6)
+        own.linear.bias += 1
+        right &= torch.allclose(scored(own, x), own(x).sum(-1) * 2 + 1, atol=1e-6)
+        states = [scored.explain(net) for net in (own, coder)]
+        ran = [sum(each.stats().calls for each in scored._of(net).known.compiled) for net in (own, coder)]
+        SHIFT = 5.0
+        changed = torch.allclose(scored(own, x), own(x).sum(-1) * 2 + 5, atol=1e-6)
+    return {"right": right, "ran": ran, "changed": changed, "names": [each.name for each in states],
+            "loaded": [each.models for each in states], "notes": [each.notes for each in states]}
+
+def blocks():
+    net = Branches().train()
+    eager, x = copy.deepcopy(net), torch.randn(2, 8)
+    doubled(net, x).square().sum().backward()
+    (eager(x) * 2).square().sum().backward()
+    ours, theirs = (each.blocks[0].linear.weight.grad for each in (net, eager))
+    regions = [each for code in doubled._of(net).training.known.regions for each in code.call.regions.values()]
+    return {"right": torch.allclose(ours, theirs, rtol=1e-4), "ran": sum(each.stats().calls for each in regions),
+            "notes": doubled.explain(net).notes}
+"""
+"""What `aotc.compile` compiles but whole modules: the three functions tell of two runs, the first of which builds."""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, programs: Any) -> list[dict[str, Any]]:
+    program = programs(tmp_path_factory.mktemp("methods"))
+    program.above = ABOVE
+    parts = "methods=methods(), functions=functions(), blocks=blocks()"
+    told = [program.run(f"tell(aotc.compile(Net(), build='never'), {parts})") for _ in range(2)]
+    return [{**each, "memory": program.memory} for each in told]
+
 
 @pytest.mark.compile
-def test_a_method_and_a_decorated_forward_are_compiled_in_the_second_run(program: Any) -> None:
-    code = (
-        "net = Coder().eval()\n"
-        "own = net.encode\n"
-        "net.encode = aotc.compile(net.encode, build='exit')\n"
-        "decorated = Decorated().eval()\n"
-        "x, right = torch.randn(2, 8), True\n"
-        "with torch.no_grad():\n"
-        "    for _ in range(2):\n"
-        "        right &= torch.allclose(net.encode(x, 2.0), own(x, 2.0), atol=1e-6)\n"
-        "        right &= torch.allclose(net(x), own(x, 1.0).tanh(), atol=1e-6)\n"
-        "        right &= torch.allclose(decorated(x), x * 3, atol=1e-6)\n"
-        "methods = (net.encode, decorated.forward)\n"
-        "stats = [call.stats().calls for each in methods for call in each._remembering.known.compiled]\n"
-        "other = Decorated(factor=4).eval()\n"
-        "with torch.no_grad(): right &= torch.equal(other(x), x * 4)\n"
-        "tell(net.encode, right=right, stats=stats, of_decorated=decorated.forward.explain().models)"
-    )
-    first = program.run(code)
-    assert (first["right"], first["stats"]) == (True, [])
-    second = program.run(code)
+def test_a_method_and_a_decorated_forward_are_compiled_in_the_second_run(runs: list[dict[str, Any]]) -> None:
+    first, second = (each["methods"] for each in runs)
+    assert (first["right"], first["ran"]) == (True, [])
     name = second["name"]
-    assert (second["right"], second["notes"], second["compilers"]) == (True, [], [])
-    assert second["models"] == [name, f"{name}-2"]
-    assert len(second["of_decorated"]) == 1
-    assert second["stats"] == [2, 2, 2]
-    assert program.memory(name)["asked"]["method"] == "encode"
+    assert (second["right"], second["notes"], runs[1]["compilers"]) == (True, [], [])
+    assert second["loaded"][0] == [name, f"{name}-2"] and len(second["loaded"][1]) == 1
+    assert second["ran"] == [2, 2, 2]
+    assert runs[1]["memory"](name)["asked"]["method"] == "encode"
+
+
+@pytest.mark.compile
+def test_a_function_is_compiled_for_each_module_that_it_takes(runs: list[dict[str, Any]]) -> None:
+    first, second = (each["functions"] for each in runs)
+    assert (first["right"], first["ran"], first["changed"]) == (True, [0, 0], True)
+    own, coder = second["names"]
+    assert (second["right"], second["changed"], second["notes"]) == (True, True, [[], []])
+    assert second["loaded"] == [[own, f"{own}-2"], [coder]]
+    assert second["ran"] == [4, 2]
+    assert own.startswith("scored-") and coder.startswith("scored-")
+
+
+@pytest.mark.compile
+def test_a_function_runs_the_blocks_of_its_module_where_it_cannot_be_captured_whole(runs: list[dict[str, Any]]) -> None:
+    first, second = (each["blocks"] for each in runs)
+    assert (first["right"], first["ran"]) == (True, 0)
+    assert (second["right"], second["ran"], second["notes"]) == (True, 3, [])
 
 
 def test_a_method_s_place_is_the_module_s_and_a_copy_has_its_own(tmp_path: Path) -> None:
@@ -91,78 +171,6 @@ def test_a_decorated_method_has_a_memory_for_each_module(tmp_path: Path) -> None
     assert copied.forward.module is copied and copied.forward.__wrapped__.__func__ is Own.forward
     assert "forward" not in vars(Further(2.0))
     assert torch.equal(Further(2.0)(X), X * 2 + 1)
-
-
-FUNCTION = """
-from torch import nn
-
-SHIFT = 1.0
-
-class Own(nn.Module):
-    def __init__(self, width=8):
-        super().__init__()
-        self.width = width
-        self.linear = nn.Linear(width, width)
-
-    def forward(self, x):
-        return self.linear(x)
-
-@aotc.compile(build="exit")
-def scored(model, x, factor: float = 2.0):
-    return model(x).sum(-1) * factor + SHIFT
-"""
-
-
-@pytest.mark.compile
-def test_a_function_is_compiled_for_each_module_that_it_takes(program: Any) -> None:
-    program.above = FUNCTION
-    code = (
-        "own, coder = Own().eval(), Coder().eval()\n"
-        "x, right = torch.randn(2, 8), True\n"
-        "with torch.no_grad():\n"
-        "    for net in (own, coder, own, coder):\n"
-        "        right &= torch.allclose(scored(net, x), net(x).sum(-1) * 2 + 1, atol=1e-6)\n"
-        "    right &= torch.allclose(scored(x=x, factor=3.0, model=own), own(x).sum(-1) * 3 + 1, atol=1e-6)\n"
-        "    own.linear.bias += 1\n"
-        "    right &= torch.allclose(scored(own, x), own(x).sum(-1) * 2 + 1, atol=1e-6)\n"
-        "    states = [scored.explain(net) for net in (own, coder)]\n"
-        "    calls = [scored._of(net).known.compiled for net in (own, coder)]\n"
-        "    ran = [sum(each.stats().calls for each in compiled) for compiled in calls]\n"
-        "    SHIFT = 5.0\n"
-        "    changed = torch.allclose(scored(own, x), own(x).sum(-1) * 2 + 5, atol=1e-6)\n"
-        "tell(aotc.compile(own, build='never'), right=right, ran=ran, changed=changed, names=[s.name for s in states],"
-        " loaded=[s.models for s in states], why=[s.notes for s in states])"
-    )
-    first = program.run(code)
-    assert (first["right"], first["ran"], first["changed"]) == (True, [0, 0], True)
-    second = program.run(code)
-    own, coder = second["names"]
-    assert (second["right"], second["changed"], second["why"], second["compilers"]) == (True, True, [[], []], [])
-    assert second["loaded"] == [[own, f"{own}-2"], [coder]]
-    assert second["ran"] == [4, 2]
-    assert own.startswith("scored-") and coder.startswith("scored-")
-
-
-@pytest.mark.compile
-def test_a_function_runs_the_blocks_of_its_module_where_it_cannot_be_captured_whole(program: Any) -> None:
-    program.above = (
-        "@aotc.compile(regions=['blocks.*'], train=True, build='exit')\n"
-        "def doubled(model, x):\n"
-        "    return model(x) * 2\n"
-    )
-    code = (
-        "import copy\n"
-        "net = Branches().train(); eager = copy.deepcopy(net); x = torch.randn(2, 8)\n"
-        "doubled(net, x).square().sum().backward()\n"
-        "(eager(x) * 2).square().sum().backward()\n"
-        "right = torch.allclose(net.blocks[0].linear.weight.grad, eager.blocks[0].linear.weight.grad, rtol=1e-4)\n"
-        "ran = sum(each.stats().calls for code in doubled._of(net).training.known.regions "
-        "for each in code.call.regions.values())\n"
-        "tell(aotc.compile(net, build='never'), right=right, ran=ran, why=doubled.explain(net).notes)"
-    )
-    first, second = program.run(code), program.run(code)
-    assert (first["right"], first["ran"]) == (True, 0)
-    assert (second["right"], second["ran"], second["why"]) == (True, 3, [])
 
 
 def test_what_is_known_of_a_function_s_calls_lives_as_long_as_its_module(tmp_path: Path) -> None:

@@ -58,8 +58,8 @@ def test_a_model_that_cannot_be_captured_whole_is_compiled_by_its_blocks(program
 
 
 @pytest.mark.compile
-def test_regions_that_were_asked_for_train_in_each_form_of_call(program: Any) -> None:
-    made = "net = Branches(); model = aotc.compile(net, regions={}, train=True, build='exit')\n"
+def test_regions_that_aotc_chooses_train_in_each_form_of_call(program: Any) -> None:
+    made = "net = Branches(); model = aotc.compile(net, regions='auto', train=True, build='exit')\n"
     steps = (
         "import copy\neager = copy.deepcopy(net)\n"
         "def agree(size, **kwargs):\n"
@@ -74,12 +74,11 @@ def test_regions_that_were_asked_for_train_in_each_form_of_call(program: Any) ->
         "calls = [code.call.stats().calls for code in trained.known.regions]\n"
         "tell(model, right=right, calls=calls)"
     )
-    for regions in ("'auto'", "['blocks.*']"):
-        first = program.run(made.format(regions) + steps)
-        assert (first["right"], first["calls"], first["forms"]) == (True, [], 2)
-        second = program.run(made.format(regions) + steps)
-        assert (second["right"], second["calls"]) == (True, [3, 3])
-        assert program.memory(second["name"])["kinds"][1]["regions"] == ["blocks.*"]
+    first = program.run(made + steps)
+    assert (first["right"], first["calls"], first["forms"]) == (True, [], 2)
+    second = program.run(made + steps)
+    assert (second["right"], second["calls"]) == (True, [3, 3])
+    assert program.memory(second["name"])["kinds"][1]["regions"] == ["blocks.*"]
 
 
 def test_patterns_that_match_nothing_are_told_by_the_build(program: Any) -> None:

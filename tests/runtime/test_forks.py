@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from processes import run_python
+from forked_python import forked_python
 
 PRELUDE = """
 import gc, os, signal, sys, threading, time, traceback
@@ -59,7 +59,7 @@ def right(expected):
 
 def run(store: Path, folder: Path, code: str) -> list[str]:
     after = "\nstop.set()\nfor thread in stays: thread.join()\n"
-    return run_python(PRELUDE + code + after, store, AOTC_CACHE_DIR=str(folder)).split()
+    return forked_python(PRELUDE + code + after, store, AOTC_CACHE_DIR=str(folder)).split()
 
 
 def test_threads_that_were_inside_a_library_are_not_waited_for(zoo_store: Path, tmp_path: Path) -> None:
@@ -235,4 +235,4 @@ if pid == 0:
 print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 thread.join()
 """
-    assert run_python(code).split() == ["0"]
+    assert forked_python(code).split() == ["0"]

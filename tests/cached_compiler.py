@@ -1,5 +1,6 @@
 """A `g++` for the tests: what one test has compiled, no other compiles again, and headers that several sources begin
-with are precompiled. `conftest.py` puts it first on PATH, in a folder that lasts as long as the run.
+with are precompiled. `conftest.py` puts it first on PATH, in a folder that lasts as long as the run; compiled files lie
+in $AOTC_TESTS_COMPILER_CACHE, if that is set, for the runs after it. Headers do not: each is 150 MB.
 
 A file is kept by all that its bytes depend on: the command, the source, its name as `-ffile-prefix-map` gives it to the
 code, and headers that lie in the unit's own folder. Without that option the whole path counts. Commands that do not
@@ -83,7 +84,7 @@ class Compile:
         includes = b"".join(line + b"\n" for line in begin[0].splitlines() if line.startswith(b"#")) if begin else b""
         if self.header or self.is_header() or not includes:
             return []
-        entry = f"{folder}/headers/{_digest([includes, *self.common()])}"
+        entry = f"{folder}/begins/{_digest([includes, *self.common()])}"
         os.makedirs(entry, exist_ok=True)
         header = f"{entry}/headers.h"
         with open(f"{entry}/sources", "a") as sources:
@@ -117,14 +118,16 @@ def main() -> None:
     compile = Compile(sys.argv[1:])
     if not compile.is_plain():
         os.execv(compiler, [compiler, *compile.words])
-    kept = f"{folder}/kept/{compile.key()}"
+    place = f"{folder}/{'headers' if compile.is_header() else 'kept'}"
+    kept = f"{place}/{compile.key()}"
     if os.path.exists(kept):
+        os.utime(kept)  # what no run uses any more is removed
         _copy(kept, compile.target, link=compile.is_header())
         return
     status = _run(compiler, [*compile.words, *compile.precompiled(folder, compiler)])
     if status:
         sys.exit(status)
-    os.makedirs(f"{folder}/kept", exist_ok=True)
+    os.makedirs(place, exist_ok=True)
     _copy(compile.target, f"{kept}.{os.getpid()}", link=compile.is_header())
     os.rename(f"{kept}.{os.getpid()}", kept)
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
+import re
 import shutil
+import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,8 +40,28 @@ def pytest_configure(config: pytest.Config) -> None:
         (folder / "compiler").symlink_to(found)
         compiler = folder / "g++"
         compiler.write_text(f"#!{sys.executable} -IS\n{(ROOT / 'tests' / 'cached_compiler.py').read_text()}")
+        if kept := os.environ.get("AOTC_TESTS_COMPILER_CACHE"):
+            (folder / "kept").symlink_to(_kept_between_runs(Path(kept), compiler.read_text(), found))
         compiler.chmod(0o755)
         os.environ["PATH"] = f"{folder}:{os.environ['PATH']}"
+
+
+KEPT_DAYS = 14
+
+
+def _kept_between_runs(folder: Path, wrapper: str, found: str) -> Path:
+    """The folder of what this compiler made of this torch's headers, without what no run has used for `KEPT_DAYS`.
+
+    Sources and options are in each file's own name (`cached_compiler.py`); names of headers are in compiled code."""
+    version = subprocess.run([found, "--version"], check=True, capture_output=True, text=True).stdout
+    named = "\0".join((wrapper, version, str(torch.__version__), torch.__file__))
+    kept = folder.absolute() / hashlib.sha256(named.encode()).hexdigest()[:16]
+    kept.mkdir(parents=True, exist_ok=True)
+    for file in folder.glob("*/*"):
+        with contextlib.suppress(OSError):  # another run may remove it, too
+            if time.time() - file.stat().st_mtime > KEPT_DAYS * 24 * 3600:
+                file.unlink()
+    return kept
 
 
 @pytest.fixture
@@ -66,6 +90,22 @@ SERVERS = {"registry_server", "object_servers", "services", "store_backends", "s
 """Modules of tests and packages by which a test starts a server or a browser."""
 
 
+NEVER_QUICK = LONG | {"cuda", "engines", "fuzzing"}
+"""Folders in which no test is `quick`. In others those are that build nothing and start no server."""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files of which `-m quick` or `-m every_torch` runs nothing are not imported: of all, that takes half a minute."""
+    if collection_path.suffix != ".py":
+        return None
+    match config.option.markexpr:
+        case "quick" if collection_path.parent.name in NEVER_QUICK and collection_path.name != "conftest.py":
+            return True
+        case "every_torch" if not re.search("every_torch|rank_suite", collection_path.read_text()):
+            return True
+    return None
+
+
 def _needs(item: pytest.Item) -> Iterator[str]:
     """The markers `compile` and `servers`: by a test's folder, its fixtures, and what its file imports."""
     names = (getattr(value, "__module__", None) or "" for value in vars(getattr(item, "module", item)).values())
@@ -84,6 +124,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         for name in _needs(item):
             item.add_marker(name)
+        if item.path.parent.name not in NEVER_QUICK and not any(map(item.get_closest_marker, ("compile", "servers"))):
+            item.add_marker("quick")
     if "every_torch" not in config.option.markexpr:
         alone = pytest.mark.skip(reason="runs in `pytest -m every_torch`")
         for item in items:

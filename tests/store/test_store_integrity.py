@@ -1,7 +1,7 @@
 """Every change of a store's bytes is refused before a byte is mapped, or changes nothing of what is loaded.
 
 What may be harmless is in `index.json` and `oci-layout` alone: white space, annotations of others, a size that nothing
-else contradicts. `tests/benchmarks/integrity.py` tries all 255 other values of every byte, and large artifacts.
+else contradicts.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from in_process import run_here
 from processes import ROOT, ZOO, finish, processes_that_name, run_aotc, start, wait_until_none_names
 
 from aotc.compiler.executors.local import memory_of
@@ -234,21 +236,13 @@ def test_nodes_store_what_they_compile_in_a_store_at_a_url(nodes: Nodes, manifes
     fresh = {**own, "AOTC_CACHE_DIR": str(tmp_path / "another-host")}
     again = finish(start_build(manifest, url, nodes, "--json", **fresh))
     assert [one["status"] for one in json.loads(again.stdout)["units"]] == ["cached", "cached"]
-    verified = run_aotc("verify", f"{url}#linear", "--seeds", "1", cwd=manifest.parent, **own)
-    assert verified.returncode == 0, verified.stdout + verified.stderr
     assert wait_until_none_names("aotc.compiler.workers.fork_server", 10, of_the_nodes) == []
     nodes.kill(node)
 
 
-def test_ray_that_is_not_installed_is_named(manifest: Path, tmp_path: Path) -> None:
-    (tmp_path / "hidden").mkdir()
-    (tmp_path / "hidden" / "ray.py").write_text("raise ImportError('hidden by a test')")
-    paths = os.pathsep.join(map(str, (tmp_path / "hidden", ROOT)))
-    ran = run_aotc(
-        *("build", manifest, "--store", tmp_path / "store", "--executor", "ray"),
-        cwd=manifest.parent,
-        PYTHONPATH=paths,
-    )
+def test_ray_that_is_not_installed_is_named(manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    ran = run_here("build", manifest, "--store", tmp_path / "store", "--executor", "ray", cwd=manifest.parent)
     assert ran.returncode == 2
-    assert "needs Ray, which cannot be imported: hidden by a test" in ran.stderr
+    assert "needs Ray, which cannot be imported: " in ran.stderr
     assert "pip install 'aotc[ray]'" in ran.stderr

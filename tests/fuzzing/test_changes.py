@@ -15,7 +15,7 @@ from fuzzing import changes
 from fuzzing.change_kinds import KINDS, MOMENTS, guide_table
 from processes import ROOT, finish, start
 
-COUNT, SEED = 4 * len(KINDS), 0
+COUNT, SEED = 2 * len(KINDS), 0
 
 
 @pytest.fixture(scope="module")

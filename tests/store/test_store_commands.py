@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from processes import run_aotc
+from in_process import run_here
 from sample_artifacts import CREATED, stored_artifact
 
 from aotc.cli import main
@@ -33,7 +33,7 @@ def published(store: Store, work: Path) -> Store:
 
 
 def aotc(store: Store, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    return run_aotc(*arguments, "--store", store.path, TMPDIR=str(store.path.parent), **environment)
+    return run_here(*arguments, "--store", store.path, TMPDIR=str(store.path.parent), **environment)
 
 
 def test_a_clean_store_with_garbage_exits_with_0(published: Store) -> None:
@@ -60,8 +60,8 @@ def test_damage_exits_with_1_and_names_all_of_it(published: Store) -> None:
 
 
 def test_a_folder_that_is_no_store_exits_with_2(tmp_path: Path) -> None:
-    assert run_aotc("fsck", "--store", tmp_path / "absent").returncode == 2
-    assert run_aotc("gc", "--store", tmp_path / "absent").returncode == 2
+    assert run_here("fsck", "--store", tmp_path / "absent").returncode == 2
+    assert run_here("gc", "--store", tmp_path / "absent").returncode == 2
 
 
 def test_gc_says_what_it_frees(published: Store) -> None:
@@ -120,7 +120,7 @@ def test_options_that_make_no_sense_exit_with_2(published: Store, arguments: tup
 def test_a_url_in_the_place_of_a_folder_is_told_what_to_do_and_makes_none(
     tmp_path: Path, command: str, hint: str
 ) -> None:
-    ran = run_aotc(*command.split(), cwd=tmp_path)
+    ran = run_here(*command.split(), cwd=tmp_path)
     assert ran.returncode == 2 and "is not a folder" in ran.stderr
     assert hint in ran.stderr.partition("hint: ")[2]
     assert list(tmp_path.iterdir()) == []
@@ -150,19 +150,19 @@ def test_a_bundle_goes_from_folder_to_folder_and_a_tag_back_by_the_folders_urls(
 def test_a_folder_in_the_place_of_a_remote_is_told_its_url(
     published: Store, command: tuple[str, ...], hint: str
 ) -> None:
-    ran = run_aotc(*(part.format(store=published.path) for part in command))
+    ran = run_here(*(part.format(store=published.path) for part in command))
     assert ran.returncode == 2
     assert hint in ran.stderr
 
 
 def test_a_fetch_that_is_refused_leaves_no_folder(published: Store, tmp_path: Path) -> None:
     """It would be no store. One that was there stays."""
-    generated = run_aotc("sign", "--generate-key-pair", tmp_path / "cosign", COSIGN_PASSWORD="x")
+    generated = run_here("sign", "--generate-key-pair", tmp_path / "cosign", COSIGN_PASSWORD="x")
     assert generated.returncode == 0, generated.stderr
     keys, source = {"AOTC_TRUSTED_KEYS": str(tmp_path / "cosign.pub")}, f"file://{published.path}#tiny:v1"
     (tmp_path / "empty").mkdir()
     for name in ("new", "empty"):
-        ran = run_aotc("fetch", source, "--store", tmp_path / name, AOTC_CACHE_DIR=str(tmp_path / "cache"), **keys)
+        ran = run_here("fetch", source, "--store", tmp_path / name, AOTC_CACHE_DIR=str(tmp_path / "cache"), **keys)
         assert ran.returncode == 2 and "is not signed" in ran.stderr
     assert not (tmp_path / "new").exists() and (tmp_path / "empty").exists()
 

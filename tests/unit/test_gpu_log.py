@@ -47,6 +47,7 @@ def suite(tmp_path: Path) -> Path:
 
 def run(suite: Path, *arguments: str, **variables: str) -> str:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "AOTC_"))}
+    inherited["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # hypothesis alone takes a second to import
     command = [sys.executable, "-m", "pytest", *arguments]
     ran = subprocess.run(
         command, cwd=suite.parents[1], env={**inherited, **variables}, capture_output=True, text=True, check=False
@@ -55,7 +56,7 @@ def run(suite: Path, *arguments: str, **variables: str) -> str:
     return ran.stdout
 
 
-@pytest.mark.parametrize("processes", [(), ("-n", "2")], ids=["in one process", "in two"])
+@pytest.mark.parametrize("processes", [(), ("-p", "xdist", "-n", "2")], ids=["in one process", "in two"])
 def test_a_whole_run_writes_its_counts_and_its_commit(suite: Path, processes: tuple[str, ...]) -> None:
     run(suite, "tests/cuda", *processes, AOTC_COMMIT="abc123")
     written = json.loads((suite / "last_run.json").read_text())

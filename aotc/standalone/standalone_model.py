@@ -16,7 +16,7 @@ from aotc.call_table.misses import Explanation, error_of, fixed_size_issues
 from aotc.call_table.obstacles import nearest, obstacles, unexplained
 from aotc.call_table.refusals import constant_hint, equal_constant, expected_issue, shape_hint, shape_issue
 from aotc.call_table.values import describe
-from aotc.errors import Issue, LibraryError
+from aotc.errors import Issue
 from aotc.records import Artifact, ConstantLeaf, Output, ResultContainer, TensorLeaf, Variant, bucket_name
 from aotc.standalone.array_views import Give, NoTensor, giving_like, tensor_of
 from aotc.standalone.cpu_environment import open_cpu
@@ -270,8 +270,6 @@ class _Result:
         self._parts = [functools.partial(_part, output, names) for output in variant.outputs]
 
     def of(self, raw: list[Any], given: list[Any], leaves: list[Any], state: list[Any], give: Give) -> Any:
-        if any(part.args[0].index is not None and part.args[0].index >= len(raw) for part in self._parts):
-            raise LibraryError("the library gave fewer outputs than the record names")
         return self._build([part(raw, given, leaves, state, give) for part in self._parts])
 
 

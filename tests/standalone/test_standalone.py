@@ -7,10 +7,12 @@ import ctypes
 import gc
 import importlib.util
 import json
+import mmap
 import re
 import shutil
 import subprocess
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +126,31 @@ def test_a_process_may_hold_torch_and_the_standalone_runtime(zoo_store: Path, li
         assert abs(model(x) - expected(x)).max() < TOLERANCE
         assert abs(compiled(torch.from_numpy(x)).numpy() - expected(x)).max() < TOLERANCE
     assert (model.stats().calls, compiled.stats().calls) == (2, 2)
+
+
+def test_frozen_weights_are_those_of_the_store(zoo_store: Path) -> None:
+    model, compiled = aotc.standalone.load(f"{zoo_store}#frozen"), aotc.load(f"{zoo_store}#frozen")
+    given = torch.randn(2, 64)
+    assert abs(model(given) - compiled(given)).max() < TOLERANCE and model.stats().calls == 1
+
+
+def test_many_threads_may_call_and_nothing_is_left_behind(zoo_store: Path, tmp_path: Path) -> None:
+    """Four threads, two calls at a time within the library; memory does not grow with calls."""
+    weight = numpy.random.default_rng(0).standard_normal((256, 256)).astype(numpy.float32) / 16
+    model = aotc.standalone.load(f"{zoo_store}#repeated", weights={"weight": weight}, concurrency=2)
+    given = numpy.random.default_rng(1).standard_normal((128, 256)).astype(numpy.float32)
+    first = model(given)
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    with ThreadPoolExecutor(4) as pool:
+        for _ in pool.map(lambda _: model(given), range(40)):
+            pass
+        before = resident()
+        same = list(pool.map(lambda _: bool((model(given) == first).all()), range(200)))
+    assert all(same) and model.stats().calls == 241
+    assert resident() - before < 100 * first.nbytes
 
 
 def test_neither_numpy_nor_torch_is_needed(zoo_store: Path, linear: Any, tmp_path: Path) -> None:

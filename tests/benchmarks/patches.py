@@ -59,6 +59,7 @@ YARDSTICKS = {
     "tf32_tiles": Yardstick("block", (32, 128, 768), "float32", more={"float32_matmul_precision": "high"}),
     "no_tma_templates_of_float32": Yardstick("linears", (1024, 1024), "float32"),
     "serial_small_loops": Yardstick("small", (1, 64), "float32", device="cpu"),
+    "products_in_onednn": Yardstick("bert", (1, 128, 768), "float32", device="cpu"),
 }
 
 
@@ -75,6 +76,23 @@ def block() -> nn.Module:
     from examples.models import tiny_block
 
     return tiny_block(768, 4)
+
+
+class Encoder(nn.Module):
+    """BERT-base's first four layers, of transformers."""
+
+    def __init__(self) -> None:
+        from transformers import BertConfig, BertModel
+
+        super().__init__()
+        self.model = BertModel(BertConfig(num_hidden_layers=4), add_pooling_layer=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(inputs_embeds=x).last_hidden_state  # type: ignore[no-any-return]
+
+
+def bert() -> nn.Module:
+    return Encoder()
 
 
 class Linears(nn.Module):

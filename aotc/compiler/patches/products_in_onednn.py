@@ -75,7 +75,8 @@ def _is_linear(inputs: Any) -> bool:
 def _linear(*operands: torch.Tensor) -> torch.Tensor:
     *bias, rows, weight = operands
     row = bias[0].reshape(-1, bias[0].shape[-1])[0] if bias else None  # a race expands it
-    return torch.ops.mkldnn._linear_pointwise(rows, weight.t(), row, "none", [], "")
+    product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight.t(), row, "none", [], "")
+    return product
 
 
 def _created(*operands: Any) -> Any:

@@ -90,7 +90,7 @@ def _facts(snapshot: Snapshot, subject: UnitModule, captured: Capture, exported:
     read = read_attributes(snapshot.guarded, exported.reads)
     attributes = {
         f"{path}.{name}".removeprefix("."): value
-        for part in (snapshot.attributes, read)
+        for part in (snapshot.identity.attributes, read)
         for path, values in part.items()
         for name, value in values.items()
     }

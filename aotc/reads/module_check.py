@@ -15,9 +15,9 @@ from aotc.reads.attributes import (
     ORDER,
     backward_hooks,
     hooks_on_all_modules,
-    module_attributes,
     origin_of,
 )
+from aotc.reads.module_identity import NOWHERE, ModuleIdentity, value_differences
 from aotc.reads.outside import ABSENT, ENVIRONMENT, ReadFile, read_here, recorded_reads
 from aotc.reads.sources import BY_DIGEST, file_identity, file_of, source_digests
 from aotc.reads.watch import ModuleWatch
@@ -31,8 +31,9 @@ ModuleCheck = Literal["class", "source", "attributes", "training"]
 def check_module(artifact: Artifact, module: nn.Module, ignore: Collection[ModuleCheck], read_file: ReadFile) -> None:
     """Raises BindError with every way that matters in which `module` is not the one that was captured."""
     found: dict[ModuleCheck, list[Issue]] = {}
+    identity = ModuleIdentity(module, dict(artifact.module.trees))
     for name, find in _CHECKS.items():
-        if name not in ignore and (issues := find(artifact, module, read_file)):
+        if name not in ignore and (issues := find(artifact, identity, read_file)):
             found[name] = issues
     if found:
         issues = found.get("class") or [issue for each in found.values() for issue in each]  # else all differs, too
@@ -67,8 +68,8 @@ def _ignore_hint(differ: Collection[ModuleCheck]) -> str:
     return f"where the difference cannot matter: aotc.load(…, ignore=[{allowed}])" if allowed else ""
 
 
-def _class_issues(artifact: Artifact, module: nn.Module, _: ReadFile) -> list[Issue]:
-    built, here = artifact.module.class_name, type(module).__qualname__
+def _class_issues(artifact: Artifact, identity: ModuleIdentity, _: ReadFile) -> list[Issue]:
+    module, built, here = identity.module, artifact.module.class_name, identity.class_name
     if built == here:
         return []
     paths = [path for path, part in module.named_modules() if type(part).__qualname__ == built]
@@ -78,8 +79,8 @@ def _class_issues(artifact: Artifact, module: nn.Module, _: ReadFile) -> list[Is
     return [Issue(f"built from class {built}, the module is a {here}", expected=built, actual=here, hint=hint)]
 
 
-def _training_issues(artifact: Artifact, module: nn.Module, _: ReadFile) -> list[Issue]:
-    guard = artifact.module
+def _training_issues(artifact: Artifact, identity: ModuleIdentity, _: ReadFile) -> list[Issue]:
+    guard, module = artifact.module, identity.module
     differ = [name for name, part in module.named_modules() if part.training is not guard.training_of(name)]
     found = []
     for built in (True, False):
@@ -113,13 +114,13 @@ def _absent(name: str, modules_of: Mapping[str, str]) -> str:
     )
 
 
-def _source_issues(artifact: Artifact, module: nn.Module, _: ReadFile) -> list[Issue]:
-    built, trees = artifact.module.sources, dict(artifact.module.trees)
+def _source_issues(artifact: Artifact, identity: ModuleIdentity, _: ReadFile) -> list[Issue]:
+    built, module, here = artifact.module.sources, identity.module, identity.sources
     imports = _import_issues(artifact.module, module)
-    here = source_digests(module, trees)
     if here == built:
         return imports
-    files = source_digests(module, trees, by_version=False)  # it may have been built from its folder, and be installed
+    # It may have been built from its folder, and be installed.
+    files = source_digests(module, dict(artifact.module.trees), by_version=False)
     here = {name: files[name] if files.get(name) == built.get(name) else text for name, text in here.items()}
     classes = {type(part) for part in module.modules()}
     files_of = {cls.__qualname__: f", in {file}" for cls in classes if (file := file_of(cls.__module__))}
@@ -183,20 +184,21 @@ def _import_issues(built: ModuleGuard, module: nn.Module) -> list[Issue]:
     ]
 
 
-def _attribute_issues(artifact: Artifact, module: nn.Module, read_file: ReadFile) -> list[Issue]:
+def _attribute_issues(artifact: Artifact, identity: ModuleIdentity, read_file: ReadFile) -> list[Issue]:
+    module = identity.module
     reads = [each for recorded in recorded_reads(artifact, read_file) for each in read_issues(module, *recorded)]
-    return [*_hook_issues(artifact, module), *_plain_issues(artifact, module, read_file), *dict.fromkeys(reads)]
+    return [*_hook_issues(artifact, module), *_plain_issues(artifact, identity, read_file), *dict.fromkeys(reads)]
 
 
-def _plain_issues(artifact: Artifact, module: nn.Module, read_file: ReadFile) -> list[Issue]:
+def _plain_issues(artifact: Artifact, identity: ModuleIdentity, read_file: ReadFile) -> list[Issue]:
     """Of the attributes that are compared whatever a capture read."""
-    here = module_attributes(module)
-    if sha256_json(here) == artifact.module.attributes:
+    here = identity.attributes
+    if identity.attributes_digest == artifact.module.attributes:
         return []
     differ = Issue(
         "the module's Python attributes are not those of the build",
         expected=artifact.module.attributes,
-        actual=sha256_json(here),
+        actual=identity.attributes_digest,
         hint=_ATTRIBUTES_HINT,
     )
     if artifact.module.attributes_file is None:
@@ -216,7 +218,7 @@ def _plain_issues(artifact: Artifact, module: nn.Module, read_file: ReadFile) ->
     return matters if found else [differ]
 
 
-_CHECKS: dict[ModuleCheck, Callable[[Artifact, nn.Module, ReadFile], list[Issue]]] = {
+_CHECKS: dict[ModuleCheck, Callable[[Artifact, ModuleIdentity, ReadFile], list[Issue]]] = {
     "class": _class_issues,
     "training": _training_issues,
     "source": _source_issues,
@@ -277,10 +279,10 @@ def _found_differences(
         (path, name, members, _shown(one), _shown(other))
         for path in sorted(built.keys() | now.keys())
         for name in sorted(built.get(path, {}).keys() | now.get(path, {}).keys())
-        for members, one, other in _differences(
-            built.get(path, {}).get(name, _NOWHERE), now.get(path, {}).get(name, _NOWHERE)
+        for members, one, other in value_differences(
+            built.get(path, {}).get(name, NOWHERE), now.get(path, {}).get(name, NOWHERE)
         )
-        if name != ORDER or (_NOWHERE not in (one, other) and sorted(one) == sorted(other))  # else parts differ
+        if name != ORDER or (NOWHERE not in (one, other) and sorted(one) == sorted(other))  # else parts differ
     ]
 
 
@@ -308,7 +310,7 @@ def _outside_issue(name: str, built: Any, here: Any) -> Issue:
         built, here = "another value" if set_at_build else "not set", "not set" if now is None else repr(now)
         what = f"the environment variable {name[1:]}, which forward reads, was {built} at the build, and is {here} here"
         return Issue(what, where=name, expected=built, actual=here, hint="set it as the build had it, or rebuild")
-    built, here = (_shown(_NOWHERE if value == ABSENT else value) for value in (built, here))
+    built, here = (_shown(NOWHERE if value == ABSENT else value) for value in (built, here))
     return Issue(
         f"forward reads it: built with {built}, here it is {here}",
         where=name,
@@ -332,22 +334,5 @@ def _attribute_issue(difference: AttributeDifference) -> Issue:
     return Issue(f"built with {built}, here it is {here}", where, built, here, hint)
 
 
-_NOWHERE = object()
-
-
-def _differences(one: Any, other: Any, members: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
-    """Where two values differ: the members of the dicts that lead there, and both values."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        for name in sorted(one.keys() | other.keys()):
-            yield from _differences(one.get(name, _NOWHERE), other.get(name, _NOWHERE), (*members, name))
-    elif one is not other and _exactly(one) != _exactly(other):
-        yield members, one, other
-
-
-def _exactly(value: Any) -> Any:
-    """As text: True is not 1."""
-    return value if value is _NOWHERE else canonical_json(value)
-
-
 def _shown(value: Any) -> str:
-    return "absent" if value is _NOWHERE else repr(value)[:60]
+    return "absent" if value is NOWHERE else repr(value)[:60]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
-from aotc.reads.tensors import NO_SUBCLASSES, dtype_name, tensor_digests
+from aotc.digest import sha256_json
+from aotc.reads.tensors import NO_SUBCLASSES, dtype_name, named_state, tensor_digests
 from aotc.records import StateSpec
 
 
@@ -33,6 +35,33 @@ def state_specs(
         )
         for name in names
     )
+
+
+def state_forms(module: nn.Module) -> dict[str, str]:
+    """Dtype and shape of each parameter and buffer, of a subclass of Tensor those of the tensors that it holds; with
+    the strides of one that is not dense, the other names of a tied one, and a digest of what such a class is."""
+    from aotc.tensors.subclasses import descriptions, unwrapped
+
+    named = named_state(module)
+    state = unwrapped(named)
+    return {
+        spec.name: " ".join(
+            (
+                spec.dtype,
+                str(list(spec.shape)),
+                *([] if spec.stride == _dense(spec.shape) else [f"strides {list(spec.stride)}"]),
+                *([f"also {', '.join(spec.aliases)}"] if spec.aliases else []),
+                *([sha256_json(spec.subclass)] if spec.subclass is not None else []),
+            )
+        )
+        for spec in state_specs(state, state, digests=False, subclasses=descriptions(named))
+    }
+
+
+def _dense(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides that torch gives a new tensor."""
+    strides = itertools.accumulate(reversed(shape[1:]), lambda stride, size: stride * max(size, 1), initial=1)
+    return tuple(reversed([*strides])) if shape else ()
 
 
 def named_constants(module: nn.Module) -> dict[str, Tensor]:

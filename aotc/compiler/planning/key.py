@@ -34,12 +34,11 @@ from aotc.machine.gpus import Gpu
 from aotc.machine.targets import Target
 from aotc.machine.this_host import glibc_version
 from aotc.manifest import ModelSpec
-from aotc.reads.attributes import module_attributes
+from aotc.reads.module_identity import NOWHERE, ModuleIdentity, value_differences
 from aotc.reads.sources import file_of
-from aotc.reads.state_specs import named_constants, state_specs
+from aotc.reads.state_specs import named_constants
 from aotc.reads.tensors import named_state, tensor_digests
 from aotc.records import SCHEMA_VERSION, Bucket, Dims, Region, Variant
-from aotc.tensors.subclasses import descriptions, unwrapped
 
 NOT_A_REGION: Mapping[str, Any] = MappingProxyType({})
 
@@ -65,12 +64,14 @@ def model_factors(spec: ModelSpec, module: nn.Module, sources: Mapping[str, str]
     fields = (name for name in spec.__struct_fields__ if name not in OTHER_UNITS)
     manifest = {name: msgspec.json.decode(msgspec.json.encode(getattr(spec, name))) for name in fields}
     manifest["recorded"] = sha256_json(spec.recorded) if spec.recorded else ""
+    identity = ModuleIdentity(module)
     return {
         "manifest": manifest,
         "sources": dict(sources),
-        "attributes": sha256_json(module_attributes(module)),
+        "attributes": identity.attributes_digest,
         "weights": sha256_json(tensor_digests(named_state(module))) if spec.weights == "frozen" else "live",
-        "state": _state_forms(module),
+        "state": identity.tensors,  # of live ones, too: a factory may read sizes from a file
+        "constants": tensor_digests(named_constants(module)),
         "threads": torch.get_num_threads() if spec.options.get("cpp.dynamic_threads") is False else "any",
         **machine_factors(),
     }
@@ -131,19 +132,6 @@ def machine_factors() -> Factors:
             if _VARIABLES.match(name) and not _NOT_CODE.search(name)
         },
         "aotc": f"record schema {SCHEMA_VERSION}, build {build_version()}",
-    }
-
-
-def _state_forms(module: nn.Module) -> dict[str, str]:
-    """Dtype, shape, strides and aliases of each parameter and buffer, live ones too: a factory may read sizes from a
-    file. With the digest of each buffer that no checkpoint holds."""
-    named, constants = named_state(module), tensor_digests(named_constants(module))
-    state = unwrapped(named)
-    return {
-        spec.name: " ".join((spec.dtype, str(list(spec.shape)), f"strides {list(spec.stride)}", *spec.aliases))
-        + (f" {constants[spec.name]}" if spec.name in constants else "")
-        + (f" {sha256_json(spec.subclass)}" if spec.subclass is not None else "")
-        for spec in state_specs(state, state, digests=False, subclasses=descriptions(named))
     }
 
 
@@ -223,7 +211,7 @@ def explain(old: Factors, new: Factors, line_of: Callable[..., str] = lambda *ke
 
 def _explain_factor(name: str, old: Any, new: Any, line_of: Callable[..., str]) -> Iterator[Issue]:
     if name == "manifest":
-        for keys, before, after in _differences((), old, new):
+        for keys, before, after in value_differences(old, new):
             written = ("outputs", "crop", *keys[1:]) if keys[0] == "crop" else keys
             yield _change(f"manifest {'.'.join(map(str, keys))}", before, after, line_of(*written))
     elif isinstance(old, dict) and isinstance(new, dict):
@@ -235,16 +223,6 @@ def _explain_factor(name: str, old: Any, new: Any, line_of: Callable[..., str]) 
         yield _change(name, old, new)
 
 
-def _differences(keys: tuple[str, ...], old: Any, new: Any) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
-    """The innermost keys whose values differ."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in sorted(old.keys() | new.keys()):
-            if old.get(key) != new.get(key):
-                yield from _differences((*keys, key), old.get(key), new.get(key))
-    else:
-        yield keys, old, new
-
-
 def _file(module_name: str) -> str:
     file = file_of(module_name)
     if file is None:
@@ -253,7 +231,7 @@ def _file(module_name: str) -> str:
 
 
 def _change(what: str, old: Any, new: Any, where: str = "") -> Issue:
-    shown = [str(value) if value is not None else "absent" for value in (old, new)]
+    shown = [str(value) if value not in (None, NOWHERE) else "absent" for value in (old, new)]
     digests = all(value.startswith("sha256:") for value in shown)
     message = f"{what} changed" if digests else f"{what} {shown[0]} → {shown[1]}"
     return Issue(message, where=where, expected=shown[0], actual=shown[1])

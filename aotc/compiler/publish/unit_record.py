@@ -20,17 +20,17 @@ from aotc.compiler.capture.unit_graph import Exported, UnitModule
 from aotc.compiler.codegen.aot_inductor import LIBRARY, CompiledFiles
 from aotc.compiler.messages import Job, Unit
 from aotc.constants import encode_constants
-from aotc.digest import canonical_json, sha256_file, sha256_json
+from aotc.digest import canonical_json, sha256_file
 from aotc.machine.elf import needed_versions, newest
 from aotc.machine.environment import this_environment
 from aotc.machine.targets import Target
 from aotc.manifest import ModelSpec
 from aotc.picks import PickFile
 from aotc.provenance import FORMS, BuiltArtifact, BuiltVariant, Report
-from aotc.reads.attributes import module_attributes, read_attributes, training_differs
-from aotc.reads.imported_files import imported_files
+from aotc.reads.attributes import read_attributes
+from aotc.reads.module_identity import ModuleIdentity
 from aotc.reads.outside import Outside
-from aotc.reads.sources import Trees, source_digests
+from aotc.reads.sources import Trees
 from aotc.reads.state_specs import named_constants, state_specs, submodules
 from aotc.reads.tensors import dtype_name, named_state, plain_state
 from aotc.records import (
@@ -66,10 +66,8 @@ class Snapshot(NamedTuple):
     """The facts of the module that a load compares with its own, and the buffers that it takes from the artifact."""
 
     guarded: nn.Module
-    sources: dict[str, str]
-    imports: dict[str, str]
+    identity: ModuleIdentity
     trees: Trees
-    attributes: Mapping[str, Any]
     constants: Collection[str]
     constants_file: bytes
 
@@ -81,10 +79,8 @@ def take_snapshot(unit: Unit, model: nn.Module) -> Snapshot:
     trees: Trees = {}
     return Snapshot(
         guarded,
-        source_digests(guarded, trees),
-        imported_files(guarded, trees),
+        ModuleIdentity(guarded, trees).taken(),
         trees,
-        module_attributes(guarded),
         frozenset(constants),
         encode_constants(constants),
     )
@@ -133,7 +129,7 @@ def write_record(built: BuiltUnit) -> None:
     (output / FORMS).write_bytes(canonical_json(_forms(exported.captured)))
     if built.picks:
         (output / PICKS).write_bytes(canonical_json(built.picks))
-    if len(attributes := canonical_json(snapshot.attributes)) <= CONFIG_LIMIT:  # else a reader would refuse it
+    if len(attributes := canonical_json(snapshot.identity.attributes)) <= CONFIG_LIMIT:  # else a reader would refuse it
         (output / ATTRIBUTES).write_bytes(attributes)
     outside = Outside(snapshot.guarded).values(exported.outside)
     reads = Reads(read_attributes(snapshot.guarded, exported.reads), outside)
@@ -203,14 +199,14 @@ def _artifact(built: BuiltUnit, variant: BuiltVariant) -> BuiltArtifact:
         signature=subject.model_signature,
         state=() if unit.region else state,
         module=ModuleGuard(
-            class_name=type(snapshot.guarded).__qualname__,
+            class_name=snapshot.identity.class_name,
             training=snapshot.guarded.training,
-            sources=snapshot.sources,
-            attributes=sha256_json(snapshot.attributes),
+            sources=snapshot.identity.sources,
+            attributes=snapshot.identity.attributes_digest,
             attributes_file=_if_written(output, ATTRIBUTES),
-            imports=snapshot.imports,
+            imports=snapshot.identity.imports,
             trees=dict(sorted(snapshot.trees.items())),
-            training_differs=training_differs(snapshot.guarded),
+            training_differs=snapshot.identity.training_differs,
         ),
         ambient=ambient,
         variants=(variant,),

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from aotc.reads.module_identity import IdentityFacts
 from aotc.runtime.call import CompiledCall
 from aotc.tools.remembering.counting_attributes import Counting
 from aotc.tools.remembering.forms import CallLike
-from aotc.tools.remembering.identity import IdentityFacts
 from aotc.tools.remembering.memory import Memory, Place
 from aotc.tools.remembering.module_look import ModuleLook
 from aotc.tools.remembering.region_calls import RegionCode

@@ -22,9 +22,9 @@ from typing import Any
 import msgspec
 
 from aotc.errors import CorruptError
+from aotc.reads.module_identity import IdentityFacts
 from aotc.store.files.store_locks import is_held, locked
 from aotc.store.files.writing import write_atomically
-from aotc.tools.remembering.identity import IdentityFacts
 
 VERSION = 1
 LOCK_TIMEOUT = 30.0

@@ -10,6 +10,7 @@ import msgspec
 
 from aotc.amounts import listed
 from aotc.errors import AotcError
+from aotc.reads.module_identity import ModuleIdentity
 from aotc.reads.watch import ModuleWatch
 from aotc.runtime.call import CompiledCall
 from aotc.store.reference import is_remote
@@ -17,7 +18,7 @@ from aotc.tools.remembering.call_memory import CallMemory
 from aotc.tools.remembering.code_loading import CodeLoading
 from aotc.tools.remembering.compile_context import CompileContext
 from aotc.tools.remembering.compile_state import in_line
-from aotc.tools.remembering.identity import attribute_facts, differences, facts_of, name_of, without_changes
+from aotc.tools.remembering.identity import differences, facts_of, name_of, without_changes
 from aotc.tools.remembering.known_module import KnownModule
 from aotc.tools.remembering.memory import Place, remembered_in
 from aotc.tools.remembering.module_look import ModuleLook
@@ -209,7 +210,7 @@ class ModuleChanges:
     def note_changes(self, look: ModuleLook) -> None:
         """Keep the attributes as they were before a call, of those that the call has changed."""
         context, known = self._context, self._context.known
-        known.look, now = look.with_changes(), attribute_facts(context.module)
+        known.look, now = look.with_changes(), ModuleIdentity(context.module).attribute_facts()
         before = {name: value for name, value in known.facts.items() if name.startswith("attribute ")}
         for name in dict.fromkeys([*before, *now]):
             if before.get(name) != now.get(name):

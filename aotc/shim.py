@@ -1,5 +1,4 @@
-"""What the standalone runtime has of torch, and which artifacts fit it: the build, the loader without torch and the
-command line read it here.
+"""What the standalone runtime has of torch: the build and `aotc.standalone.misfits` read it here.
 
 A library of AOTInductor takes from torch's libraries functions of the C shim (`aoti_torch_*`, where `_v2` at the end of
 a name is the version of a signature), of Sleef, and some of C++. A test compares the names with what the runtime
@@ -10,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from aotc.records import Artifact, LibraryImports
+from aotc.records import LibraryImports
 
 _OF_TENSORS = (
     *("_alloc_from_pool", "_reinterpret_tensor", "as_strided", "assign_tensors_out", "clone", "clone_preserve_strides"),
@@ -39,15 +38,15 @@ FUNCTIONS = frozenset(f"aoti_torch_{name}" for name in (*_OF_TENSORS, *_OF_THE_P
 }
 """Functions of the C shim that compute nothing."""
 
-_FLOAT32 = frozenset({"float32"})
+_FLOATS = frozenset({"float64", "float32", "bfloat16", "float16"})
 
 OPERATORS: dict[str, frozenset[str]] = {
-    "aoti_torch_cpu_mm_out": _FLOAT32,
-    "aoti_torch_cpu_addmm_out": _FLOAT32,
-    "aoti_torch_cpu_bmm_out": _FLOAT32,
-    "aoti_torch_cpu_baddbmm_out": _FLOAT32,
-    "aoti_torch_cpu_convolution": _FLOAT32,
-    "aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu": _FLOAT32 | {"bool"},
+    "aoti_torch_cpu_mm_out": _FLOATS,
+    "aoti_torch_cpu_addmm_out": _FLOATS,
+    "aoti_torch_cpu_bmm_out": _FLOATS,
+    "aoti_torch_cpu_baddbmm_out": _FLOATS,
+    "aoti_torch_cpu_convolution": frozenset({"float32"}),
+    "aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu": (_FLOATS | {"bool"}) - {"float64"},
 }
 """Operators, by their function of the C shim, each with the dtypes that its tensors may have."""
 
@@ -72,26 +71,3 @@ def lacking(imports: LibraryImports) -> Iterator[tuple[str, str]]:
             yield name, ""
     for name in by_name:
         yield name, ""
-
-
-def misfits(artifact: Artifact) -> tuple[str, ...] | None:
-    """Why the standalone runtime cannot run an artifact, in words; () where it can, None where its record does not
-    say."""
-    reasons = [reason for reason, holds in _kinds(artifact) if holds]
-    variants = [variant for kind in (artifact, *artifact.kinds) for variant in kind.variants]
-    if not reasons and any(variant.imports is None for variant in variants):
-        return None
-    lacks = [each for variant in variants if variant.imports for each in lacking(variant.imports)]
-    return tuple(dict.fromkeys((*reasons, *(f"calls {_calls(*each)}" for each in lacks))))
-
-
-def _kinds(artifact: Artifact) -> Iterator[tuple[str, bool]]:
-    yield "is for a GPU", artifact.target.startswith("cuda")
-    yield "leaves the model around its regions to torch", bool(artifact.regions)
-    yield "runs on several ranks", artifact.parallel is not None
-    yield "computes gradients", artifact.trains
-    yield "is for calls under autocast", artifact.ambient.autocast is not None
-
-
-def _calls(name: str, dtypes: str) -> str:
-    return f"{name} with {dtypes}" if dtypes else name

@@ -110,7 +110,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aotc.models": MODELS,
     "aotc.store": STORE,
     "aotc.runtime": RUNTIME,
-    "aotc.standalone": {*LOADING, "aotc.core", "aotc.standalone"},
+    "aotc.standalone": {*LOADING, "aotc.core", "aotc.shim", "aotc.standalone"},
     "aotc.optim": {"torch"},
     "aotc.compiler": {
         *{
@@ -121,6 +121,7 @@ MAY_IMPORT: dict[str, set[str]] = {
             "aotc.adapters",
             "aotc.picks",
             "aotc.shim",
+            "aotc.standalone",
             "aotc.compiler",
             "ray",
         },

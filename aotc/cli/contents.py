@@ -146,7 +146,7 @@ def _is_sparse(store: Store, entry: TagEntry) -> bool:
 def _described(store: ReadableStore, entry: TagEntry) -> dict[str, Any]:
     """What a row says of a bundle. Raises StoreError."""
     from aotc.errors import NotFoundError
-    from aotc.shim import misfits
+    from aotc.standalone.misfits import misfits
     from aotc.store.layout.built import read_built
     from aotc.store.layout.bundle import each_file, read_bundle
     from aotc.store.layout.compiler_cache import read_cache

@@ -42,7 +42,7 @@ def inspect(ref: str, store_path: Path | str, page: Path | None, verified: Path 
     Also shows the operators fused into each kernel, the environment that each artifact needs, and whether it can run
     without torch, or what keeps it from that.
     """
-    from aotc.shim import misfits
+    from aotc.standalone.misfits import misfits
     from aotc.store.layout.built import read_built
     from aotc.store.layout.bundle import read_bundle
     from aotc.store.layout.compiler_cache import read_cache
@@ -271,7 +271,7 @@ def _show_artifact(store: ReadableStore, artifact: BuiltArtifact, verification: 
 
 
 def _standalone_text(artifact: BuiltArtifact) -> Iterator[str]:
-    from aotc.shim import misfits
+    from aotc.standalone.misfits import misfits
 
     reasons = misfits(artifact)
     if reasons is None:
@@ -279,7 +279,7 @@ def _standalone_text(artifact: BuiltArtifact) -> Iterator[str]:
     elif not reasons:
         yield "standalone   fits: it can run without torch"
     else:
-        yield f"standalone   no: it {one_line(reasons[0])}"
+        yield f"standalone   no: {one_line(reasons[0])}"
         for reason in reasons[1:]:
             yield f"             and {one_line(reason)}"
 

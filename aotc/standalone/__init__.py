@@ -1,7 +1,8 @@
 """Compiled code for CPUs in a process without torch.
 
 - `loading`: from a reference to a `StandaloneModel`, over the same store, with the same checks of digests, signatures
-  and this machine (`cpu_environment`). `unsupported` names what an artifact has that does not run here.
+  and this machine (`cpu_environment`). `unsupported` names what an artifact has that does not run here;
+  `misfits` also what its libraries call, by the record.
 - `state_tensors`: weights from safetensors files or arrays. `shim_library`: a variant's library, opened over
   `aotc.core._cpu`, which has what it needs of torch.
 - `standalone_model`: the call, by the rows of the call table (`aotc.call_table`), over what `array_views` makes of its

@@ -15,14 +15,18 @@ _OF_STATE = "requires_grad of "
 
 def refuse_unsupported(artifact: Artifact) -> None:
     """Raises LibraryError with everything that does not run without torch."""
-    of_variants = (issue for variant in artifact.variants for issue in _of_variant(variant))
-    issues = tuple(dict.fromkeys([*_of_artifact(artifact), *of_variants]))
-    if issues:
+    if issues := unsupported(artifact):
         raise LibraryError(
             f"`{artifact.model}` for {artifact.target} has what the standalone runtime does not do",
             issues=issues,
             hint="load it with aotc.load, where torch is installed",
         )
+
+
+def unsupported(artifact: Artifact) -> tuple[Issue, ...]:
+    """Everything that does not run without torch, but for what its libraries call."""
+    of_variants = (issue for variant in artifact.variants for issue in _of_variant(variant))
+    return tuple(dict.fromkeys([*_of_artifact(artifact), *of_variants]))
 
 
 def _of_artifact(artifact: Artifact) -> Iterator[Issue]:

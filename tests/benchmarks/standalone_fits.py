@@ -46,7 +46,7 @@ def part_of(part: str) -> list[str]:
 
 def fits_of(store: Path) -> Iterator[tuple[str, list[str] | None]]:
     """Of each artifact, what keeps it from fitting; None where its record does not say."""
-    from aotc.shim import misfits
+    from aotc.standalone.misfits import misfits
     from aotc.store.layout.bundle import read_artifact, read_bundle
     from aotc.store.layout.store import Store
 

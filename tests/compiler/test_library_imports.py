@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aotc.records import LibraryImports
-from aotc.shim import misfits
+from aotc.standalone.misfits import misfits
 from aotc.store.layout.bundle import read_artifact, read_bundle
 from aotc.store.layout.store import Store
 from aotc.store.reference import parse_reference

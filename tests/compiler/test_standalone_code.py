@@ -9,6 +9,7 @@ import pytest
 import torch
 import yaml
 from in_process import run_here
+from small_artifact import small_artifact
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -18,14 +19,15 @@ from aotc.compiler.codegen.standalone_code import (
     MOST_SCANNED,
     MOST_SORTED,
     _decompositions,
+    check_runs_standalone,
     check_standalone,
     check_target,
 )
 from aotc.compiler.wrong_code.lowering import Lowering
 from aotc.errors import BuildError
 from aotc.machine.targets import Target, parse_target
-from aotc.records import LibraryImports
-from aotc.shim import misfits
+from aotc.records import LibraryImports, PadRule, Parameter, Signature, TensorLeaf
+from aotc.standalone.misfits import misfits
 from aotc.store.layout.bundle import read_artifact, read_bundle
 from aotc.store.layout.store import Store
 from aotc.store.reference import parse_reference
@@ -138,16 +140,16 @@ from torch import nn
 class Left(nn.Module):
     def __init__(self):
         super().__init__()
-        self.linear = nn.Linear(8, 8).bfloat16()
+        self.convolution = nn.Conv1d(2, 2, 3).bfloat16()
 
     def forward(self, x):
-        y = self.linear(x.bfloat16()).float()
+        y = self.convolution(x.bfloat16()).float()
         z = torch.fft.rfft(y).abs()
         return z + torch.linalg.svdvals(x).sum()
 """
 
 LEFT_CALLS = (
-    (12, "aten::addmm of bfloat16"),
+    (12, "aten::convolution of bfloat16"),
     (13, "aten::_fft_r2c"),
     (13, "aten::abs"),
     (14, "aten::_linalg_svd"),
@@ -170,7 +172,7 @@ def test_a_build_refuses_all_operators_at_once_with_the_models_lines(tmp_path: P
     assert "write `runtime: any`" in shown and "numpy.fft" in shown and "`dtype: float32`" in shown
 
 
-MM = "aoti_torch_cpu_mm_out"
+CONVOLUTION = "aoti_torch_cpu_convolution"
 HINTS = [
     ("aoti_torch_cpu__fft_c2c", "aten::_fft_c2c", "numpy.fft"),
     ("acme::twice", "acme::twice", "write it with operators of torch"),
@@ -178,7 +180,7 @@ HINTS = [
     ("aoti_torch_cpu_randint_low_out", "", "take them as an input"),
     ("aoti_torch_cpu_sort_stable", "aten::sort.stable", str(MOST_SORTED)),
     ("_ZN2at6native7cpublas6brgemmEllllllbPKfS3_Pfb", "", "x86-64-v3"),
-    (MM, "aten::mm.out", "`dtype: float32`"),
+    (CONVOLUTION, "aten::convolution", "`dtype: float32`"),
 ]
 
 
@@ -194,6 +196,15 @@ def test_each_operator_comes_with_a_way_out(name: str, operator: str, hint: str)
     assert hint in issue.hint
     assert issue.where == ("model.py:3 in forward" if operator else "")
     assert ("1 more line" in issue.message) == bool(operator)
+
+
+def test_what_the_loader_without_torch_refuses_is_refused_by_the_build() -> None:
+    leaf = TensorLeaf("x", "float32", (2,), pad={"n": PadRule()}, default=1)
+    with pytest.raises(BuildError) as caught:
+        check_runs_standalone(small_artifact(signature=Signature((Parameter("x", 0),), (leaf,))))
+    assert [issue.where for issue in caught.value.issues] == ["x", "x"]
+    assert "`runtime: any`" in caught.value.hint
+    check_runs_standalone(small_artifact())
 
 
 def test_functions_of_cpp_are_named_without_their_mangling() -> None:

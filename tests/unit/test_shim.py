@@ -13,7 +13,8 @@ from small_artifact import small_artifact
 
 from aotc.provenance import BuiltVariant
 from aotc.records import Argument, File, LibraryImports, Output, Parallel, Region, Signature, Variant, decode
-from aotc.shim import BY_NAME, FUNCTIONS, OPERATORS, misfits
+from aotc.shim import BY_NAME, FUNCTIONS, OPERATORS
+from aotc.standalone.misfits import misfits
 
 HOUSEKEEPING = ("aoti_torch_empty_strided", "aoti_torch_get_data_ptr", "aoti_torch_create_tensor_from_blob_v2")
 MM, ATTENTION = "aoti_torch_cpu_mm_out", "aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu"
@@ -24,7 +25,7 @@ def variant(imports: LibraryImports | None) -> BuiltVariant:
         bucket={},
         key="",
         library="model.so",
-        files=(File("model.so", "", 0, "", 0),),
+        files=(File("model.so", "digest", 0, "blob", 0),),
         arguments=(Argument(leaf=0),),
         outputs=(Output(index=0),),
         output_tree=0,
@@ -45,7 +46,7 @@ FITS = [
 BY_NAME_ONLY = LibraryImports((*HOUSEKEEPING, *BY_NAME), {"aten::lstm.input": ("float32",)})
 MISFITS = [
     (calling("aoti_torch_cpu_cumsum", aoti_torch_cpu_cumsum=("float32",)), "calls aoti_torch_cpu_cumsum"),
-    (calling(MM, **{MM: ("bfloat16", "float32")}), f"calls {MM} with bfloat16"),
+    (calling(MM, **{MM: ("float32", "int8")}), f"calls {MM} with int8"),
     (calling(MM), f"calls {MM} with unknown dtypes"),
     (calling("aoti_torch_empty_strided_v2"), "calls aoti_torch_empty_strided_v2"),
     (calling("_ZN2at15get_num_threadsEv"), "calls _ZN2at15get_num_threadsEv"),
@@ -63,20 +64,20 @@ def test_an_artifact_fits_whose_libraries_take_what_the_runtime_has(imports: Lib
 def test_an_artifact_does_not_fit_for_a_function_a_version_or_a_dtype_that_the_runtime_lacks(
     imports: LibraryImports, reason: str
 ) -> None:
-    assert misfits(small_artifact(variants=(variant(calling()), variant(imports)))) == (reason,)
+    assert misfits(small_artifact(variants=(variant(calling()), variant(imports)))) == (f"it {reason}",)
 
 
 def test_all_reasons_are_given_each_once() -> None:
     variants = tuple(variant(imports) for imports, _ in MISFITS * 2)
-    assert misfits(small_artifact(variants=variants)) == tuple(reason for _, reason in MISFITS)
+    assert misfits(small_artifact(variants=variants)) == tuple(f"it {reason}" for _, reason in MISFITS)
 
 
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"target": "cuda:sm_90"}, "is for a GPU"),
-        ({"regions": (Region("a", ("a",), Signature((), ())),)}, "leaves the model around its regions to torch"),
-        ({"parallel": Parallel("tensor", 2)}, "runs on several ranks"),
+        ({"target": "cuda:sm_90"}, "it is for a GPU"),
+        ({"regions": (Region("a", ("a",), Signature((), ())),)}, "it was built by regions, whose model runs in torch"),
+        ({"parallel": Parallel("tensor", 2)}, "it is the code of one of several ranks"),
     ],
 )
 @pytest.mark.parametrize("imports", [calling(), None])

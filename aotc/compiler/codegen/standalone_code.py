@@ -18,8 +18,9 @@ from aotc.compiler.capture.replaced_functions import RECURRENT
 from aotc.compiler.codegen.library_imports import OperatorCalls
 from aotc.errors import BuildError, Issue
 from aotc.machine.targets import Target
-from aotc.records import LibraryImports
+from aotc.records import Artifact, LibraryImports
 from aotc.shim import OPERATORS, lacking
+from aotc.standalone.unsupported import unsupported
 
 OPTIONS: Mapping[str, Any] = {"max_autotune_gemm_backends": "CPP,ATEN", "cpp.fallback_scatter_reduce_sum": False}
 """Options of Inductor by which it calls fewer operators."""
@@ -80,7 +81,7 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
     known = get_decompositions([aten.cumsum, aten.cumprod, aten.bucketize, flash])
 
     def attention(query: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return NotImplemented if query.dtype is torch.float32 else known[flash](query, *args, **kwargs)
+        return known[flash](query, *args, **kwargs) if query.dtype is torch.float64 else NotImplemented
 
     # `replaced_functions` captures recurrent layers as operators of aotc.
     recurrent = {
@@ -190,10 +191,7 @@ _HINTS = (
         'it is for CPUs with AMX or float16: write `targets: ["cpu:x86-64-v3"]`, for which other code is generated',
     ),
 )
-_DTYPES = (
-    "the runtime computes with float32: write `dtype: float32`; or `weights: frozen` with `mode: max-autotune`, by "
-    "which products with weights become code"
-)
+_DTYPES = "the runtime has it for other dtypes: write `dtype: float32`"
 
 
 def check_standalone(imports: LibraryImports, called: Mapping[str, OperatorCalls]) -> None:
@@ -236,6 +234,17 @@ def _hint(name: str, shown: str) -> str:
     if "::" in shown and not shown.startswith(("aten::", "at::", "c10::")):
         return _CUSTOM
     return next((hint for pattern, hint in _HINTS if re.search(pattern, f"{name} {shown}")), _ANY)
+
+
+def check_runs_standalone(artifact: Artifact) -> None:
+    """Raises BuildError with everything in a record that the loader without torch refuses."""
+    if issues := unsupported(artifact):
+        raise BuildError(
+            "`runtime: standalone`, but the model has what the standalone runtime does not do",
+            issues=issues,
+            hint="or write `runtime: any`, and serve the model with torch",
+            stage="compile",
+        )
 
 
 def check_target(target: Target) -> None:

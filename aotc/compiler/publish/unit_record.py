@@ -18,6 +18,7 @@ from aotc.compiler.capture.analysis.custom_operators import Registrations
 from aotc.compiler.capture.lifting.lift import Capture
 from aotc.compiler.capture.unit_graph import Exported, UnitModule
 from aotc.compiler.codegen.aot_inductor import LIBRARY, CompiledFiles
+from aotc.compiler.codegen.standalone_code import check_runs_standalone
 from aotc.compiler.messages import Job, Unit
 from aotc.constants import encode_constants
 from aotc.digest import canonical_json, sha256_file
@@ -122,7 +123,8 @@ class BuiltUnit(NamedTuple):
 
 
 def write_record(built: BuiltUnit) -> None:
-    """Write the files that a load reads into `job.output`, beside the compiled files; the record comes last."""
+    """Write the files that a load reads into `job.output`, beside the compiled files; the record comes last. Raises
+    BuildError for a record that `runtime: standalone` excludes."""
     captured = built.captured
     output, snapshot, exported = Path(captured.job.output), captured.snapshot, captured.exported
     (output / REPORT).write_bytes(_report(built.compiled, exported.captured))
@@ -136,7 +138,10 @@ def write_record(built: BuiltUnit) -> None:
     (output / READ_VALUES).write_bytes(canonical_json(reads))
     if snapshot.constants_file:
         (output / CONSTANTS).write_bytes(snapshot.constants_file)
-    (output / RECORD).write_bytes(_artifact(built, _variant(built)).encode())
+    artifact = _artifact(built, _variant(built))
+    if captured.job.unit.spec.runtime == "standalone":
+        check_runs_standalone(artifact)
+    (output / RECORD).write_bytes(artifact.encode())
 
 
 def _variant(built: BuiltUnit) -> BuiltVariant:

@@ -46,6 +46,7 @@ OPERATORS: dict[str, frozenset[str]] = {
     "aoti_torch_cpu_bmm_out": _FLOATS,
     "aoti_torch_cpu_baddbmm_out": _FLOATS,
     "aoti_torch_cpu_convolution": frozenset({"float32"}),
+    "aoti_torch_cpu__linear_pointwise": _FLOATS,
     "aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu": (_FLOATS | {"bool"}) - {"float64"},
 }
 """Operators, by their function of the C shim, each with the dtypes that its tensors may have."""

@@ -343,6 +343,19 @@ def test_a_summand_is_added(shim: ctypes.CDLL, beta: float, alpha: float) -> Non
     assert numpy.allclose(out, beta * bias + alpha * (a @ b), atol=1e-4)
 
 
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_a_linear_layer_is_numpy_s(shim: ctypes.CDLL, with_bias: bool) -> None:
+    rng = numpy.random.default_rng(0)
+    x, weight, bias = (rng.standard_normal(shape).astype(numpy.float32) for shape in ((9, 20), (17, 20), (17,)))
+    made, summand = HANDLE(), ctypes.byref(handle(bias)) if with_bias else None
+    operands = handle(x), handle(weight), summand
+    status = shim.aoti_torch_cpu__linear_pointwise(
+        *operands, b"none", None, ctypes.c_int64(0), None, ctypes.byref(made)
+    )
+    assert status == 0, _cpu.failure()
+    assert numpy.allclose(array_of(shim, made), x @ weight.T + (bias if with_bias else 0), atol=1e-4)
+
+
 @pytest.mark.parametrize("axes", [1, 2, 3])
 @pytest.mark.parametrize(("groups", "transposed"), [(1, 0), (2, 0), (4, 0), (1, 1), (2, 1)])
 @pytest.mark.parametrize("channels_last", [False, True])

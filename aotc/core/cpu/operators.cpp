@@ -408,6 +408,20 @@ AOTC_EXPORTED int32_t aoti_torch_cpu_baddbmm_out(Tensor* out, Tensor* summand, T
     product(*out, *a, *b, beta, alpha, 3);
   });
 }
+AOTC_EXPORTED int32_t aoti_torch_cpu__linear_pointwise(Tensor* input, Tensor* weight, Tensor** bias, const char* then,
+                                                       const double**, int64_t, const char**, Tensor** result) {
+  return guarded("linear", [&] {
+    require(std::string(then) == "none", "a function of the result");
+    require(input->rank == 2 && weight->rank == 2, "an operand has another number of axes");
+    Owned turned(shared(*weight));
+    std::swap(turned->sizes[0], turned->sizes[1]), std::swap(turned->strides[0], turned->strides[1]);
+    const int64_t sizes[] = {input->sizes[0], weight->sizes[0]};
+    Owned out(new_empty(2, sizes, nullptr, input->dtype));
+    if (bias) put_summand(*out, **bias, 1);
+    product(*out, *input, *turned, bias ? 1 : 0, 1, 2);
+    *result = out.release();
+  });
+}
 AOTC_EXPORTED int32_t aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu(
     Tensor* query, Tensor* key, Tensor* value, double dropout, int32_t causal, Tensor** mask, double* scale,
     Tensor** out, Tensor** sums) {

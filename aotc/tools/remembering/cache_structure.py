@@ -64,7 +64,7 @@ def _key_of(cache: Any) -> tuple[Hashable, list[Tensor]] | None:
                 tensors.append(value)
                 key.append(value.shape)
             elif value is not layers:
-                key.append(value)
+                key += (type(value), value)  # True equals 1
     try:
         found: Hashable = tuple(key)
         hash(found)

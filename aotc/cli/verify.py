@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 )
 @keys_option
 @compat_option
+@click.option("--standalone", is_flag=True, help="Compare what runs without torch, by aotc.standalone.")
 @click.option("--bisect", is_flag=True, help="Where it differs: find the step, the smallest part, and what mends it.")
 @click.option("--gate", "gate_file", type=click.Path(path_type=Path, dir_okay=False), help="Limits: a gate.yaml.")
 @click.option("--report", type=click.Path(path_type=Path, dir_okay=False), help="Write a report in Markdown.")
@@ -48,6 +49,7 @@ def verify(
     tag: str | None,
     seeds: int,
     compat: Literal["minor", "abi"],
+    standalone: bool,
     bisect: bool,
     gate_file: Path | None,
     report: Path | None,
@@ -69,15 +71,17 @@ def verify(
     if compat == "abi" and (bisect or gate_file or attest):
         raise click.UsageError("--bisect, --gate and --attest need the torch minor of the build, not --compat abi")
     private, gate = _private_key(signing_key), _gate(gate_file)
+    if standalone and (bisect or gate_file or attest):
+        raise click.UsageError("--bisect, --gate and --attest are of code with torch, not of --standalone")
     if is_manifest(Path(what)):
         where = str(store_path)
-        found = verify_manifest(Path(what), models, store_path, tag or "latest", seeds, compat)
+        found = verify_manifest(Path(what), models, store_path, tag or "latest", seeds, compat, standalone)
     elif models or tag is not None:
         raise click.UsageError("--model and --tag go with a manifest; a reference names its own: MODEL:TAG")
     else:
         (given,) = store_of(store_path, parse_reference(what))
         where = str(given)
-        found = verify_reference(what, where, seeds, compat)
+        found = verify_reference(what, where, seeds, compat, standalone)
     if gate and gate_file:
         _check_gate(gate, gate_file, where, what, models)
     end_on_sigterm()
@@ -98,6 +102,8 @@ def verify(
         reports = _bisect(where, reports, folder, seeds, quiet=as_json)
     elif not as_json and any(one.status == "failed" for one in reports):
         hint = "the same command with --bisect finds the step that is wrong, and what mends it"
+        if standalone:
+            hint = "compare with torch, by the same command without --standalone: is it right there?"
         if compat == "abi":
             hint = "build it with this torch, or verify it with the torch of its build: --bisect needs one of the two"
         echo(f"  hint: {hint}", err=True)

@@ -30,13 +30,13 @@ class VerifyStep(NamedTuple):
     extremes: bool = False
 
 
-def steps_of(artifact: Artifact, dispatcher: Dispatcher) -> list[VerifyStep]:
-    """Every bucket at all its sizes. Then, for live weights: every bucket once with other weights, and one bucket with
-    weights that `update_weights` has set. At last every bucket once with extreme inputs, after which a GPU may be of no
-    use to the process."""
+def steps_of(artifact: Artifact, dispatcher: Dispatcher, own_alone: bool = False) -> list[VerifyStep]:
+    """Every bucket at all its sizes. Then, for live weights unless `own_alone`: every bucket once with other weights,
+    and one bucket with weights that `update_weights` has set. At last every bucket once with extreme inputs, after
+    which a GPU may be of no use to the process."""
     buckets = range(len(dispatcher.variants))
     steps = [VerifyStep(index) for index in buckets]
-    if artifact.weights == "live":
+    if artifact.weights == "live" and not own_alone:
         steps += [
             *(VerifyStep(index, "other") for index in buckets),
             *(VerifyStep(index, "swapped") for index in buckets[:1]),

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 class VerifyJob(msgspec.Struct, frozen=True):
     """What to verify: a reference in a store, the model's factory in `folder`, the steps from `first` to `end`;
-    `compat` as `aotc.load` has it."""
+    `compat` as `aotc.load` has it. `standalone`: what `aotc.standalone.load` gives, in a process without torch."""
 
     ref: str
     store: str
@@ -55,6 +55,7 @@ class VerifyJob(msgspec.Struct, frozen=True):
     compat: Compat = "minor"
     first: int = 0
     end: int | None = None
+    standalone: bool = False
 
 
 class CouldNotRun(Exception):
@@ -106,9 +107,7 @@ class Comparison:
 
             self.ranks = RankProcesses(self.device.type)
         self.module = build_module(job.spec, self.folder).to(self.device)
-        self.loaded = self._load_whole(self.module)
-        """What a user has of `compiled`, and gives to a TrainingStep."""
-        self.compiled = _call_of(self.loaded)
+        self.compiled = self._compiled_of(self.module)
         self.device = self.compiled.device
         self.signature: Signature = self.compiled.artifact.signature
         self.eager = self.copy_of(self.module)
@@ -355,6 +354,16 @@ class Comparison:
             return self._load(module), module
 
     # -- modules ------------------------------------------------------------------------------------------------------
+
+    def _compiled_of(self, module: nn.Module) -> CompiledCall:
+        if self.job.standalone:
+            from aotc.verify.standalone_calls import StandaloneCalls
+
+            without_torch = StandaloneCalls(self.job.ref, self.job.store, self.job.target, module)
+            return cast(CompiledCall, without_torch)  # as far as own weights go
+        self.loaded = self._load_whole(module)
+        """What a user has of `compiled`, and gives to a TrainingStep."""
+        return _call_of(self.loaded)
 
     def _load(self, module: nn.Module, **options: Any) -> CompiledCall:
         return _call_of(self._load_whole(module, **options))

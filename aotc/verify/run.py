@@ -33,10 +33,17 @@ from aotc.verify.verdicts import VerifyReport
 
 
 def verify_manifest(
-    path: Path, only: Collection[str], store_path: Path | str, tag: str, seeds: int, compat: Compat = "minor"
+    path: Path,
+    only: Collection[str],
+    store_path: Path | str,
+    tag: str,
+    seeds: int,
+    compat: Compat = "minor",
+    standalone: bool = False,
 ) -> Generator[VerifyReport]:
     """Verify every model of a manifest, one after another; one that cannot be run here keeps no other from it. A bucket
-    of the manifest that a bundle lacks could not run. `compat` is that of `aotc.load`.
+    of the manifest that a bundle lacks could not run. `compat` is that of `aotc.load`. `standalone`: in a process
+    without torch.
 
     Raises ManifestError, StoreError.
     """
@@ -44,7 +51,9 @@ def verify_manifest(
     for name, spec in manifest.models.items():
         verified: dict[str, set[str]] = {}
         try:
-            for report in _verify(str(store_path), Reference(None, name, tag=tag), manifest.folder, seeds, compat):
+            for report in _verify(
+                str(store_path), Reference(None, name, tag=tag), manifest.folder, seeds, compat, standalone
+            ):
                 verified.setdefault(report.target, set()).add(report.bucket)
                 yield report
         except (NotFoundError, CorruptError, SchemaVersionError, SignatureError, VerifyError) as error:
@@ -57,7 +66,7 @@ def verify_manifest(
 
 
 def verify_reference(
-    text: str, store_path: Path | str, seeds: int, compat: Compat = "minor"
+    text: str, store_path: Path | str, seeds: int, compat: Compat = "minor", standalone: bool = False
 ) -> Generator[VerifyReport]:
     """Verify one reference; the factory that its record names is imported from the working folder.
 
@@ -65,14 +74,16 @@ def verify_reference(
     `$AOTC_TRUSTED_KEYS` is set, SignatureError.
     """
     reference = parse_reference(text)
-    yield from _verify(reference.store or str(store_path), reference, Path.cwd(), seeds, compat)
+    yield from _verify(reference.store or str(store_path), reference, Path.cwd(), seeds, compat, standalone)
 
 
-def _verify(where: str, reference: Reference, folder: Path, seeds: int, compat: Compat) -> Iterator[VerifyReport]:
+def _verify(
+    where: str, reference: Reference, folder: Path, seeds: int, compat: Compat, standalone: bool
+) -> Iterator[VerifyReport]:
     opened = open_runnable(where, reference, folder, compat)
     for artifact in opened.artifacts:
         try:
-            for report in _verify_artifact(opened.where, opened.pinned, artifact, folder, seeds, compat):
+            for report in _verify_artifact(opened.where, opened.pinned, artifact, folder, seeds, compat, standalone):
                 yield msgspec.structs.replace(report, bundle=opened.digest)
         except AotcError:
             raise
@@ -84,15 +95,15 @@ def _verify(where: str, reference: Reference, folder: Path, seeds: int, compat: 
 
 
 def _verify_artifact(
-    where: str, ref: str, artifact: BuiltArtifact, folder: Path, seeds: int, compat: Compat
+    where: str, ref: str, artifact: BuiltArtifact, folder: Path, seeds: int, compat: Compat, standalone: bool
 ) -> Iterator[VerifyReport]:
     """Follow the worker through its steps; where it dies, say so of the bucket it was at, and go on behind it."""
     spec = spec_of(artifact)
     dispatcher = model_dispatcher(artifact, spec.buckets)
-    steps = steps_of(artifact, dispatcher)
+    steps = steps_of(artifact, dispatcher, standalone)
     first, end = 0, len(steps)
     while first < end:
-        job = VerifyJob(ref, where, spec, str(folder), artifact.target, seeds, compat, first, end)
+        job = VerifyJob(ref, where, spec, str(folder), artifact.target, seeds, compat, first, end, standalone)
         last: StepMessage | None = None
         held: list[VerifyReport] = []  # the last report on code that had not run before, which says how it is launched
         with _worker(job) as child:

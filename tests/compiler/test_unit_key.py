@@ -370,7 +370,11 @@ def test_a_different_key_because_of_aotc(project: Project, monkeypatch: pytest.M
     assert issue.message.startswith("aotc record schema 2, build ") and issue.message.endswith("other")
 
 
-NOT_IN_KEYS = {"aotc.store": "where the files are put", "aotc.runtime": "runs the library"}
+NOT_IN_KEYS = {
+    "aotc.store": "where the files are put",
+    "aotc.runtime": "runs the library",
+    "aotc.standalone": "says what it would refuse of a unit that is compiled",
+}
 
 
 def test_every_module_that_a_unit_is_compiled_by_counts_in_its_key() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ def models(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The example's module `model`."""
     with code_forgotten(EXAMPLE):
         monkeypatch.syspath_prepend(str(EXAMPLE))
+        monkeypatch.delitem(sys.modules, "model", raising=False)  # another example's
         yield importlib.import_module("model")
 
 

@@ -26,7 +26,7 @@ MIB = 1 << 20
 LIMITED = """
 import resource, sys
 from pathlib import Path
-import aotc, torch
+import aotc, aotc.runtime.memory_errors, torch
 from examples.models import transformer_block
 from aotc.runtime.checkpoints.checkpoint_files import open_weights
 module = transformer_block(width=256, heads=4).eval()

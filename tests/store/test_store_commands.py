@@ -194,7 +194,7 @@ def test_ls_of_a_bundle_that_was_fetched_in_part_lists_what_is_there(store: Stor
     fetched = Store(tmp_path / "fetched")
     assert aotc(fetched, "fetch", f"file://{store.path}#tiny:v1", "--target", "cpu:x86-64-v3").returncode == 0
     ran = CliRunner().invoke(main, ["ls", "--store", str(fetched.path)])
-    assert ran.exit_code == 0 and ran.stdout.splitlines()[1].split()[:3] == ["tiny:v1", "cpu:x86-64-v3", "1"]
+    assert ran.exit_code == 0 and ran.stdout.splitlines()[1].split()[:4] == ["tiny:v1", "cpu:x86-64-v3", "no", "1"]
 
 
 def test_ls_of_a_tag_says_to_name_the_model(published: Store) -> None:

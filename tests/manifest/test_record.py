@@ -215,6 +215,19 @@ def test_sums_are_expressions(tmp_path: Path) -> None:
     assert shapes == [["batch", "seq"], ["batch", "seq2"], ["batch", "seq + seq2"], ["batch", "seq2 + 1"]]
 
 
+def test_the_shorter_of_two_lengths_is_the_dim(tmp_path: Path) -> None:
+    """A mask comes before a cache that is one token shorter: of a range for each, most pairs are no call's."""
+    module = Joined()
+    with aotc.record(tmp_path / "joined.yaml", module):
+        for length in (5, 6, 7, 9):
+            module(*(torch.ones(1, size, 4) for size in (length + 1, length, length + 2, length + 4)))
+    model = models_in(str(tmp_path / "joined.yaml"))["joined"]
+    shapes = [form["shape"][1] for form in model["inputs"].values()]
+    assert shapes == ["seq + 1", "seq", "seq + 2", "seq2"] and model["buckets"] == [
+        {"batch": 1, "seq": [5, 9], "seq2": [9, 13]}
+    ]
+
+
 def test_what_a_manifest_cannot_hold_is_told_and_the_rest_is_written(
     nets: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -6,7 +6,7 @@ import inspect
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -260,9 +260,20 @@ def inputs_of_calls(calls: Sequence[Mapping[str, SeenArgument]], reference: str 
         named = [[dims.names.get((axis, sizes), sizes[0]) for axis, sizes in enumerate(axes)] for axes in sizes]
     else:
         batches = _batches([each[0] for each in zip(*tensors, strict=True)], sizes)
-        named = [
-            [dims.entry(axis, axes, batches, is_sequence) for axis in range(len(axes))]
+        bases = [
+            [_base(axis, axes, batches, is_sequence) for axis in range(len(axes))]
             for axes, is_sequence in zip(sizes, sequences, strict=True)
+        ]
+        lengths = {
+            each
+            for axes, of in zip(sizes, bases, strict=True)
+            for each, base in zip(axes, of, strict=True)
+            if base == "seq"
+        }
+        shortest = {each for each in lengths if lengths.isdisjoint(_shorter(each).values())}
+        named = [
+            [dims.entry(axis, axes[axis], base, batches, shortest) for axis, base in enumerate(of)]
+            for axes, of in zip(sizes, bases, strict=True)
         ]
     shapes = iter(named)
     merged = (_merged(each) for each in zip(*tensors, strict=True))
@@ -318,15 +329,12 @@ class _Dims:
         self.names[axis, self.sizes[name]] = name
 
     def entry(
-        self, axis: int, axes: Sequence[tuple[int, ...]], batches: Batches, is_sequence: bool = False
+        self, axis: int, sizes: tuple[int, ...], base: str, batches: Batches, shortest: Container[tuple[int, ...]]
     ) -> int | str:
-        """What stands in a shape for this axis, of which the sizes in each call are `axes[axis]`."""
-        sizes, rank = axes[axis], len(axes)
+        """What stands in a shape for an axis of these sizes in each call. `shortest`: the lengths of which no other is
+        one or two shorter."""
         if len(set(sizes)) == 1 and not (axis == 0 and batches.of_all):
             return sizes[0]
-        base = {rank - 2: "height", rank - 1: "width"}.get(axis, "seq") if rank > 3 and not is_sequence else "seq"
-        if axis == 0:
-            base = "batch" if sizes in batches.sizes else "length"
         alike = [name for name, known in self.sizes.items() if known == sizes]
         if alike and {base, alike[0].rstrip("0123456789")} != {"height", "width"}:
             return alike[0]
@@ -343,6 +351,12 @@ class _Dims:
             for (one, first), (other, second) in itertools.combinations(like.items(), 2):
                 if sizes == tuple(map(operator.add, first, second)):
                     return f"{one} + {other}"
+            for more, shorter in _shorter(sizes).items() if base == "seq" else ():
+                if shorter in shortest:  # a mask before the cache that is one token shorter
+                    return f"{self._named(base, shorter)} + {more}"
+        return self._named(base, sizes)
+
+    def _named(self, base: str, sizes: tuple[int, ...]) -> str:
         name = next(name for name in (base, *(f"{base}{n}" for n in range(2, 100))) if name not in self.sizes)
         self.sizes[name] = sizes
         return name
@@ -364,6 +378,19 @@ class _Dims:
                 }
             )
         return buckets
+
+
+def _base(axis: int, axes: Sequence[tuple[int, ...]], batches: Batches, is_sequence: bool) -> str:
+    """The name, without a number, of the dim for this axis of a tensor, of which the sizes in each call are `axes`."""
+    if axis == 0:
+        return "batch" if axes[0] in batches.sizes else "length"
+    rank = len(axes)
+    return {rank - 2: "height", rank - 1: "width"}.get(axis, "seq") if rank > 3 and not is_sequence else "seq"
+
+
+def _shorter(sizes: Sequence[int]) -> dict[int, tuple[int, ...]]:
+    """Lengths that are one or two less in each call."""
+    return {less: tuple(size - less for size in sizes) for less in (1, 2)}
 
 
 def _multiple(sizes: Sequence[int], known: Sequence[int]) -> int:

@@ -130,10 +130,10 @@ class CompileContext:
         if not known.compiled or known.regions:
             return
         for form in self.counter.eager_forms().intersection([*known.like]) - known.asked:
-            call, bucket = known.like[form].taker(known.compiled)
-            if call is not None:
-                self.counter.takes(form, call, bucket)
-            if call is not None or known is self.known:
+            taker = known.like[form].taker(known.compiled)
+            if taker.call is not None:
+                self.counter.takes(form, taker.call, taker.said)
+            if taker.call is not None or known is self.known:
                 known.asked.add(form)
 
     @contextmanager

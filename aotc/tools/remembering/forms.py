@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from aotc.errors import BindError
 from aotc.reads.tensors import dtype_name
 
 if TYPE_CHECKING:
@@ -36,10 +35,18 @@ def _form(value: Any) -> Any:
 
 
 class Taker(NamedTuple):
-    """The code that takes a call, and its bucket; or None, and why it is refused, in words."""
+    """The code that takes a call, and its bucket; or None, and why it is refused, in words. `is_near`: code that is
+    refused for the sizes or values of arguments of its own kinds."""
 
     call: CompiledCall | None
     said: str
+    is_near: bool = False
+
+
+def taker_of(compiled: Iterable[CompiledCall], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Taker:
+    """Which of this code takes a call; or why the code that is nearest to it does not."""
+    asked = [_asked(call, args, kwargs) for call in compiled]
+    return max(asked, key=lambda each: (each.call is not None, each.is_near), default=Taker(None, "there is none"))
 
 
 class CallLike:
@@ -60,10 +67,9 @@ class CallLike:
         autocast = torch.autocast(self._device, dtype=self._dtype, enabled=self._autocast)
         try:
             with torch.set_grad_enabled(self._gradients), autocast:
-                asked = [_asked(call, args, kwargs) for call in compiled]
+                return taker_of(compiled, args, kwargs)
         finally:
             torch.set_float32_matmul_precision(before)
-        return next((each for each in asked if each.call is not None), (asked or [Taker(None, "there is none")])[0])
 
 
 class _TensorLike(NamedTuple):
@@ -100,10 +106,10 @@ def _asked(compiled: CompiledCall, args: Sequence[Any], kwargs: Mapping[str, Any
 
     try:
         explanation = compiled.explain(*args, **kwargs)
-    except (TypeError, BindError) as error:  # the arguments are those of another kind of calls, or the module changed
+    except Exception as error:  # arguments of another kind of calls or that cannot be looked at; the module changed
         return Taker(None, str(error))
     if explanation.kind == "miss":
-        return Taker(None, kind_of_miss(explanation))
+        return Taker(None, kind_of_miss(explanation), is_near=bool(explanation.bucket or explanation.rejected))
     return Taker(compiled, explanation.bucket)
 
 

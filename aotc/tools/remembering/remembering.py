@@ -24,7 +24,7 @@ from aotc.tools.remembering.code_loading import REFUSED
 from aotc.tools.remembering.compile_context import FAILED, CompileContext
 from aotc.tools.remembering.compile_options import Options
 from aotc.tools.remembering.compile_state import CompileState, in_line
-from aotc.tools.remembering.forms import CallLike, form_of, records_gradients
+from aotc.tools.remembering.forms import CallLike, form_of, records_gradients, taker_of
 from aotc.tools.remembering.known_module import KnownModule
 from aotc.tools.remembering.memory import MOST_KINDS, Place
 from aotc.tools.remembering.module_changes import ModuleChanges
@@ -322,14 +322,8 @@ class Remembering:
             return f"code for this form is built {'at the end of the program' if is_late else when}"
         if lacking == "load":
             return "its code has just been built, and is loaded at the next call"
-        from aotc.runtime.explain.misses import kind_of_miss
-
-        for compiled in self.known.compiled:
-            with suppress(Exception):
-                if (explanation := compiled.explain(*args, **kwargs)).kind == "miss":
-                    return f"no code takes it: {kind_of_miss(explanation)}"
         if self.known.compiled:
-            return "no code takes it"
+            return f"no code takes it: {taker_of(self.known.compiled, args, kwargs).said}"
         if self.context.options.build == "never":
             return f'{self.context.options.store} has no code for this module, and build="never"'
         return next(reversed(self.known.notes.values()), "there is no code for it")
@@ -392,10 +386,11 @@ class Remembering:
         if self.known.regions:
             return True
         takers = {form: like.taker(self.known.compiled) for form, like in self.known.like.items()}
-        for form, (call, said) in takers.items():
-            if call is None:
-                self.context.note(f"no code takes calls of {in_words(form)}, though it was built for them: {said}")
-        return all(call is not None for call, _ in takers.values())
+        for form, taker in takers.items():
+            if taker.call is None:
+                said = f"no code takes calls of {in_words(form)}, though it was built for them: {taker.said}"
+                self.context.note(said)
+        return all(taker.call is not None for taker in takers.values())
 
     def state(self) -> CompileState:
         """As `Remembered.explain`."""

@@ -3,8 +3,9 @@
 Models of transformers (ModernBERT, Qwen3, the encoder of Whisper), of timm (Swin) and of diffusers (a UNet), where
 these are installed: small ones on a CPU, and on a GPU ModernBERT-base, 12 layers of Qwen3, Whisper's and Swin's own
 sizes in bfloat16, each as a CUDA graph. Microseconds a call, the best of many: through the extension, through Python,
-in eager, and with `--compile` by torch.compile (on a GPU with `mode="reduce-overhead"`). Before them: how many calls
-the extension made, of those that were asked of it.
+in eager, and with `--compile` by torch.compile (on a GPU with `mode="reduce-overhead"`). On a GPU also what no caller
+can do without: torch's copies of the inputs into such a graph of the same code, its replay, and copies of the results.
+Before them: how many calls the extension made, of those that were asked of it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from unittest.mock import patch
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 import aotc
 
@@ -130,6 +132,24 @@ def microseconds(call: Callable[..., Any], given: dict[str, Any]) -> float:
     return min(timeit.repeat(lambda: call(**given), wait, number=number, repeat=40)) / number * 1e6
 
 
+def replay(compiled: Callable[..., Any], given: dict[str, Any]) -> Callable[..., Any]:
+    """A CUDA graph of a call: torch's copies of the inputs into it, its replay, and copies of the results."""
+    held = {name: each.clone() if isinstance(each, torch.Tensor) else each for name, each in given.items()}
+    compiled(**held)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = [each for each in tree_leaves(compiled(**held)) if isinstance(each, torch.Tensor)]
+
+    def call(**given: Any) -> Any:
+        for name, each in given.items():
+            if isinstance(each, torch.Tensor):
+                held[name].copy_(each)
+        graph.replay()
+        return [each.clone() for each in results]
+
+    return call
+
+
 def main() -> None:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("names", nargs="*", metavar="NAME")
@@ -171,6 +191,9 @@ def measured(ref: str, name: str, dtype: torch.dtype, compile_too: bool) -> str:
             if way == "extension":
                 native = call.forward.native
                 ran, asked = (sum(row[0] for row in native.counts()) if native else 0), call.stats().calls
+        if ON_GPU:
+            direct = aotc.load(ref, module, device=DEVICE, graphs=aotc.Graphs(use="never"))
+            times["torch's replay and copies"] = microseconds(replay(direct, given), given)
         times["eager"] = microseconds(module, given)
         if compile_too:
             compiled = torch.compile(module, mode="reduce-overhead" if ON_GPU else None)

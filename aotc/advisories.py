@@ -6,6 +6,7 @@ is a list of advisories. `OWN` is that of this aotc, which a newer one replaces 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +14,6 @@ from typing import NamedTuple
 import msgspec
 
 from aotc.errors import CorruptError, SchemaVersionError
-from aotc.versions import within
 
 OWN = Path(__file__).with_name("advisories.json")
 """The advisories of the patches that this aotc has, or had."""
@@ -189,3 +189,24 @@ def names_concerned(concern: Concern, operators: Mapping[str, tuple[str, ...]]) 
     for name, dtypes in operators.items():
         if name.startswith(concern.operators or "") and (not concern.dtypes or {*concern.dtypes} & {*dtypes}):
             yield name
+
+
+# -- bounds of torch's versions ----------------------------------------------------------------------------------------
+
+
+def within(bounds: str, version: str) -> bool:
+    """Whether a torch version, by its major and minor, is within bounds like ">=2.11,<2.15". Raises ValueError."""
+    own = release(version)
+    for bound in bounds.split(","):
+        least = release(bound[1:].lstrip("="))
+        if (bound.startswith(">=") and own < least) or (bound.startswith("<") and own >= least):
+            return False
+    return True
+
+
+def release(version: str) -> tuple[int, int]:
+    """The major and minor of a version. Raises ValueError."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found is None:
+        raise ValueError(f"{version!r} is not a version: it has no major and minor")
+    return int(found[1]), int(found[2])

@@ -554,7 +554,7 @@ class Artifact(Record, frozen=True):
     `outputs` are the flat leaves of the model's result.
 
     For loading live weights without the module: `constants` is a safetensors file with the module's non-persistent
-    buffers (`aotc.constants`), `unused` names what else a checkpoint of the module holds, and no variant takes.
+    buffers (`aotc.tensors.constants`), `unused` names what else a checkpoint of the module holds, and no variant takes.
     """
 
     schema: int

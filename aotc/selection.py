@@ -12,6 +12,7 @@ import msgspec
 from aotc.errors import CorruptError, EnvironmentMismatchError, Issue
 from aotc.machine.targets import CPU_FEATURES, Target, parse_target
 from aotc.records import Artifact, Environment
+from aotc.store.layout.bundle import is_a_cache
 
 
 class ForTarget(Protocol):
@@ -84,8 +85,6 @@ def most_capable(
 
 def _target(candidate: ForTarget) -> Target:
     if candidate.target.startswith("cache:"):
-        from aotc.store.layout.bundle_errors import is_a_cache
-
         raise is_a_cache()
     try:
         return parse_target(candidate.target)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from aotc.safetensors_dtypes import torch_name
 from aotc.store.files.disk import map_privately, open_regular
+from aotc.tensors.formats import torch_name
 
 HEADER_LIMIT = 100_000_000
 """Bytes, the format's own limit."""

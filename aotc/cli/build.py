@@ -356,7 +356,7 @@ def _suggest_regions(manifest: Manifest, as_json: bool) -> None:
 
 def _is_new(manifest: Manifest, store_path: Path | str, tag: str) -> bool:
     """Whether the folder lacks this tag for some model, so that something must be compiled."""
-    from aotc.store.files.status import exists
+    from aotc.store.files.disk import exists
     from aotc.store.layout.store import Store
 
     if isinstance(store_path, str):

@@ -262,7 +262,7 @@ def span_here(name: str, kind: str, began: float, ended: float) -> Span:
 
 
 def wait_here(what: str, began: float, ended: float) -> Span:
-    """A wait of this thread, see `aotc.machine.waits`."""
+    """A wait of this thread, see `aotc.machine.locks`."""
     return span_here(f"wait {what}", WAITING, began, ended)
 
 

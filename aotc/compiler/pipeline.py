@@ -49,8 +49,8 @@ from aotc.compiler.workers.module_holder import modules_made_once
 from aotc.compiler.workers.process_failure import begin_log
 from aotc.compiler.workers.unit_servers import ForkServers
 from aotc.errors import AotcError
+from aotc.machine.locks import SHORTEST
 from aotc.machine.this_host import refuse_free_threading
-from aotc.machine.waits import SHORTEST
 from aotc.models.fake_ranks import group_left
 from aotc.store.layout.plans import ShardPlan, put_plan
 from aotc.store.layout.store import Store

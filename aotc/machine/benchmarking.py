@@ -21,8 +21,7 @@ from typing import Any
 import filelock
 import torch
 
-from aotc.locks import is_locked, lock, lock_file
-from aotc.machine.waits import waiting
+from aotc.machine.locks import is_locked, lock, lock_file, waiting
 
 POLL_SECONDS = 0.002
 """Between two tries to get a GPU that another unit is timing on: a benchmark takes some hundredths of a second."""

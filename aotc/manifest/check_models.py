@@ -16,8 +16,7 @@ from aotc.manifest.check_buckets import (
     check_dims_used,
     check_limits,
 )
-from aotc.manifest.check_references import check_factory
-from aotc.manifest.check_tensors import check_tensors
+from aotc.manifest.check_tensors import check_factory, check_tensors
 from aotc.manifest.findings import Findings, did_you_mean
 from aotc.manifest.model_form import ModelForm, TensorForm, dims_of
 from aotc.manifest.schema import FLOAT_DTYPES

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import PurePath
 from typing import Any
 
 from aotc.expressions import Expression
-from aotc.manifest.check_references import check_reference
 from aotc.manifest.findings import describe, did_you_mean
-from aotc.manifest.inputs import TENSOR_KEYS, is_tensor, leaf_path, mistyped_tensors, tensors_in
+from aotc.manifest.inputs import TENSOR_KEYS, is_tensor, leaf_path, mistyped_tensors, nested_factories, tensors_in
 from aotc.manifest.model_form import ModelForm, TensorForm
 from aotc.manifest.schema import FACTORY, INITS
 from aotc.manifest.types import KeyPath
@@ -167,3 +167,25 @@ def _misfit(value: Any, dtype: str) -> str:
     unsigned, bits = dtype.startswith("u"), int(dtype.lstrip("uint"))
     low, high = (0, 2**bits - 1) if unsigned else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
     return "" if low <= value <= high else f"{value} is outside of {dtype}'s range {low} to {high}"
+
+
+def check_factory(model: ModelForm) -> None:
+    if model.sound("factory"):
+        check_reference(model, model.path("factory"), model.get("factory", ""))
+    for keys, reference in nested_factories(model.get("kwargs", {})) if model.sound("kwargs") else ():
+        path = model.path("kwargs", *keys, "factory")
+        if re.match(FACTORY, reference):
+            check_reference(model, path, reference)
+        else:
+            model.report(path, f"`{reference}` names no factory", hint="write package.module:name")
+
+
+def check_reference(model: ModelForm, path: KeyPath, reference: str) -> None:
+    """`package.module:name` or a relative `path/to/file.py:name`."""
+    module = reference.partition(":")[0]
+    if PurePath(module).is_absolute():
+        hint = "name it relative to the manifest's folder: artifacts carry this text to other machines"
+        model.report(path, f"`{reference}` is an absolute path", hint=hint)
+    elif not module.endswith(".py") and not all(part.isidentifier() for part in module.split(".")):
+        hint = "write package.module:name or path/to/file.py:name"
+        model.report(path, f"`{module}` in `{reference}` is neither a module nor a Python file", hint=hint)

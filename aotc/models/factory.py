@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib
 import importlib.util
@@ -17,10 +18,11 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib import machinery
 from pathlib import Path
-from types import ModuleType
+from types import MethodType, ModuleType
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn.parameter import is_lazy
 
 from aotc.errors import Issue, ManifestError
@@ -30,7 +32,6 @@ from aotc.manifest.types import Manifest, ModelSpec
 from aotc.models.auto_inputs import with_inputs
 from aotc.models.casting import cast
 from aotc.models.dummy_weights import fill, parameters_on_meta
-from aotc.models.entry_points import enter_by
 from aotc.models.fake_ranks import NO_GROUP, PARALLEL, become_rank, parallel_of, rank_arguments, variables_of_rank
 from aotc.models.signature import NAMED
 from aotc.reads.attributes import OTHER_MODE
@@ -457,3 +458,26 @@ def _shown(filename: str) -> str:
     """A file's path, relative to the working folder if it lies within."""
     path = Path(filename)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else filename
+
+
+def enter_by(module: nn.Module, method: str) -> None:
+    """Make calls of the module, or of a copy of it, run that method of its class. While it runs, the module has its own
+    forward, which the method may call. Raises ManifestError where the class has no such method."""
+    cls = type(module)
+    own = getattr(cls, method, None)
+    if not callable(own):
+        names = [name for name in dir(cls) if not name.startswith("_") and name not in vars(nn.Module)]
+        methods = [name for name in names if callable(getattr(cls, name, None))]
+        raise ManifestError(f"{cls.__name__} has no method `{method}`", hint=did_you_mean(method, methods))
+
+    @functools.wraps(own)
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        standing = vars(self).pop("forward")
+        try:
+            return own(self, *args, **kwargs)
+        finally:
+            vars(self)["forward"] = standing
+
+    # `aotc.reads` knows it by this: it is not a forward that the module was given.
+    forward.is_entry_point = True  # type: ignore[attr-defined]
+    vars(module)["forward"] = MethodType(forward, module)

@@ -4,7 +4,8 @@ Compiled code has taken in more than shapes: the module tree, Python attributes 
 functions, names outside the module, tied weights, and modes of the process. Each is plain data here.
 
 - `attributes`, `outside`, `sources`, `state_specs`, `modes`: one kind each, as this module and this process have it;
-  `module_specs`, `imported_files`, `tensors`: files of Python modules, what they import, and values of tensors.
+  `module_specs`, `imported_files`, `syntax`, `tensors`: files of Python modules, what they import, the digest of their
+  code, and values of tensors.
 - `module_identity`: all of these of a module, as one answer to what it is: for keys, records and `aotc.compile`.
 - `module_check`: how the record of a capture differs from them, which the next build asks of units under their key, and
   at a load also the module's class, code and hooks.

@@ -61,7 +61,7 @@ def file_identity(module_name: str, trees: Trees | None = None, *, by_version: b
         return text
     known = {} if trees is None else trees
     if text not in known:
-        from aotc.syntax import syntax_digest
+        from aotc.reads.syntax import syntax_digest
 
         known[text] = syntax_digest(source)
     return known[text]

@@ -34,7 +34,7 @@ from aotc.runtime.call import CompiledCall
 from aotc.runtime.guards import PLAIN_TENSORS, Guards, is_followed
 from aotc.runtime.libraries.library import CLibrary
 from aotc.runtime.state.call_state import State
-from aotc.strides import strides_in
+from aotc.tensors.formats import strides_in
 from aotc.tensors.layouts import with_strides
 
 INTERFACE = 2

@@ -169,7 +169,7 @@ def _getter(output: Output, state_index: Mapping[str, int], dims: DimReader | No
         given = _getter(Output(leaf=leaf, state=output.state), state_index, dims)
         if not isinstance(output.view, StridedView):
             return lambda raw, leaves, tensors, ran: given(raw, leaves, tensors, ran).detach()
-        from aotc.strided_views import make_view
+        from aotc.tensors.strided_views import make_view
 
         view = make_view(output, output.view, lambda leaves: dims.named(dims.read(leaves)) if dims else {})
         return lambda raw, leaves, tensors, ran: view(

@@ -22,7 +22,7 @@ from aotc.standalone.array_views import Give, NoTensor, giving_like, tensor_of
 from aotc.standalone.cpu_environment import open_cpu
 from aotc.standalone.shim_library import ShimLibrary
 from aotc.standalone.unsupported import member_names
-from aotc.strides import strides_in
+from aotc.tensors.formats import strides_in
 
 StandaloneOnMiss = Literal["error"] | Callable[..., Any]
 

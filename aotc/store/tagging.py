@@ -14,13 +14,14 @@ from pathlib import Path
 from aotc.errors import Issue, NotFoundError, ReferenceFormatError, SignatureError, StoreError
 from aotc.records import Record
 from aotc.store.layout import oci
-from aotc.store.layout.bundle import Bundle, read_bundle
+from aotc.store.layout.bundle import Bundle, each_file, read_bundle
 from aotc.store.layout.near_stores import nearest_first, not_found
 from aotc.store.layout.oci import Descriptor, ImageManifest
 from aotc.store.layout.publishing import tag_bundle
 from aotc.store.layout.store import Store
 from aotc.store.layout.tags import TagEntry, as_tag
-from aotc.store.maintenance.unreached import Unreached, unreached
+from aotc.store.layout.units import each_unit
+from aotc.store.maintenance.reach import Reach, subject_of
 from aotc.store.opening import open_readable
 from aotc.store.readable import Listable, ReadableStore
 from aotc.store.reference import DEFAULT_TAG, Reference, is_remote, parse_reference
@@ -298,3 +299,30 @@ def _untag_here(store: Store, reference: Reference) -> Untagged:
 
 def _tags(store: Store) -> list[tuple[TagEntry, Descriptor]]:
     return [(tag, entry) for entry in store.entries() if (tag := as_tag(entry))]
+
+
+# -- what a store keeps of bundles whose tags were removed -------------------------------------------------------------
+
+
+class Unreached(Record, frozen=True):
+    """Bytes of blobs that no tag reaches any more: `free` are removed by the next `aotc gc` after its grace period,
+    `in_units` by one that also removes old units (`--older-than`)."""
+
+    free: int = 0
+    in_units: int = 0
+
+
+def unreached(store: Store, gone: Sequence[Descriptor]) -> Unreached:
+    """What entries that were taken out of `index.json` had reached, and no other entry does. Raises StoreError."""
+    entries = store.entries()
+    reach = Reach(store.blobs, entries)
+    had = reach.reached(gone, _leave_out)
+    kept = reach.reached([entry for entry in entries if not subject_of(entry)], _leave_out)
+    sizes = {digest: store.blobs.size(digest) or 0 for digest in had.keys() - kept.keys()}
+    units = {file.blob for unit in each_unit(store) for file in each_file(unit.artifact)} if sizes else set()
+    in_units = sum(sizes[digest] for digest in sizes.keys() & units)
+    return Unreached(sum(sizes.values()) - in_units, in_units)
+
+
+def _leave_out(error: Exception) -> None:
+    """A document that cannot be followed counts for nothing; gc and fsck report it."""

@@ -6,18 +6,23 @@ It loads the artifact exactly as a service does, so a report also proves that lo
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from aotc.call_table.dispatch import Dispatcher
-from aotc.errors import AotcError, BindError
+from aotc.errors import AotcError, BindError, LibraryError
+from aotc.machine.benchmarking import call_medians, device_alone
 from aotc.machine.processes import Parent
+from aotc.models.calls import arguments_of, modes_of, signature_leaves
 from aotc.models.extreme_calls import AtExtremes
 from aotc.models.extreme_inputs import Draw
 from aotc.models.factory import told
 from aotc.models.tolerance import Judgement
-from aotc.records import Artifact, Dims, LaunchPick, bucket_name
+from aotc.picks import timed_launch
+from aotc.records import Artifact, Dims, LaunchPick, SizeRange, Variant, bucket_name
 from aotc.verify.cases import (
     VerifyStep,
     describe_sizes,
@@ -60,7 +65,7 @@ def verify(job: VerifyJob) -> Iterator[StepMessage]:
         right &= message.report is None or message.report.status == "ok"
         yield message
     if artifact.untested and right and job.first == 0 and not job.standalone:  # else an earlier step has crashed
-        from aotc.verify.launch_times import measured_launches
+        from aotc.verify.compare_worker import measured_launches
 
         yield StepMessage(job.first, "-", launches=measured_launches(comparison))
     yield from _steps(job, comparison, artifact, dispatcher, extremes=True)
@@ -214,6 +219,42 @@ def _report(
         judgement.allowed,
         judgement.detail or detail,
     )
+
+
+# -- how each variant is launched --------------------------------------------------------------------------------------
+
+
+def measured_launches(comparison: Comparison) -> tuple[LaunchPick | None, ...]:
+    """The launch of each variant of the artifact, in their order; None where it is not a matter of time.
+
+    The buckets of a region, and those with a range, are launched as their record says; and all of them where the
+    manifest says how. The halves of a training step are not launched as graphs.
+    """
+    artifact, spec = comparison.compiled.artifact, comparison.spec
+    if artifact.regions or artifact.trains or spec.cuda_graphs != "auto" or comparison.device.type != "cuda":
+        return tuple(None for _ in artifact.variants)
+    with modes_of(spec, "cuda"):
+        direct, graph = (comparison.launched(how) for how in ("never", "always"))
+        return tuple(_measured(comparison, variant, direct, graph) for variant in artifact.variants)
+
+
+def _measured(comparison: Comparison, variant: Variant, direct: Any, graph: Any) -> LaunchPick | None:
+    if any(isinstance(size, SizeRange) for size in variant.bucket.values()):
+        return None
+    spec, signature = comparison.spec, comparison.signature
+    dims = {name: size for name, size in variant.bucket.items() if isinstance(size, int)}
+    leaves = signature_leaves(spec, signature, dims, comparison.device, 0, Path(comparison.job.folder))
+    args, kwargs = arguments_of(signature, leaves)
+
+    def call_of(compiled: Any) -> Callable[[], Any]:
+        return lambda: compiled(*args, **kwargs)
+
+    try:
+        call_of(graph)()
+    except LibraryError as error:
+        return LaunchPick(graph=False, reason=f"no graph can be captured: {error.message}"[:500])
+    with device_alone(comparison.device):
+        return timed_launch(*call_medians(call_of(direct), call_of(graph)))
 
 
 def main() -> int:

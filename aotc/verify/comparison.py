@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 import msgspec
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from aotc.errors import BindError, VerifyError
 from aotc.machine.targets import parse_target
@@ -34,7 +36,6 @@ from aotc.tensors.contents import Contents, contents, same_values
 from aotc.tensors.rounding import Result
 from aotc.tensors.sharing import differences, kept_in_place, module_tensors
 from aotc.tensors.subclasses import is_wrapper
-from aotc.verify.eight_bits import RoundingTo8Bits
 from aotc.verify.kept_results import KeptResult, keep, of_call_before, shared
 from aotc.verify.other_weights import change_weights, copy_state, is_plain
 
@@ -438,3 +439,36 @@ def _judge(compiled: Any, eager: Any, reference: Any, name: str = "a buffer", fl
 
 def _shown(value: Any) -> str:
     return f"a {value.__name__}" if isinstance(value, type) else repr(value)[:200]
+
+
+# -- whether a model rounds values to 8 bits, as dynamic quantisation does its activations -----------------------------
+
+
+_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+class _Watching:
+    rounded = False
+
+    def __torch_dispatch__(
+        self, operator: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented  # the subclass's own handler calls operators on plain tensors
+        result = operator(*args, **(kwargs or {}))
+        if not self.rounded and any(map(_is_8_bits, pytree.tree_leaves(result))):
+            self.rounded = any(map(_is_float, pytree.tree_leaves((args, kwargs))))
+        return result
+
+
+class RoundingTo8Bits(_Watching, TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While active, `rounded` becomes True at an operator from floats to 8 bits. The handler is inherited, as torch
+    imports its compiler for a class that defines one."""
+
+
+def _is_8_bits(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.element_size() == 1 and value.dtype is not torch.bool
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dtype in _FLOATS

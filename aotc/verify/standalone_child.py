@@ -46,7 +46,7 @@ def decoded(value: Any, get: Callable[[list[Any]], Any]) -> Any:
 def main() -> None:
     from aotc.standalone.cpu_environment import open_cpu
     from aotc.standalone.loading import load
-    from aotc.strides import strides_in
+    from aotc.tensors.formats import strides_in
 
     core = open_cpu()
 

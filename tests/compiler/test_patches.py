@@ -21,14 +21,13 @@ from processes import ROOT
 from torch._inductor.virtualized import V
 
 import aotc
-from aotc.advisories import Feed, own_feed
+from aotc.advisories import Feed, own_feed, release, within
 from aotc.compiler.patches.machinery import apply
 from aotc.compiler.patches.machinery.apply import left_out, patched, untested, usable
 from aotc.compiler.patches.machinery.graph_operators import operators_of
 from aotc.compiler.patches.machinery.pages import feed_of, pages
 from aotc.compiler.patches.machinery.patch import Patch, PatchStage, chosen, entry_of, flaw_of, operator, parts_of
 from aotc.compiler.patches.machinery.registry import HOOKS, PATCHES
-from aotc.versions import release, within
 
 COMPILER = ROOT / "aotc" / "compiler"
 

@@ -19,7 +19,6 @@ import torch
 import yaml
 from processes import ROOT, run_python
 
-from aotc import syntax
 from aotc.compiler.messages import Factors, Job, Unit
 from aotc.compiler.patches.machinery.registry import PATCHES
 from aotc.compiler.planning import key as key_module
@@ -29,10 +28,11 @@ from aotc.compiler.unit import compile_unit
 from aotc.errors import BuildError
 from aotc.machine.targets import parse_target
 from aotc.manifest import read_manifest
+from aotc.reads import syntax
 from aotc.reads.imported_files import imported_files, source_closure
 from aotc.reads.sources import file_identity
+from aotc.reads.syntax import syntax_digest
 from aotc.records import decode
-from aotc.syntax import syntax_digest
 
 MODEL = """
 import os

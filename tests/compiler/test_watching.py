@@ -27,7 +27,7 @@ from aotc.compiler.planning.estimate import Estimate, estimate, remaining
 from aotc.compiler.planning.key import unit_key
 from aotc.compiler.toolchain.precompiled_headers import ENOUGH_UNITS
 from aotc.compiler.workers.build_trace import BuildTrace
-from aotc.machine import resources, waits
+from aotc.machine import locks, resources
 from aotc.machine.targets import parse_target
 from aotc.manifest import read_manifest
 from aotc.picks import PICKS_SCHEMA_VERSION, Candidate, Pick, PickFile, UnitPicks
@@ -116,7 +116,7 @@ def test_a_trace_shows_where_a_unit_waited(tmp_path: Path) -> None:
 
 
 def test_a_unit_tells_of_its_wait_for_the_answer_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waits, "SHORTEST", 0.0)
+    monkeypatch.setattr(locks, "SHORTEST", 0.0)
     first, second = (SharedPicks(tmp_path, "cpu", name) for name in ("first", "second"))
     heard: list[tuple[str, float, float]] = []
 
@@ -124,7 +124,7 @@ def test_a_unit_tells_of_its_wait_for_the_answer_of_another(tmp_path: Path, monk
         with second.asking("mm"):
             pass
 
-    with waits.listening(lambda *wait: heard.append(wait)):
+    with locks.listening(lambda *wait: heard.append(wait)):
         with first.asking("mm"):
             heard.clear()
             asking = threading.Thread(target=ask)

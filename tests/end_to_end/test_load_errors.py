@@ -21,7 +21,7 @@ from torch import nn
 import aotc
 from aotc.machine.environment import this_environment
 from aotc.records import Artifact
-from aotc.store.files.os_errors import store_error
+from aotc.store.files.disk import store_error
 from aotc.store.layout.blobs import Blobs
 from aotc.store.layout.bundle import read_bundle
 from aotc.store.layout.store import Store

@@ -22,7 +22,6 @@ import zstandard
 from bound_files import bind_files
 from torch import Tensor, nn
 
-from aotc.constants import decode_constants, encode_constants
 from aotc.digest import canonical_json, sha256_bytes
 from aotc.errors import AotcError, CorruptError
 from aotc.expressions import Expression
@@ -57,6 +56,7 @@ from aotc.store.layout.publishing import publish
 from aotc.store.layout.store import Store
 from aotc.store.layout.units import UnitRecord, find_unit, latest_unit, put_unit
 from aotc.store.reference import Reference, parse_reference
+from aotc.tensors.constants import decode_constants, encode_constants
 from tests.runtime.hand_built import make_artifact, specs_of, tensor, tree_of
 
 CREATED = "2026-01-02T03:04:05Z"

@@ -15,13 +15,13 @@ from processes import run_python
 from safetensors.torch import load, save_file
 from torch import Tensor, nn
 
-from aotc.constants import decode_constants, encode_constants
 from aotc.errors import BindError, CorruptError
 from aotc.reads.state_specs import named_constants
 from aotc.records import Artifact, StateSpec
 from aotc.runtime.call import BoundModule, CompiledCall
 from aotc.runtime.checkpoints.checkpoint_files import Weights, open_weights
 from aotc.runtime.checkpoints.state import bind_checkpoint
+from aotc.tensors.constants import decode_constants, encode_constants
 
 X = torch.ones(1)
 
@@ -383,7 +383,7 @@ def test_constants_are_a_safetensors_file_and_need_no_numpy() -> None:
     assert read.keys() == values.keys()
     assert all(read[name].dtype == value.dtype and torch.equal(read[name], value) for name, value in values.items())
     said = run_python(
-        "import sys; sys.modules['numpy'] = None; import torch; from aotc.constants import encode_constants;"
+        "import sys; sys.modules['numpy'] = None; import torch; from aotc.tensors.constants import encode_constants;"
         "print(len(encode_constants({'a': torch.arange(8.0)})))"
     )
     assert int(said) > 32
@@ -417,7 +417,7 @@ def test_constants_that_the_artifact_could_not_keep_may_be_given() -> None:
 
 
 def test_too_many_constants_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aotc.constants.CONSTANTS_LIMIT", 100)
+    monkeypatch.setattr("aotc.tensors.constants.CONSTANTS_LIMIT", 100)
     assert encode_constants({"small": torch.arange(8)})
     assert encode_constants({"zeros": torch.zeros(1 << 20)})
     assert not encode_constants({"large": torch.arange(16)})

@@ -18,7 +18,7 @@ from aotc.errors import ManifestError
 from aotc.manifest.types import ModelSpec
 from aotc.models.auto_inputs import auto_inputs
 from aotc.models.calls import call_model
-from aotc.models.entry_points import enter_by
+from aotc.models.factory import enter_by
 from aotc.models.signature import make_signature
 from aotc.reads.attributes import module_attributes
 

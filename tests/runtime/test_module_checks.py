@@ -24,10 +24,10 @@ from aotc.errors import BindError, CorruptError, Issue, LibraryError
 from aotc.reads.attributes import module_attributes, training_differs
 from aotc.reads.module_check import ModuleCheck, check_module
 from aotc.reads.sources import is_installed, source_digests
+from aotc.reads.syntax import syntax_digest
 from aotc.records import Artifact, File, ModuleGuard
 from aotc.runtime.libraries.library_folder import FilesInFolder
 from aotc.runtime.load import bind_artifact
-from aotc.syntax import syntax_digest
 
 SOURCE = """
 from torch import nn

@@ -17,7 +17,7 @@ from aotc.errors import AotcError, CorruptError, ReferenceFormatError, StoreErro
 from aotc.records import Artifact, File
 from aotc.store.layout.bundle import read_artifact, read_bundle
 from aotc.store.layout.check_record import check_record
-from aotc.store.layout.name_flaws import file_name_flaw
+from aotc.store.layout.names import file_name_flaw
 from aotc.store.layout.publishing import publish
 from aotc.store.layout.store import Store
 from aotc.store.layout.units import find_unit

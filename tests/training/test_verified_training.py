@@ -20,9 +20,8 @@ from aotc.runtime.training.step import TrainingStep
 from aotc.store.reference import parse_reference
 from aotc.tools.doctor.bundle_checks import check_bundle
 from aotc.verify.cases import VerifyStep
-from aotc.verify.compare_worker import _RANDOM, _verify_weights
+from aotc.verify.compare_worker import _RANDOM, _verify_weights, measured_launches
 from aotc.verify.comparison import Comparison, VerifyJob
-from aotc.verify.launch_times import measured_launches
 from aotc.verify.training import _descend, compare_training
 
 HERE = ROOT / "tests" / "training"

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from aotc.strides import strides_in
+from aotc.tensors.formats import strides_in
 from aotc.tensors.layouts import MEMORY_FORMATS, laid_out
 
 

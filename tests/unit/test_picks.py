@@ -10,7 +10,7 @@ import pytest
 
 from aotc.compiler.autotune import inductor_hooks
 from aotc.compiler.autotune.algorithm_selection import failed_among
-from aotc.compiler.autotune.padding import padding_hooks
+from aotc.compiler.autotune.inductor_hooks import padding_hooks
 from aotc.compiler.autotune.picker import Picker
 from aotc.compiler.autotune.picks_file import pins_for, read_picks_file
 from aotc.compiler.messages import NO_PINS, Pins

@@ -26,8 +26,8 @@ from aotc.reads.attributes import module_attributes, origin_of
 from aotc.reads.modes import take_ambient
 from aotc.reads.sources import file_identity, public_name, source_digests
 from aotc.reads.state_specs import state_specs
+from aotc.reads.syntax import syntax_digest
 from aotc.reads.tensors import dtype_name, dtype_of, named_state, tensor_digests
-from aotc.syntax import syntax_digest
 
 
 def digest(tensor: Tensor) -> str:

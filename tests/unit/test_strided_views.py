@@ -14,8 +14,8 @@ from torch import Tensor
 from aotc.errors import CorruptError, LibraryError
 from aotc.reads.tensors import dtype_name, same_bits
 from aotc.records import Output, StridedView
-from aotc.strided_views import make_view
 from aotc.tensors.sharing import differences, sharing
+from aotc.tensors.strided_views import make_view
 
 
 def view_of(base: Tensor, value: Tensor) -> StridedView:

@@ -3,7 +3,7 @@
 import pytest
 
 from aotc.digest import sha256_bytes
-from aotc.syntax import syntax_digest
+from aotc.reads.syntax import syntax_digest
 
 CODE = b"""class Block:
     def forward(self, x, *, scale=2.0):

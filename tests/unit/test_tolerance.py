@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from aotc.models.tolerance import QUANTISED, floor_of, judge, may_use_tf32
-from aotc.verify.eight_bits import RoundingTo8Bits
+from aotc.verify.comparison import RoundingTo8Bits
 
 FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 MILLION = 1_000_000

@@ -9,7 +9,6 @@ In the order in which a unit meets the modules:
 - `benchmarks`: a measurement has its device to itself.
 - `attention`: before Inductor begins, choose one of torch's attention backends.
 - `inductor_hooks`: make Inductor ask the picker, through the next four.
-- `padding`: whether a matrix product is padded (`pad_mm`).
 - `algorithm_selection`: the library call or template of a matrix product, … (`AlgorithmSelectorCache`).
 - `fusion`: whether a template is fused with its neighbour (`Scheduler.speedup_by_fusion`).
 - `triton_configs`: the configuration of each Triton kernel (`CachingAutotuner`).

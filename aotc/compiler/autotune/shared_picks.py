@@ -19,8 +19,7 @@ import msgspec
 
 from aotc.digest import sha256_json
 from aotc.errors import CorruptError
-from aotc.locks import lock, lock_file
-from aotc.machine.waits import waiting
+from aotc.machine.locks import lock, lock_file, waiting
 from aotc.picks import Pick
 from aotc.records import decode
 

@@ -20,7 +20,6 @@ from aotc.compiler.capture.unit_graph import Exported, UnitModule
 from aotc.compiler.codegen.aot_inductor import LIBRARY, CompiledFiles
 from aotc.compiler.codegen.standalone_code import check_runs_standalone
 from aotc.compiler.messages import Job, Unit
-from aotc.constants import encode_constants
 from aotc.digest import canonical_json, sha256_file
 from aotc.machine.elf import needed_versions, newest
 from aotc.machine.environment import this_environment
@@ -48,6 +47,7 @@ from aotc.records import (
     StateSpec,
 )
 from aotc.store.layout.bundle import CONFIG_LIMIT
+from aotc.tensors.constants import encode_constants
 from aotc.tensors.subclasses import descriptions, unwrapped, wrappers
 
 ATTRIBUTES = "attributes.json"

@@ -12,7 +12,7 @@ from aotc.compiler.planning.cache_lookup import PlannedUnit, look_up
 from aotc.compiler.planning.plan import changed_reads
 from aotc.errors import Issue, NotFoundError, RemoteError
 from aotc.models.factory import build_module
-from aotc.store.files.status import exists
+from aotc.store.files.disk import exists
 from aotc.store.layout.store import Store, refuse_foreign
 from aotc.store.layout.units import StoredUnits
 from aotc.store.opening import open_readable

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,13 @@ from torch.utils import _pytree as pytree
 
 from aotc.compiler.messages import Job, Message, Span, UnitFailed, UnitRan, wait_here
 from aotc.compiler.smoke.call_times import TimedCall, call_times
-from aotc.compiler.smoke.extreme_values import compare_at_the_extremes
 from aotc.compiler.smoke.gradient_check import compare_at_extremes, compare_gradients, inputs_of_any_value
 from aotc.compiler.smoke.launch_choice import pick_launch
 from aotc.compiler.smoke.region_cost import region_cost
 from aotc.errors import AotcError, Issue, LibraryError
+from aotc.machine.locks import listening
 from aotc.machine.processes import Parent
 from aotc.machine.targets import parse_target
-from aotc.machine.waits import listening
 from aotc.models.calls import (
     Called,
     arguments_of,
@@ -34,15 +33,16 @@ from aotc.models.calls import (
     signature_leaves,
     state_put_back,
 )
-from aotc.models.extreme_calls import one_thread
-from aotc.models.extreme_inputs import freedoms, freedoms_of_region, off_vector
+from aotc.models.extreme_calls import compare_at_extreme_values, one_thread
+from aotc.models.extreme_inputs import Freedom, freedoms, freedoms_of_region, off_vector
 from aotc.models.factory import build_module
 from aotc.models.fake_ranks import make_meshes_on
 from aotc.models.regions import example_of
+from aotc.models.tolerance import TF32, may_use_tf32
 from aotc.picks import pinned_launch
 from aotc.provenance import FORMS, BuiltArtifact, CallTimes, Smoked
 from aotc.reads.tensors import dtype_name, plain_state
-from aotc.records import Artifact, LaunchPick, SizeRange, Variant, decode, tuned_dims
+from aotc.records import Artifact, Dims, LaunchPick, SizeRange, Variant, decode, tuned_dims
 from aotc.runtime.call import BoundModule, CompiledCall
 from aotc.runtime.compiled_regions import CompiledRegions
 from aotc.runtime.libraries.library_folder import FilesInFolder
@@ -322,6 +322,47 @@ def failed_by(error: Exception) -> UnitFailed:
     wrong, extremes = failure.fields.get("miscompiled", False), failure.fields.get("extremes")
     issues = tuple(failure.issues)
     return UnitFailed(f"smoke run: {message}", hint, "smoke run", issues=issues, miscompiled=wrong, extremes=extremes)
+
+
+# -- at extreme values -------------------------------------------------------------------------------------------------
+
+
+AT_EXTREMES = "at extreme values (NaN, infinities, limits of dtypes)"
+
+
+def compare_at_the_extremes(
+    called: Called,
+    compiled: Callable[..., Any],
+    free: Sequence[Freedom],
+    device: torch.device,
+    examples: Iterable[tuple[Dims, Callable[[], Sequence[Any]]]],
+) -> tuple[str, ...]:
+    """Compare at the first sizes of `examples`, each with a function that makes its ordinary leaves, at which the model
+    and the compiled code can be called. Returns a note where nothing could be compared.
+
+    Raises LibraryError where the compiled code is wrong.
+    """
+    step = TF32 if may_use_tf32(called.module) else 0.0
+    skipped = ""
+    for dims, make_leaves in examples:
+        at = called._replace(leaves=make_leaves())
+
+        def call(leaves: Sequence[Any], at: Called = at) -> Result:
+            return at._replace(leaves=leaves).call(compiled)
+
+        found = compare_at_extreme_values(at, call, free, device, step=step)
+        if found.wrong:
+            raise LibraryError(
+                f"{AT_EXTREMES}, the compiled code does not compute what the model does: {found.wrong}",
+                hint="torch's compiler miscompiles this model: replace the operator by others, or leave that part to "
+                "eager: `aotc build MANIFEST --suggest-regions`",
+                miscompiled=True,
+                extremes=dims,
+            )
+        if not found.skipped:
+            return ()
+        skipped = skipped or found.skipped
+    return (f"not compared {AT_EXTREMES}: {skipped}",)
 
 
 def main() -> int:

@@ -14,10 +14,9 @@ from pathlib import Path
 
 from aotc.digest import sha256_file
 from aotc.errors import StoreError
-from aotc.machine.waits import waiting
+from aotc.machine.locks import waiting
 from aotc.store.cache_folder import cache_folder
-from aotc.store.files.disk import typed_errors
-from aotc.store.files.status import files_in
+from aotc.store.files.disk import files_in, typed_errors
 from aotc.store.files.store_locks import locked
 from aotc.store.files.writing import draft, remove_file
 from aotc.store.layout.names import is_digest

@@ -22,7 +22,7 @@ from unittest import mock
 from aotc.compiler.toolchain.wrapper_split import Compile
 from aotc.digest import sha256_json
 from aotc.errors import StoreError
-from aotc.machine.waits import waiting
+from aotc.machine.locks import waiting
 from aotc.store.files.store_locks import locked
 
 ENOUGH_UNITS = 6

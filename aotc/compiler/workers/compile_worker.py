@@ -15,8 +15,8 @@ from pathlib import Path
 from aotc.compiler.cross_compile import stand_in
 from aotc.compiler.messages import Doing, Job, Message, Progress, Reply, UnitCompiled, UnitFailed, wait_here
 from aotc.machine.gpus import attributes
+from aotc.machine.locks import listening
 from aotc.machine.processes import Parent
-from aotc.machine.waits import listening
 from aotc.records import decode
 
 

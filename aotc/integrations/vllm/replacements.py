@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from aotc.advisories import within
 from aotc.compiler.patches.machinery.patch import flaw_of
 from aotc.integrations.vllm.factors import keep, key_factors, watched_configs
 from aotc.integrations.vllm.vllm_libraries import find_libraries, lacking, source_digest, write_note
-from aotc.versions import within
 
 VERSIONS = ">=0.32,<0.33"
 """The versions of vLLM that the replacements were run with."""

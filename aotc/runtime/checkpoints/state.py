@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from aotc.checkpoints.checkpoint_forms import check_forms
-from aotc.constants import decode_constants
 from aotc.errors import BindError, CorruptError
 from aotc.reads.tensors import dtype_name
 from aotc.records import names_of
@@ -24,6 +23,7 @@ from aotc.runtime.checkpoints.checkpoint_files import (
 )
 from aotc.runtime.checkpoints.module_swap import with_tensors
 from aotc.runtime.state.call_state import State, StateRows, Swap, is_written, written_state
+from aotc.tensors.constants import decode_constants
 
 if TYPE_CHECKING:
     from aotc.reads.outside import ReadFile

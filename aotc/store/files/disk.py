@@ -3,12 +3,43 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
+
+from aotc.errors import CorruptError, StoreError
+
+_NO_LOCKS = "this file system has no locks: put the store, AOTC_CACHE_DIR and TMPDIR on one that has"
+_HINTS = {
+    errno.ENOSPC: "the disk is full: free space, or use a folder on another disk",
+    errno.EDQUOT: "the disk quota is used up: free space, or use a folder on another disk",
+    errno.EROFS: "the file system is mounted read-only: use a folder that can be written",
+    errno.EACCES: "give this user permission for it, or use a folder of its own",
+    errno.EPERM: "give this user permission for it, or use a folder of its own",
+    errno.ENOTDIR: "a file stands where a folder should be: move it away, or use another folder",
+    errno.EEXIST: "a file stands where a folder should be: move it away, or use another folder",
+    errno.EISDIR: "a folder stands where a file should be: move it away",
+    errno.ELOOP: "a symbolic link stands where a file or folder should be: move it away",
+    errno.ENOLCK: _NO_LOCKS,
+    errno.ENOSYS: _NO_LOCKS,
+    errno.EOPNOTSUPP: _NO_LOCKS,
+    errno.EMFILE: "the process has too many files open: raise `ulimit -n`",
+    errno.EIO: "the disk reports an input/output error: check the disk",
+    errno.ESTALE: "the network file system lost the file: try again",
+}
+
+
+def store_error(action: str, path: Path, error: OSError, hint: str = "") -> StoreError:
+    return StoreError(
+        f"cannot {action} {path}: {error.strerror or error}",
+        hint=_HINTS.get(error.errno or 0, hint),
+        path=str(path),
+        errno=error.errno,
+    )
 
 
 @contextlib.contextmanager
@@ -18,8 +49,6 @@ def typed_errors(action: str, path: Path, hint: str = "") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        from aotc.store.files.os_errors import store_error
-
         raise store_error(action, path, error, hint) from error
 
 
@@ -31,9 +60,9 @@ def open_regular(path: Path, *, follow: bool = True) -> BinaryIO:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        from aotc.store.files.os_errors import not_as_expected
-
-        raise not_as_expected(path, "is not a regular file", "a regular file", "something else")
+        raise CorruptError(
+            f"{path} is not a regular file", path=str(path), expected="a regular file", actual="something else"
+        )
     return os.fdopen(descriptor, "rb")
 
 
@@ -42,10 +71,9 @@ def read_limited(path: Path, limit: int) -> bytes:
     with open_regular(path) as stream:
         data = stream.read(min(os.fstat(stream.fileno()).st_size, limit) + 1)  # a read allocates what it is asked for
     if len(data) > limit:
-        from aotc.store.files.os_errors import not_as_expected
-
         expected, actual = f"at most {limit} bytes", f"more than {limit} bytes"
-        raise not_as_expected(path, f"has more than the {limit} bytes allowed for it", expected, actual)
+        message = f"{path} has more than the {limit} bytes allowed for it"
+        raise CorruptError(message, path=str(path), expected=expected, actual=actual)
     return data
 
 
@@ -56,3 +84,24 @@ def map_privately(stream: BinaryIO) -> mmap.mmap:
     except OSError as error:
         size = os.fstat(stream.fileno()).st_size
         raise OSError(error.errno, f"unable to mmap {size} bytes: {error.strerror}") from error
+
+
+def exists(path: Path) -> bool:
+    """Raises StoreError if this user lacks the permission to find out, as in a folder without search permission."""
+    with typed_errors("look at", path):
+        return path.exists()
+
+
+def files_in(folder: Path) -> list[Path]:
+    """The paths in a folder, sorted; none if the folder is missing. Raises StoreError."""
+    with typed_errors("look into", folder):
+        return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def status_of(path: Path) -> os.stat_result | None:
+    """The file's status, links not followed; None if the file is missing. Raises StoreError."""
+    with typed_errors("look at", path):
+        try:
+            return path.lstat()
+        except FileNotFoundError:
+            return None

@@ -1,4 +1,4 @@
-"""Locks of a store's files, with the errors of a store (`aotc.locks`)."""
+"""Locks of a store's files, with the errors of a store (`aotc.machine.locks`)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from aotc.errors import CorruptError, StoreError
-from aotc.locks import close_lock, is_locked, lock, open_lock, unlock
-from aotc.store.files.disk import open_regular, typed_errors
-from aotc.store.files.os_errors import store_error
+from aotc.machine.locks import close_lock, is_locked, lock, open_lock, unlock
+from aotc.store.files.disk import open_regular, store_error, typed_errors
 from aotc.store.files.writing import make_folder
 
 _POLL = 0.01  # seconds; the holder is mostly done within a few milliseconds

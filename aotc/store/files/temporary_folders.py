@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from aotc.locks import lock
+from aotc.machine.locks import lock
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from aotc.errors import StoreError
-from aotc.locks import lock
-from aotc.store.files.disk import typed_errors
-from aotc.store.files.status import status_of
+from aotc.machine.locks import lock
+from aotc.store.files.disk import status_of, typed_errors
 
 TEMPORARY_PREFIX = ".tmp-"
 _TEMPORARY = re.compile(r"\.tmp-([0-9a-f]{16}|[0-9a-f]{64})")

@@ -7,14 +7,14 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 import zstandard
 
 from aotc.digest import CHUNK, sha256_bytes
-from aotc.errors import CorruptError
+from aotc.errors import CorruptError, NotFoundError
 from aotc.records import File
-from aotc.store.files.disk import open_regular, read_limited, typed_errors
+from aotc.store.files.disk import open_regular, read_limited, store_error, typed_errors
 from aotc.store.layout.names import hex_of
 
 AT_ONCE = 1 << 20
@@ -144,9 +144,7 @@ def _readable(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        from aotc.store.layout.blob_errors import unreadable
-
-        unreadable(path, error)
+        _unreadable(path, error)
     except CorruptError as error:
         error.with_fields(digest=f"sha256:{path.name}")
         raise
@@ -155,6 +153,32 @@ def _readable(path: Path) -> Iterator[None]:
 def expect(what: str, expected: str | int, actual: str | int, path: Path) -> None:
     """Raises CorruptError where the blob at `path` is not as expected."""
     if expected != actual:
-        from aotc.store.layout.blob_errors import corrupt
+        raise _corrupt(what, str(expected), str(actual), path)
 
-        raise corrupt(what, str(expected), str(actual), path)
+
+def _corrupt(what: str, expected: str, actual: str, path: Path) -> CorruptError:
+    return CorruptError(
+        f"{path} is corrupt: its {what} should be {expected} and is {actual}",
+        hint="remove damaged blobs with `aotc fsck --repair`, then build or fetch the bundle again",
+        path=str(path),
+        expected=expected,
+        actual=actual,
+        flaw=what,
+        digest=f"sha256:{path.name}",
+    )
+
+
+def _unreadable(path: Path, error: OSError) -> NoReturn:
+    """Raises NotFoundError where there is no such blob, else StoreError."""
+    typed = store_error("read", path, error)
+    if not isinstance(error, FileNotFoundError):
+        raise typed from error
+    typed.__cause__ = error
+    digest = f"sha256:{path.name}"
+    raise NotFoundError(
+        f"the blob {digest} is not in the store ({path})",
+        hint="`aotc fsck --repair` removed it as damaged, or the store was copied in part: "
+        "build or fetch the bundle again",
+        known=(),
+        digest=digest,
+    ) from typed

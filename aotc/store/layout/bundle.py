@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from aotc.records import Artifact, File, Record, decode_artifact
+from aotc.errors import CorruptError, SchemaVersionError, StoreError
+from aotc.records import OTHER_VERSION, Artifact, File, Record, decode_artifact
 from aotc.store.layout import oci
-from aotc.store.layout.names import check_file_name, name_flaw
+from aotc.store.layout.names import check_file_name, hex_of, name_flaw
 from aotc.store.layout.oci import Descriptor, ImageIndex, ImageManifest
 from aotc.store.reference import Reference
 
@@ -63,12 +64,20 @@ def read_bundle(store: ReadableStore, reference: Reference, found: Descriptor | 
     index = oci.decode(read_described(store, found, oci.MANIFEST_LIMIT), ImageIndex, found.digest)
     model = index.annotation(oci.MODEL)
     artifacts = tuple(BundleEntry(one.digest, one.size, one.annotation(oci.TARGET), model) for one in index.manifests)
-    ours = (model == reference.model or reference.in_registry) and not name_flaw(model)
-    distinct = len({entry.target for entry in artifacts}) == len(artifacts)
-    if not (ours and distinct and all(entry.is_artifact(model) for entry in index.manifests)):
-        from aotc.store.layout.bundle_errors import unsound_bundle
-
-        raise unsound_bundle(reference, found.digest, index)
+    if (model != reference.model and not reference.in_registry) or name_flaw(model):
+        raise _other_bundle(reference, found.digest, model)
+    for entry in index.manifests:
+        hex_of(entry.digest)
+        if not entry.is_artifact(model):
+            raise _bad_entry(entry, model)
+    targets = sorted(entry.target for entry in artifacts)
+    if len(different := {*targets}) < len(targets):
+        raise CorruptError(
+            f"{found.digest} has more than one artifact for a target: {', '.join(targets)[:500]}",
+            hint="it was not written by aotc, or was changed: build it again",
+            expected="one for each target",
+            actual=f"{len(targets)} for {len(different)} targets",
+        )
     annotations = {key: value for key, value in (index.annotations or {}).items() if key not in OURS}
     return Bundle(model, found.digest, index.annotation(oci.CREATED), annotations, artifacts)
 
@@ -77,9 +86,11 @@ def read_described(store: ReadableStore, descriptor: Descriptor, limit: int) -> 
     """The bytes that a descriptor names, of its digest and size. Raises NotFoundError, CorruptError, StoreError."""
     data = store.blobs.read(descriptor.digest, limit)
     if len(data) != descriptor.size:
-        from aotc.store.layout.bundle_errors import other_size
-
-        raise other_size(descriptor, len(data))
+        raise CorruptError(
+            f"{descriptor.digest} has {len(data)} bytes; its descriptor says {descriptor.size}",
+            expected=str(descriptor.size),
+            actual=str(len(data)),
+        )
     return data
 
 
@@ -89,10 +100,14 @@ def read_config(store: ReadableStore, digest: str, artifact_type: str, config_ty
     Raises NotFoundError, CorruptError, SchemaVersionError, StoreError.
     """
     manifest = oci.read_document(store.blobs, digest, ImageManifest)
-    if (manifest.artifact_type, manifest.config.media_type) != (artifact_type, config_type):
-        from aotc.store.layout.bundle_errors import other_types
-
-        raise other_types(manifest, artifact_type, config_type, digest)
+    found = {"artifact type": (manifest.artifact_type, artifact_type)}
+    found["config type"] = manifest.config.media_type, config_type
+    for what, (said, supported) in found.items():
+        if said != supported:
+            message = f"the {what} of {digest} is {said!r}; this aotc reads {supported!r}"
+            if said.startswith("application/vnd.aotc."):
+                raise SchemaVersionError(message, hint=OTHER_VERSION, found=said, supported=supported)
+            raise CorruptError(message, hint="it is not an aotc artifact", expected=supported, actual=said)
     return read_described(store, manifest.config, CONFIG_LIMIT), manifest
 
 
@@ -110,14 +125,10 @@ def read_artifact(store: ReadableStore, artifact: BundleEntry | str) -> Artifact
     else:
         digest, named = artifact.digest, (artifact.model, artifact.target)
         if artifact.is_cache:
-            from aotc.store.layout.bundle_errors import is_a_cache
-
             raise is_a_cache()
     record = decode_artifact(read_config(store, digest, ARTIFACT_TYPE, CONFIG)[0])
     if named not in (None, said := (record.model, record.target)):
-        from aotc.store.layout.bundle_errors import other_artifact
-
-        raise other_artifact(digest, named, said)
+        raise _other_artifact(digest, named, said)
     for file in each_file(record):
         check_file_name(file.name)
     return record
@@ -130,3 +141,55 @@ def each_file(artifact: Artifact) -> Iterator[File]:
             yield from variant.each_file()
         native = kind.native.file if kind.native else None
         yield from filter(None, (kind.module.attributes_file, kind.constants, kind.provenance, native))
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+def _other_bundle(reference: Reference, digest: str, model: str) -> CorruptError:
+    """Of a blob that is not a bundle, or one of another `model` than the reference says, or of one with a bad name."""
+    if model and (model == reference.model or reference.in_registry):
+        return CorruptError(f"{digest} names its model {model[:100]!r}: {name_flaw(model)}", actual=model[:100])
+    is_it = f"a bundle of the model {model!r}" if model else "not an aotc bundle"
+    return CorruptError(
+        f"{reference.name} names {digest}, which is {is_it}",
+        hint="it was copied or tagged under that name; load it by its own",
+        expected=reference.model or "a bundle",
+        actual=model,
+    )
+
+
+def _bad_entry(entry: Descriptor, model: str) -> CorruptError:
+    """Of an entry of the bundle of `model` that is not an artifact, or one of another model."""
+    target, said = entry.annotation(oci.TARGET), entry.annotation(oci.MODEL)
+    if entry.media_type != oci.MANIFEST or not target:
+        return CorruptError(
+            f"{entry.digest} in the bundle is not an artifact: media type {entry.media_type!r}, target {target!r}",
+            expected=f"{oci.MANIFEST} with the annotation {oci.TARGET}",
+            actual=entry.media_type,
+        )
+    return CorruptError(
+        f"{entry.digest} in the bundle of {model!r} is for the model {said[:100]!r}",
+        hint="it was not written by aotc, or was changed: build it again",
+        expected=model,
+        actual=said[:100],
+    )
+
+
+def _other_artifact(digest: str, named: tuple[str, str], said: tuple[str, str]) -> CorruptError:
+    """Of an artifact whose bundle and whose record name another model and target."""
+    expected, actual = (f"`{model[:128]}` for {target[:128]}" for model, target in (named, said))
+    return CorruptError(
+        f"the bundle calls {digest} an artifact of {expected}; its record says that it is one of {actual}",
+        hint="it was not written by aotc, or was changed: build it again",
+        expected=expected,
+        actual=actual,
+    )
+
+
+def is_a_cache() -> StoreError:
+    """Of a bundle that was to be a compiled model."""
+    return StoreError(
+        "the bundle is a compiler cache, and not a compiled model",
+        hint="`aotc inspect REF` lists its files, `aotc cache restore REF` writes them",
+    )

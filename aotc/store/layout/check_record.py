@@ -40,8 +40,7 @@ from aotc.records import (
 )
 from aotc.store.layout import oci
 from aotc.store.layout.bundle import CONFIG_LIMIT, FILE, MAPPED_FILE, BundleEntry, each_file, read_artifact
-from aotc.store.layout.name_flaws import folded
-from aotc.store.layout.names import check_file_name, hex_of
+from aotc.store.layout.names import check_file_name, folded, hex_of
 from aotc.store.layout.oci import ImageManifest
 from aotc.store.readable import ReadableStore
 

@@ -14,10 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from aotc.errors import CorruptError
-from aotc.locks import lock
+from aotc.machine.locks import lock
 from aotc.records import Record
-from aotc.store.files.disk import open_regular, typed_errors
-from aotc.store.files.status import status_of
+from aotc.store.files.disk import open_regular, status_of, typed_errors
 from aotc.store.files.store_locks import is_held, this_process
 from aotc.store.files.writing import make_folder
 

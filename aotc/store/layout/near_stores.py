@@ -10,9 +10,8 @@ from typing import NoReturn
 
 from aotc.amounts import listed
 from aotc.errors import CorruptError, NotFoundError, StoreError
-from aotc.store.files.disk import typed_errors
-from aotc.store.files.os_errors import store_error
-from aotc.store.layout.name_flaws import NAME_LIMIT
+from aotc.store.files.disk import store_error, typed_errors
+from aotc.store.layout.names import NAME_LIMIT
 from aotc.store.reference import Reference
 
 MAKE_ANEW = "restore index.json from a copy; or `aotc fsck --repair` makes it anew, with new tags for all bundles"

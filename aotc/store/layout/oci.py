@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Protocol, TypeVar
 
 import msgspec
 
-from aotc.errors import CorruptError
+from aotc.errors import CorruptError, SchemaVersionError, StoreError
 from aotc.records import decode as decode_record
 from aotc.store.layout.names import is_digest
 
@@ -91,11 +91,54 @@ def decode(data: bytes, document: type[T], where: str) -> T:
     try:
         found = decode_record(data, document)
     except CorruptError as error:
-        from aotc.store.layout.foreign import unreadable
-
         raise unreadable(where, error) from error
     if found.schema_version != OCI_SCHEMA_VERSION or found.media_type not in ("", document.TYPE):
-        from aotc.store.layout.foreign import other_document
-
         raise other_document((found.schema_version, found.media_type), (OCI_SCHEMA_VERSION, document.TYPE), where)
     return found
+
+
+# -- the file `oci-layout` ---------------------------------------------------------------------------------------------
+
+
+LAYOUT_VERSION = "1.0.0"
+
+
+class _Layout(msgspec.Struct, frozen=True, rename="camel"):
+    """The file `oci-layout`."""
+
+    image_layout_version: str
+
+
+def check_layout(data: bytes, where: str) -> None:
+    """Raises CorruptError and SchemaVersionError for the bytes of an `oci-layout` that no aotc reads."""
+    try:
+        found = decode_record(data, _Layout).image_layout_version
+    except CorruptError as error:
+        raise unreadable(where, error) from error
+    if found != LAYOUT_VERSION:
+        hint = "use a newer aotc, or copy the store with `skopeo copy` into a layout of that version"
+        raise _other(f"{where} says image layout version", found, LAYOUT_VERSION, hint)
+
+
+# -- documents that aotc cannot read -----------------------------------------------------------------------------------
+
+
+def unreadable(where: str, error: CorruptError) -> CorruptError:
+    return CorruptError(f"{where} cannot be read: {error.__cause__}", path=where)
+
+
+def other_document(found: tuple[int, str], supported: tuple[int, str], where: str) -> StoreError:
+    """Of an index or a manifest with an unknown `schemaVersion`, or else another media type."""
+    if found[0] != supported[0]:
+        return other_schema(found[0], supported[0], where)
+    message = f"{where} has the media type {found[1]!r}, not {supported[1]!r}"
+    return CorruptError(message, expected=supported[1], actual=found[1])
+
+
+def other_schema(found: int, supported: int, where: str) -> SchemaVersionError:
+    return _other(f"{where} has schemaVersion", found, supported, "it was not written by aotc, or by a newer one")
+
+
+def _other(says: str, found: str | int, supported: str | int, hint: str) -> SchemaVersionError:
+    message = f"{says} {found!r}; this aotc reads {supported!r}"
+    return SchemaVersionError(message, hint=hint, found=found, supported=supported)

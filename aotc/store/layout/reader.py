@@ -38,7 +38,7 @@ class StoreReader:
 
             no_layout(path, error)
         if data != oci.LAYOUT:
-            from aotc.store.layout.foreign import check_layout
+            from aotc.store.layout.oci import check_layout
 
             check_layout(data, str(path / "oci-layout"))
         return cls(path, **options)

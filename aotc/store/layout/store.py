@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from aotc.errors import NotFoundError, StoreError
-from aotc.store.files.disk import typed_errors
-from aotc.store.files.status import exists
+from aotc.store.files.disk import exists, typed_errors
 from aotc.store.files.store_locks import locked
 from aotc.store.files.writing import TEMPORARY_PREFIX, make_folder, write_atomically
 from aotc.store.layout import oci

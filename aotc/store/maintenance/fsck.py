@@ -22,8 +22,7 @@ from aotc.store.layout.built import with_provenance
 from aotc.store.layout.bundle import BundleEntry, each_file, read_bundle
 from aotc.store.layout.check_record import check_artifact, check_record
 from aotc.store.layout.compiler_cache import read_cache
-from aotc.store.layout.foreign import check_layout
-from aotc.store.layout.oci import Descriptor, ImageIndex
+from aotc.store.layout.oci import Descriptor, ImageIndex, check_layout
 from aotc.store.layout.reader import find_tag
 from aotc.store.layout.store import FOLDERS, Store, foreign_to_creation
 from aotc.store.layout.tags import as_tag

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from aotc.errors import AotcError, StoreError
-from aotc.store.files.disk import open_regular, typed_errors
-from aotc.store.files.status import files_in, status_of
+from aotc.store.files.disk import files_in, open_regular, status_of, typed_errors
 from aotc.store.files.store_locks import is_held
 from aotc.store.files.writing import fsync_folder, refuse_links, remove_file
 from aotc.store.layout import oci

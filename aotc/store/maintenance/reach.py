@@ -11,9 +11,8 @@ from aotc.errors import StoreError
 from aotc.records import decode
 from aotc.store.layout import oci
 from aotc.store.layout.blobs import Blobs
-from aotc.store.layout.foreign import other_schema
 from aotc.store.layout.names import is_digest
-from aotc.store.layout.oci import Descriptor
+from aotc.store.layout.oci import Descriptor, other_schema
 
 _DOCUMENTS = {
     oci.INDEX,

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from aotc.store.files.disk import typed_errors
-from aotc.store.files.status import files_in
+from aotc.store.files.disk import files_in, typed_errors
 from aotc.store.files.writing import is_temporary_name
 
 StoreFileKind = Literal["blob", "unit", "unit lock", "lease", "log", "temporary", "own", "folder", "foreign"]

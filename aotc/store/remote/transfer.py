@@ -16,7 +16,7 @@ import msgspec
 
 from aotc.digest import CHUNK, sha256_bytes, sha256_file
 from aotc.errors import CorruptError, RemoteError
-from aotc.locks import lock
+from aotc.machine.locks import lock
 from aotc.store.files.disk import open_regular, typed_errors
 from aotc.store.files.writing import TEMPORARY_PREFIX, Draft, make_folder, require_room
 from aotc.store.layout.blobs import Blob, Blobs

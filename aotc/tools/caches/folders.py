@@ -14,7 +14,7 @@ from typing import NamedTuple
 from aotc.errors import StoreError
 from aotc.store.files.disk import typed_errors
 from aotc.store.layout.compiler_cache import KINDS, MOST_FOLDERS, USUAL
-from aotc.store.layout.name_flaws import file_name_flaw
+from aotc.store.layout.names import file_name_flaw
 
 VARIABLES = {
     "inductor": "TORCHINDUCTOR_CACHE_DIR",

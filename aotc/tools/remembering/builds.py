@@ -18,7 +18,7 @@ import msgspec
 
 from aotc.amounts import counted
 from aotc.errors import AotcError
-from aotc.locks import close_lock, lock, open_lock
+from aotc.machine.locks import close_lock, lock, open_lock
 from aotc.machine.processes import child_command, child_environment
 from aotc.machine.resources import cores_here
 from aotc.tools.remembering.compile_options import Options

@@ -13,8 +13,8 @@ from aotc.compiler.explain_failure import line_named
 from aotc.models.calls import state_put_back
 from aotc.reads.tensors import plain_state
 from aotc.records import Dims, Output, StridedView
-from aotc.strided_views import make_view
 from aotc.tensors.rounding import Result
+from aotc.tensors.strided_views import make_view
 
 
 def call_captured(

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
+from aotc.advisories import release
 from aotc.compiler.patches.machinery.graph_operators import operators_of
 from aotc.compiler.patches.machinery.patch import NEWEST_TESTED, Patch, PatchStage, chosen, flaw_of
 from aotc.compiler.patches.machinery.registry import HOOKS, PATCHES
 from aotc.errors import BuildError, Issue
-from aotc.versions import release
 
 
 class Applied(NamedTuple):

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import fx
 
-from aotc.versions import within
+from aotc.advisories import within
 
 PatchKind = Literal["bug", "performance", "determinism"]
 Device = Literal["cpu", "cuda", "any"]

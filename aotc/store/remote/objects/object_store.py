@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 from aotc.digest import sha256_bytes
 from aotc.errors import CorruptError, NotFoundError, RemoteError, StoreError
-from aotc.store.layout import foreign, index, oci, reader, tags
+from aotc.store.layout import index, oci, reader, tags
 from aotc.store.layout.names import hex_of
 from aotc.store.layout.near_stores import not_found
 from aotc.store.layout.oci import Descriptor, ImageIndex
@@ -221,7 +221,7 @@ class ObjectStore:
         """Raises SchemaVersionError for another version of the layout, CorruptError."""
         found = self._objects.read("oci-layout", oci.MANIFEST_LIMIT)
         if found is not None:
-            foreign.check_layout(found.data, f"{self.url}/oci-layout")
+            oci.check_layout(found.data, f"{self.url}/oci-layout")
         return found is not None
 
     def _without_index(self) -> CorruptError:

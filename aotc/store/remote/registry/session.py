@@ -26,8 +26,7 @@ import urllib3.exceptions
 import urllib3.util
 
 from aotc.errors import CorruptError, RemoteError, StoreError
-from aotc.store.files.disk import open_regular, typed_errors
-from aotc.store.files.status import files_in
+from aotc.store.files.disk import files_in, open_regular, typed_errors
 from aotc.store.remote.interface import CHUNK, Limits, Traffic, time_left
 from aotc.store.remote.registry.authorization import Authorization
 from aotc.store.remote.registry.credentials import home_folder

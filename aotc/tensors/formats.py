@@ -1,6 +1,8 @@
-"""The dtypes of the safetensors format, in torch's words."""
+"""Dtypes and layouts by their names in records and checkpoints, without torch."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 DTYPES = {
     "BOOL": "bool",
@@ -23,8 +25,21 @@ DTYPES = {
     "F8_E5M2FNUZ": "float8_e5m2fnuz",
     "F8_E8M0": "float8_e8m0fnu",
 }
+"""The dtypes of the safetensors format → torch's names."""
 
 
 def torch_name(dtype: str) -> str:
     """A dtype of safetensors in torch's words, or as it is where torch has none."""
     return DTYPES.get(dtype, dtype)
+
+
+def strides_in(layout: str, shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a new tensor of this shape in that layout, in elements."""
+    slowest_last = list(reversed(range(len(shape))))
+    if layout != "contiguous":
+        slowest_last = [1, *(axis for axis in slowest_last if axis != 1)]
+    strides, step = [0] * len(shape), 1
+    for axis in slowest_last:
+        strides[axis] = step
+        step *= max(shape[axis], 1)
+    return tuple(strides)

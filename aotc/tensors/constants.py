@@ -14,7 +14,7 @@ from torch import Tensor
 
 from aotc.errors import CorruptError
 from aotc.reads.tensors import dtype_of
-from aotc.safetensors_dtypes import DTYPES, torch_name
+from aotc.tensors.formats import DTYPES, torch_name
 
 CONSTANTS_LIMIT = 256 << 20
 """Bytes that the file may have. The buffers of a module that has more are not kept; without the module there is then no

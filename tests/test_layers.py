@@ -219,6 +219,7 @@ def test_a_module_imports_only_what_its_layer_may() -> None:
 
 
 COMPILER = (
+    "scoped",
     "messages",
     "toolchain",
     "explain_failure",
@@ -277,6 +278,29 @@ def test_a_patch_is_imported_by_nothing_but_the_registry() -> None:
     assert found == {f"{room}.machinery.registry": [room]}
 
 
+def test_torch_is_changed_by_patches_and_for_the_time_of_a_step_alone() -> None:
+    """A build replaces what torch has by `aotc.compiler.scoped`, which puts it back, or in a patch; and nothing else of
+    aotc does. The plug-in of vLLM replaces functions of vLLM."""
+    replacing = wrong(MODULES, lambda path: {*imports(path)} & {"unittest", "unittest.mock"})
+    others = ("aotc.compiler.patches.", "aotc.integrations.vllm.")
+    assert [name for name in replacing if not name.startswith(others)] == ["aotc.compiler.scoped"]
+    found = wrong([name for name in MODULES if not name.startswith(others)], assigned_to_imported)
+    assert {name for names in found.values() for name in names} == {
+        "dist.all_to_all_single",  # `aotc.models.fake_ranks`: of the fake ranks of a build, in its own processes
+        "nn.Module.__call__",  # `aotc.tools.recording.record`: while a model's calls are recorded
+    }
+
+
+def assigned_to_imported(path: Path) -> set[str]:
+    """Attributes of what a file imports to which it assigns; not settings (`config.…`, the environment)."""
+    tree = ast.parse(path.read_text())
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = {(alias.asname or alias.name).partition(".")[0] for node in found for alias in node.names}
+    stores = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)]
+    texts = {ast.unparse(node) for node in stores} - {"os.environ"}
+    return {text for text in texts if text.split(".")[0] in names and "(" not in text and "config." not in text}
+
+
 def test_only_commands_and_plug_ins_import_tools() -> None:
     """And `aotc` itself, lazily, for `aotc.record` and `aotc.compile`."""
     above = ("aotc.tools", "aotc.cli", "aotc.integrations")
@@ -327,7 +351,8 @@ def test_importing_aotc_imports_no_torch(name: str) -> None:
 
 def test_the_standalone_loader_imports_neither_torch_nor_the_other_loader() -> None:
     names = imported_by("import aotc.standalone, aotc.standalone.loading, aotc.store.signing.trust")
-    assert not {name for name in names if name.startswith(("torch", "numpy", "aotc.runtime", "aotc.tensors"))}
+    with_torch = ("torch", "numpy", "aotc.runtime", "aotc.tensors.")
+    assert not {name for name in names - {"aotc.tensors.formats"} if name.startswith(with_torch)}
 
 
 def test_advice_imports_neither_torch_nor_yaml() -> None:

@@ -9,7 +9,8 @@ In the order in which a unit meets them:
 - `workers`: the two processes of a unit, and their failures (`process_failure`).
 - `unit`: the first process. `capture` exports the graph; `codegen` compiles it, with `patches` of torch, picks by
   `autotune` and compilers run by `toolchain`; `training`: its forward and its backward. `explain_failure`: what to
-  change in the model. `rank_kinds`: which ranks of a parallel model run that code.
+  change in the model. `rank_kinds`: which ranks of a parallel model run that code. `scoped`: what observes or directs
+  a step of torch, and corrects nothing.
 - `smoke`: the second process, which runs the result once, as a service would.
 - `wrong_code`: a third process, where the second finds wrong results: the operator and the line.
 - `cross_compile`: compile for a GPU that this machine lacks; such a unit has no second process.

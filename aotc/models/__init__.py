@@ -1,7 +1,7 @@
 """From a model's part of a manifest to its module, its inputs and its calls.
 
-- `factory`: the module, and a method in the place of its forward. `casting`: its `dtype:`. `dummy_weights`: its parameters without memory.
-  `auto_inputs`: `inputs: auto`.
+- `factory`: the module, and a method in the place of its forward. `casting`: its `dtype:`. `dummy_weights`: its
+  parameters without memory. `auto_inputs`: `inputs: auto`.
   `example_inputs`: values of the inputs. `input_forms`: values with which the model does other things.
   `extreme_inputs`: values at which compilers go wrong. `extreme_calls`: a call with them, compared with eager.
 - `signature`: the calling convention of its forward. `calls`: a call with values, and its modes.

@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Self
-from unittest import mock
 
 import torch
 
+from aotc.compiler.scoped import replaced
 from aotc.machine.benchmarking import device_alone
 from aotc.machine.cuda_capture import capturing
 from aotc.provenance import WIDE
@@ -42,7 +42,7 @@ def cpu_benchmarks_alone() -> Iterator[None]:
         with device_alone("cpu"):
             return least_milliseconds(call, warmup, rep)
 
-    with mock.patch.object(Benchmarker, "benchmark_cpu", alone):
+    with replaced(Benchmarker, "benchmark_cpu", alone):
         yield
 
 
@@ -97,7 +97,7 @@ def gpu_benchmarks_alone() -> Iterator[None]:
         patches.enter_context(torch.cuda.stream(torch.cuda.Stream()))  # type: ignore[no-untyped-call]
         patches.callback(torch.cuda.synchronize)
         for name in (name for name in dir(timer) if name.startswith("benchmark_gpu")):
-            patches.enter_context(mock.patch.object(timer, name, _alone(getattr(timer, name))))
+            patches.enter_context(replaced(timer, name, _alone(getattr(timer, name))))
         yield
 
 

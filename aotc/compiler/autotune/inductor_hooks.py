@@ -7,7 +7,6 @@ import inspect
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 
@@ -17,6 +16,7 @@ from aotc.compiler.autotune.picker import Hook, Picker, with_time
 from aotc.compiler.autotune.triton_configs import kernel_hooks, place_kernel_pins
 from aotc.compiler.patches.machinery.patch import NEWEST_TESTED
 from aotc.compiler.patches.shared.inductor import inductor
+from aotc.compiler.scoped import replaced
 from aotc.errors import BuildError, Issue
 from aotc.picks import Candidate, Pick
 
@@ -39,7 +39,7 @@ def picking(picker: Picker) -> Iterator[None]:
     with ExitStack() as stack:
         hooks = (operator_hooks, fusion_hooks, padding_hooks, kernel_hooks)
         for owner, name, function in [patch for hook in hooks for patch in hook(picker)]:
-            stack.enter_context(mock.patch.object(owner, name, function))
+            stack.enter_context(replaced(owner, name, function))
         yield
 
 

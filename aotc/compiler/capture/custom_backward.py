@@ -13,7 +13,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
-from unittest import mock
 
 import torch
 from torch import Tensor
@@ -24,6 +23,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from aotc.compiler.explain_failure import lines_shown
+from aotc.compiler.scoped import replaced
 from aotc.errors import BuildError
 
 _library: Any = cast("Any", torch.library).Library("aotc", "FRAGMENT")
@@ -104,7 +104,7 @@ class _Known(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def backwards_kept() -> Iterator[None]:
     """While active, torch.export traces each `Function.apply` of the model's code as one operator, where gradients are
     enabled."""
-    with mock.patch.object(_SingleLevelFunction, "apply", classmethod(_apply), create=True):  # in front of C's
+    with replaced(_SingleLevelFunction, "apply", classmethod(_apply), create=True):  # in front of C's
         yield
 
 

@@ -11,11 +11,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
 
+from aotc.compiler.scoped import replaced
 from aotc.tensors.subclasses import is_dtensor
 
 
@@ -58,7 +58,7 @@ def export_program(module: nn.Module, args: Any, kwargs: Any, dynamic_shapes: An
     from torch.export._trace import _export
 
     with (
-        mock.patch.object(wrappers, "_maybe_find_pre_dispatch_tf_mode_for_export", lambda: None),
+        replaced(wrappers, "_maybe_find_pre_dispatch_tf_mode_for_export", lambda: None),
         _local_layers_of_transformers(),
     ):
         return _export(module, args, kwargs, dynamic_shapes, strict=False, pre_dispatch=False)
@@ -76,7 +76,7 @@ def _local_layers_of_transformers() -> Iterator[None]:
     ]
     with ExitStack() as stack:
         for module in users:
-            stack.enter_context(mock.patch.object(module, name, _plain))
+            stack.enter_context(replaced(module, name, _plain))
         yield
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +25,7 @@ from aotc.compiler.capture.replaced_functions import INSTEAD, needless_moves_ski
 from aotc.compiler.capture.tensor_subclasses import opaque_parameters, unwrapped_parameters
 from aotc.compiler.explain_failure import BEYOND, FREE_MEMORY, OUT_OF_MEMORY, lines_shown, model_line
 from aotc.compiler.patches.machinery.apply import patched
+from aotc.compiler.scoped import replaced
 from aotc.errors import BuildError
 from aotc.models.calls import arguments_of, passed
 from aotc.models.fake_ranks import NO_GROUP, PARALLEL
@@ -146,7 +146,7 @@ def _branches_on_data() -> Iterator[list[Exception]]:
         init(error, *args)
         refusals.append(error)
 
-    with mock.patch.object(GuardOnDataDependentSymNode, "__init__", noting):
+    with replaced(GuardOnDataDependentSymNode, "__init__", noting):
         yield refusals
 
 
@@ -234,14 +234,14 @@ def _declaring(module: nn.Module, names: Sequence[str]) -> Iterator[None]:
     own = [parameter for parameter in declared.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
     more = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in extras]
     vars(declaring)["__signature__"] = declared.replace(parameters=[*own, *more])
-    replaced = vars(module).get("forward")
+    before = vars(module).get("forward")
     vars(module)["forward"] = declaring
     try:
         yield
     finally:
         del vars(module)["forward"]
-        if replaced is not None:
-            vars(module)["forward"] = replaced
+        if before is not None:
+            vars(module)["forward"] = before
 
 
 @contextmanager

@@ -11,7 +11,6 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
-from unittest import mock
 
 import torch
 from torch import Tensor
@@ -20,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from aotc.compiler.scoped import replaced
 from aotc.digest import sha256_json
 from aotc.reads.tensors import tensor_digests
 
@@ -72,7 +72,7 @@ class OperatorTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             note(f"{function.__module__}.{function.__qualname__}")
             return cast("Any", super(_SingleLevelFunction, function)).apply(*args, **kwargs)
 
-        with mock.patch.object(_SingleLevelFunction, "apply", classmethod(apply), create=True), _GradModesNoted(note):
+        with replaced(_SingleLevelFunction, "apply", classmethod(apply), create=True), _GradModesNoted(note):
             yield
 
     def _text(self, value: Any) -> str:

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
 
 from aotc.compiler.explain_failure import lines_shown
+from aotc.compiler.scoped import replaced
 from aotc.errors import BuildError
 
 # -- recurrent layers -------------------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ def needless_moves_skipped() -> Iterator[None]:
         moved: nn.Module = move(module, *args, **kwargs)
         return moved
 
-    with mock.patch.object(nn.Module, "to", to):
+    with replaced(nn.Module, "to", to):
         yield
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 
 from aotc.compiler.explain_failure import line_named
+from aotc.compiler.scoped import replaced
 from aotc.errors import BuildError
 
 _EMPTY = (
@@ -50,8 +50,8 @@ def calls_checked() -> Iterator[None]:
             raise _refused(kernel, f"the complex number {numbers[0]}", _COMPLEX) from error
 
     with (
-        mock.patch.object(ir.FallbackKernel, "codegen", written),
-        mock.patch.object(ir.FallbackKernel, "export_extern_kernel_node", exported),
+        replaced(ir.FallbackKernel, "codegen", written),
+        replaced(ir.FallbackKernel, "export_extern_kernel_node", exported),
     ):
         yield
 

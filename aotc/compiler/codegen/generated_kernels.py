@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
+from aotc.compiler.scoped import replaced
 from aotc.provenance import Kernel
 
 
@@ -37,8 +37,8 @@ def kernels_recorded(kernels: dict[str, tuple[str, str]]) -> Iterator[None]:
         return name
 
     with (
-        mock.patch.object(PythonWrapperCodegen, "define_kernel", recorded),
-        mock.patch.object(CppScheduling, "define_kernel", recorded_cpp),
+        replaced(PythonWrapperCodegen, "define_kernel", recorded),
+        replaced(CppScheduling, "define_kernel", recorded_cpp),
     ):
         yield
 

@@ -6,8 +6,8 @@ import platform
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
-from unittest import mock
 
+from aotc.compiler.scoped import replaced
 from aotc.machine.environment import cpu_features
 from aotc.machine.targets import CPU_LEVELS, Target
 
@@ -45,8 +45,8 @@ def code_for(target: Target) -> Iterator[None]:
 
     with ExitStack() as patches:
         patches.enter_context(config.patch(options))
-        patches.enter_context(mock.patch.object(cpu_vec_isa, "valid_vec_isa_list", lambda: isas))
+        patches.enter_context(replaced(cpu_vec_isa, "valid_vec_isa_list", lambda: isas))
         for isa in isas:
-            patches.enter_context(mock.patch.object(type(isa), "__bool__", lambda self: True))
-        patches.enter_context(mock.patch.object(cpp_builder, "_get_optimization_cflags", with_march))
+            patches.enter_context(replaced(type(isa), "__bool__", lambda self: True))
+        patches.enter_context(replaced(cpp_builder, "_get_optimization_cflags", with_march))
         yield

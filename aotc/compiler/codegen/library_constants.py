@@ -13,12 +13,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast, get_args
-from unittest import mock
 
 import msgspec
 import torch
 from torch import Tensor
 
+from aotc.compiler.scoped import replaced
 from aotc.digest import canonical_json
 from aotc.reads.tensors import dtype_name
 from aotc.records import CONSTANTS, Constant, PackCall
@@ -54,8 +54,8 @@ def constants_left_out(folder: Path, names: list[str]) -> Iterator[None]:
         return compile(graph, *args, **kwargs)
 
     with (
-        mock.patch.object(AotCodeCompiler, "compile", classmethod(writing)),
-        mock.patch.object(ConstantFolder, "_deduce_value", noting),
+        replaced(AotCodeCompiler, "compile", classmethod(writing)),
+        replaced(ConstantFolder, "_deduce_value", noting),
     ):
         yield
 

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest import mock
 
 import torch
 from torch.utils import _pytree as pytree
 
 from aotc.compiler.capture.replaced_functions import torchs_name
 from aotc.compiler.explain_failure import line_named
+from aotc.compiler.scoped import replaced
 from aotc.machine.elf import unversioned_symbols
 from aotc.provenance import both_operators
 from aotc.reads.tensors import dtype_name
@@ -48,7 +48,7 @@ def operators_called(called: dict[str, OperatorCalls]) -> Iterator[None]:
                 calls.lines[line] = None
         return result
 
-    with mock.patch.object(Scheduler, "codegen_extern_call", recorded):
+    with replaced(Scheduler, "codegen_extern_call", recorded):
         yield
 
 

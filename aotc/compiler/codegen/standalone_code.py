@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from torch import Tensor
 from aotc.amounts import counted
 from aotc.compiler.capture.replaced_functions import RECURRENT
 from aotc.compiler.codegen.library_imports import OperatorCalls
+from aotc.compiler.scoped import replaced, replaced_items
 from aotc.errors import BuildError, Issue
 from aotc.machine.targets import Target
 from aotc.records import Artifact, LibraryImports
@@ -46,9 +46,9 @@ def operators_avoided(*, frozen: bool) -> Iterator[None]:
     with ExitStack() as stack:
         select_algorithm.add_preprocessing_fn(_templates_alone)
         stack.callback(select_algorithm.clear_preprocessing_fns)
-        stack.enter_context(mock.patch.dict(decomposition.decompositions, _decompositions()))
+        stack.enter_context(replaced_items(decomposition.decompositions, _decompositions()))
         # The other one, which torch takes where it can, is oneDNN's.
-        one_layer = mock.patch.object(decompositions, "select_one_layer_lstm_function", _one_layer)
+        one_layer = replaced(decompositions, "select_one_layer_lstm_function", _one_layer)
         stack.enter_context(one_layer)
         decomposition.fast_random_decomps.cache_clear()  # a copy of them
         stack.callback(decomposition.fast_random_decomps.cache_clear)
@@ -56,7 +56,7 @@ def operators_avoided(*, frozen: bool) -> Iterator[None]:
             freezing_patterns.lazy_init(torch.device("cpu"))
         for patterns in freezing_patterns.pass_patterns:
             others = {key: [one for one in each if not _packs(one)] for key, each in patterns.patterns.items()}
-            stack.enter_context(mock.patch.dict(patterns.patterns, others))
+            stack.enter_context(replaced_items(patterns.patterns, others))
         yield
 
 

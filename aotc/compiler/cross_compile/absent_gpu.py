@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
@@ -21,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from aotc.compiler.cross_compile.stand_in import is_loaded, launches_ignored
 from aotc.compiler.patches.shared.inductor import inductor
+from aotc.compiler.scoped import replaced
 
 
 @contextmanager
@@ -43,8 +43,8 @@ def lowering_without_gpu() -> Iterator[None]:
             return deduce(self, node)
 
     with (
-        mock.patch.object(wrapper, "generate_and_run_autotune_block", ignoring),
-        mock.patch.object(folder, "_deduce_value", on_cpu),
+        replaced(wrapper, "generate_and_run_autotune_block", ignoring),
+        replaced(folder, "_deduce_value", on_cpu),
     ):
         yield
 

@@ -10,8 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
+from aotc.compiler.scoped import replaced
 from aotc.compiler.toolchain.compile_cache import CompileCache
 from aotc.compiler.toolchain.precompiled_headers import PrecompiledHeaders
 from aotc.compiler.toolchain.wrapper_split import (
@@ -68,8 +68,8 @@ def compiling_side_by_side(
 
     with (
         ThreadPoolExecutor(max_workers=3) as pool,  # the compile ahead, a wrapper's own part, and its common part
-        mock.patch.object(CppBuilder, "build", start_or_build),
-        mock.patch.object(Benchmarker, "benchmark_cpu", undisturbed),
+        replaced(CppBuilder, "build", start_or_build),
+        replaced(Benchmarker, "benchmark_cpu", undisturbed),
     ):
         ahead = pool.submit(_compile_ahead, _expectation(expected), make_common)
         yield
@@ -133,7 +133,7 @@ def _link(builder: Any, build: Any, objects: list[Path]) -> None:
     at = next((index for index, word in enumerate(command) if word.endswith(".o")), len(command))
     more = link_arguments(command, folder)
     line = shlex.join([*command[:at], *map(str, objects), *command[at:], *more])
-    with mock.patch.object(builder, "get_command_line", lambda: line):
+    with replaced(builder, "get_command_line", lambda: line):
         build(builder)
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.hub
+
+from aotc.compiler.scoped import replaced
 
 _torch_hub: Any = torch.hub  # torch.fx shows progress with torch.hub's tqdm
 _log = logging.getLogger("aotc")
@@ -24,7 +25,7 @@ def make_patterns() -> None:
         from torch._inductor.fx_passes import joint_graph
 
         # A progress bar would start a thread, and this process is forked.
-        with mock.patch.object(_torch_hub.tqdm, "monitor_interval", 0, create=True):
+        with replaced(_torch_hub.tqdm, "monitor_interval", 0, create=True):
             joint_graph.lazy_init(torch.device("cpu"))
     except Exception as error:  # another version of torch: each unit builds its own
         _log.debug("Inductor's patterns are left to the units: %s", error)

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
+from aotc.compiler.scoped import replaced
 from aotc.compiler.toolchain.wrapper_split import Compile
 from aotc.digest import sha256_json
 from aotc.errors import StoreError
@@ -113,12 +113,12 @@ def kernels_with(headers: PrecompiledHeaders | None) -> Iterator[None]:
         compile = Compile.read(line, target.with_suffix(".cpp"), target) if target.name.endswith(_KERNELS) else None
         if compile and (more := headers.arguments(compile)):
             try:
-                with mock.patch.object(self, "get_command_line", lambda: " ".join([line, *more])):
+                with replaced(self, "get_command_line", lambda: " ".join([line, *more])):
                     build(self)
                 return
             except Exception as error:  # any error that this torch raises; one in the code is raised again below
                 _log.debug("kernels do not compile with precompiled headers: %s", error)
         build(self)
 
-    with mock.patch.object(CppBuilder, "build", build_with):
+    with replaced(CppBuilder, "build", build_with):
         yield

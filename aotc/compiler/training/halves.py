@@ -12,7 +12,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, cast
-from unittest import mock
 
 import torch
 from torch import Tensor, fx, nn
@@ -23,6 +22,7 @@ from torch.autograd.graph import get_gradient_edge
 from aotc.compiler.capture.lifting.lift import Capture
 from aotc.compiler.capture.lifting.shared_memory import views_of
 from aotc.compiler.explain_failure import line_named
+from aotc.compiler.scoped import replaced
 from aotc.compiler.training.backward_sizes import read_from_tensors, symbols_of
 from aotc.errors import BuildError
 from aotc.records import Argument, Backward, Gradient, Saved, Total
@@ -178,9 +178,7 @@ class _Splitting:
         from torch._inductor.virtualized import V
 
         # The other one, oneDNN's, has no backward here; torch takes it unless the layer's input requires a gradient.
-        unrolled = mock.patch.object(
-            decompositions, "select_one_layer_lstm_function", lambda *_: decompositions.one_layer_lstm
-        )
+        unrolled = replaced(decompositions, "select_one_layer_lstm_function", lambda *_: decompositions.one_layer_lstm)
         stack.enter_context(unrolled)
         stack.enter_context(V.set_fake_mode(self.mode))
         stack.enter_context(tracing(TracingContext(self.mode)))

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from aotc.compiler.messages import INDUCTOR, Span, span_here
+from aotc.compiler.scoped import replaced
 
 SHORTEST = 0.005
 """Seconds; a shorter span is not worth a line in a trace."""
@@ -37,7 +37,7 @@ def observed(say: SayStage, tell: Tell) -> Iterator[None]:
             found = getattr(importlib.import_module(module), owner, None)
             if callable(function := getattr(found, name, None)):
                 # `wraps`, since aotc.compiler.autotune inspects the parameters of the functions that it hooks
-                patches.enter_context(mock.patch.object(found, name, functools.wraps(function)(hook(function))))
+                patches.enter_context(replaced(found, name, functools.wraps(function)(hook(function))))
         yield
 
 

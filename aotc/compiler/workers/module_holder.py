@@ -15,13 +15,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
-from unittest import mock
 
 import torch
 from torch import nn
 
 from aotc.compiler.capture.analysis.custom_operators import Registrations
 from aotc.compiler.planning.plan import InspectedModels, inspect_models
+from aotc.compiler.scoped import replaced, replaced_items
 from aotc.compiler.workers.fork_server import ASK_NVML
 from aotc.compiler.workers.unit_servers import ForkServers, Holder
 from aotc.manifest import Manifest
@@ -93,8 +93,8 @@ def hold(made: MadeModules) -> Holder | None:
     # For the fork, and the processes forked from it; this process does not build the modules again.
     with (
         suppress(OSError),
-        mock.patch.dict(made_before, {name: made.inspected.slow[name] for name in made.long}),
-        mock.patch.object(Registrations, "before", made.registrations),
+        replaced_items(made_before, {name: made.inspected.slow[name] for name in made.long}),
+        replaced(Registrations, "before", made.registrations),
     ):
         return Holder(made.long)
     return None

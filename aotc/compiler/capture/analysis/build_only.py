@@ -9,9 +9,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 from torch.distributions import Distribution
+
+from aotc.compiler.scoped import replaced
 
 
 @contextmanager
@@ -33,8 +34,8 @@ def build_only_effects() -> Iterator[list[str]]:
         real_print(*values, **options)
 
     with (
-        mock.patch.object(builtins, "print", noting),
-        mock.patch.object(Distribution, "_validate_args", checks and unchecked),
+        replaced(builtins, "print", noting),
+        replaced(Distribution, "_validate_args", checks and unchecked),
     ):
         yield notes
     if unchecked.asked:

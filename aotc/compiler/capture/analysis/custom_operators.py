@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from pathlib import Path
 from typing import Any, cast
-from unittest import mock
 
 import msgspec
 import torch
 
+from aotc.compiler.scoped import replaced
 from aotc.errors import BuildError
 from aotc.records import OperatorNeed
 
@@ -62,9 +62,9 @@ class Registrations:
             return define(name, *given, **named)
 
         with (
-            mock.patch.object(torch.library, "define", defined),
-            mock.patch.object(torch._ops._Ops, "load_library", loaded),
-            mock.patch.object(ExtensionFileLoader, "create_module", created),
+            replaced(torch.library, "define", defined),
+            replaced(torch._ops._Ops, "load_library", loaded),
+            replaced(ExtensionFileLoader, "create_module", created),
         ):
             yield
 

@@ -66,7 +66,7 @@ VERDICTS = "aotc.verify.verdicts"
 ADVISE, BENCH, BISECTION, CACHES, RECORDING, REMEMBERING = (
     f"aotc.tools.{name}" for name in ("advise", "bench", "bisection", "caches", "recording", "remembering")
 )
-BUILDING = f"{REMEMBERING}.build_process"
+BUILDING = f"{REMEMBERING}.building.build_process"
 PAGE = "aotc.tools.html_page"
 READING = {"elftools", "markupsafe", "pygments", "rich"}
 

@@ -64,7 +64,7 @@ def init(
     with printing_to_stderr():
         if from_store is not None:
             from aotc.tools.remembering.compile import default_store
-            from aotc.tools.remembering.manifest import write_remembered
+            from aotc.tools.remembering.memory.manifest import write_remembered
 
             if call or given or name:
                 raise click.UsageError("--call, --kwarg and --name do not go with --from-store, which knows them")

@@ -14,7 +14,7 @@ def cache_folder() -> Path:
     folder/
     ├── store/            what was fetched: an ordinary store (`aotc.store.remote.fetching`)
     ├── remembered/       what `aotc.compile` builds: an ordinary store
-    ├── remembered-copies/  of stores at URLs, in which it works (`aotc.tools.remembering.remote_memory`)
+    ├── remembered-copies/  of stores at URLs, in which it works (`aotc.tools.remembering.memory.remote_memory`)
     ├── staging-v1/       stores of builds for a URL (`aotc.store.remote.staging`)
     ├── trust-v1/         the newest signatures that were accepted (`aotc.store.signing.trust`)
     └── …                 what builds keep (`aotc.compiler.toolchain.compile_cache`)

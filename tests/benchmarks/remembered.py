@@ -188,7 +188,7 @@ def _is_building(variable: bytes) -> bool:
             command, variables = (process / "cmdline").read_bytes(), (process / "environ").read_bytes()
         except OSError:
             continue
-        if b"remembering.build_process" in command and variable in variables and process.name != str(os.getpid()):
+        if b"building.build_process" in command and variable in variables and process.name != str(os.getpid()):
             return True
     return False
 

@@ -76,4 +76,4 @@ def programs() -> type[Program]:
 @pytest.fixture
 def program(tmp_path: Path) -> Iterator[Program]:
     yield Program(tmp_path)
-    assert wait_until_none_names("remembering.build_process", 60, f"AOTC_STORE={tmp_path / 'store'}") == []
+    assert wait_until_none_names("building.build_process", 60, f"AOTC_STORE={tmp_path / 'store'}") == []

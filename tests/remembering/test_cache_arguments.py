@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import aotc
-from aotc.tools.remembering.cache_structure import apart, class_name, is_apart, together
+from aotc.tools.remembering.caches.cache_structure import apart, class_name, is_apart, together
 
 transformers = pytest.importorskip("transformers")
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import aotc
 from aotc.tools.remembering import call_counts, compile_context, remembering
-from aotc.tools.remembering.builds import Builds
+from aotc.tools.remembering.building.builds import Builds
 
 
 class Odd(nn.Module):
@@ -94,7 +94,7 @@ VALUES = {
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A model whose calls are recorded, and never built."""
     monkeypatch.setattr(Builds, "start", lambda self, **given: None)
-    monkeypatch.setattr("aotc.tools.remembering.manifest.made_from", lambda *given: _Made())
+    monkeypatch.setattr("aotc.tools.remembering.making.made_from.made_from", lambda *given: _Made())
     return aotc.compile(Odd().eval(), store=tmp_path, build="exit")
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from aotc.reads.attributes import module_attributes
 from aotc.tools.recording.seen_calls import SeenTensor
-from aotc.tools.remembering.counting_attributes import Counting, CountProbe, counters_of, example_calls
+from aotc.tools.remembering.building.counting_attributes import Counting, CountProbe, counters_of, example_calls
 
 
 class Adds(nn.Module):

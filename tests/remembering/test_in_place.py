@@ -17,7 +17,7 @@ from torch.optim.swa_utils import AveragedModel
 
 import aotc
 from aotc.store.extras import install_hint
-from aotc.tools.remembering.identity import differences, facts_of, name_of
+from aotc.tools.remembering.memory.identity import differences, facts_of, name_of
 
 
 def remembered(module: nn.Module, store: Path, **options: Any) -> Any:

@@ -11,9 +11,9 @@ from remembered_nets import Net, Scaled
 
 import aotc
 from aotc.errors import ManifestError
-from aotc.tools.remembering.identity import differences, facts_of, structure_facts, structure_of
-from aotc.tools.remembering.manifest import made_from
-from aotc.tools.remembering.wrapped_forward import WrappedForward, wrapped_forward
+from aotc.tools.remembering.making.made_from import made_from
+from aotc.tools.remembering.making.wrapped_forward import WrappedForward, wrapped_forward
+from aotc.tools.remembering.memory.identity import differences, facts_of, structure_facts, structure_of
 
 
 def prepared(model: Any) -> Any:

@@ -15,11 +15,13 @@ from remembered_nets import Net
 
 import aotc
 from aotc.errors import BindError, BuildError
-from aotc.tools.remembering import build_process, builds, call_memory, kind_index, module_changes, remembering
-from aotc.tools.remembering.build_process import Attempt, BuildJob
-from aotc.tools.remembering.builds import Builds
+from aotc.tools.remembering import module_changes, remembering
+from aotc.tools.remembering.building import build_process, builds
+from aotc.tools.remembering.building.build_process import Attempt, BuildJob
+from aotc.tools.remembering.building.builds import Builds
 from aotc.tools.remembering.compile_options import Options
-from aotc.tools.remembering.memory import Kind, Memory, Place
+from aotc.tools.remembering.memory import call_memory, kind_index
+from aotc.tools.remembering.memory.memory import Kind, Memory, Place
 
 FACTS = {"class": "Net", "target": "cpu:x86-64-v3"}
 CALL = {"ids": {"shape": [2, 16], "dtype": "int64", "low": 0, "high": 49}}

@@ -13,10 +13,11 @@ from aotc.errors import CorruptError, ManifestError
 from aotc.manifest import ModelSpec, read_manifest
 from aotc.records import SizeRange
 from aotc.tools.remembering.forms import ambient_here, form_of
-from aotc.tools.remembering.functions import function_of, with_function
-from aotc.tools.remembering.manifest import made_from, manifest_of
-from aotc.tools.remembering.memory import Kind, Memory, Place
-from aotc.tools.remembering.remembered_calls import as_json, from_json, seen_call
+from aotc.tools.remembering.making.functions import function_of, with_function
+from aotc.tools.remembering.making.made_from import made_from
+from aotc.tools.remembering.memory.manifest import manifest_of
+from aotc.tools.remembering.memory.memory import Kind, Memory, Place
+from aotc.tools.remembering.memory.remembered_calls import as_json, from_json, seen_call
 
 
 def memory_of(*sizes: tuple[int, int], **fields: Any) -> Memory:
@@ -115,7 +116,7 @@ def test_the_manifest_of_a_function_names_it_and_how_its_module_is_made(tmp_path
     memory = memory_of((2, 16))
     memory.factory, memory.kwargs = made.factory, made.kwargs
     spec = spec_of(memory, tmp_path)
-    assert spec.factory == "aotc.tools.remembering.functions:with_function"
+    assert spec.factory == "aotc.tools.remembering.making.functions:with_function"
     assert spec.kwargs["module"] == {"factory": "nets/own.py:Own", "kwargs": {"width": 8}}
     again = with_function("test_remembered_manifest:scaled", torch.nn.Linear(2, 2))
     assert torch.equal(again(torch.ones(1, 2)), again.module(torch.ones(1, 2)) * 2)

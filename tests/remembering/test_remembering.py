@@ -135,7 +135,7 @@ def _builders(store: Path) -> list[int]:
             command, environment = (folder / "cmdline").read_bytes(), (folder / "environ").read_bytes()
         except OSError:
             continue
-        if b"remembering.build_process" in command and f"AOTC_STORE={store}\0".encode() in environment:
+        if b"building.build_process" in command and f"AOTC_STORE={store}\0".encode() in environment:
             found.append(int(folder.name))
     return found
 
@@ -267,7 +267,7 @@ def test_a_script_that_would_run_again_is_not_built(program: Any) -> None:
     ran = finish(start(script, cwd=program.folder, AOTC_STORE=str(program.store)))
     assert ran.returncode == 0, ran.stderr
     assert "all of which would run again in the build" in ran.stdout
-    assert processes_that_name("remembering.build_process", f"AOTC_STORE={program.store}") == []
+    assert processes_that_name("building.build_process", f"AOTC_STORE={program.store}") == []
 
 
 def test_what_was_remembered_is_a_manifest(program: Any, tmp_path: Path) -> None:

@@ -26,10 +26,10 @@ from aotc.store.reference import Reference
 from aotc.store.remote.interface import Limits
 from aotc.store.remote.push import change_attachment
 from aotc.store.signing.attachments import Layer, encode_layers
-from aotc.tools.remembering import remote_memory
-from aotc.tools.remembering.manifest import write_remembered
-from aotc.tools.remembering.memory import Kind, Memory, Place, remembered_in
-from aotc.tools.remembering.remote_memory import REMEMBERED, RemoteMemory, remembered_of
+from aotc.tools.remembering.memory import remote_memory
+from aotc.tools.remembering.memory.manifest import write_remembered
+from aotc.tools.remembering.memory.memory import Kind, Memory, Place, remembered_in
+from aotc.tools.remembering.memory.remote_memory import REMEMBERED, RemoteMemory, remembered_of
 
 
 def call(batch: int, double: bool = False) -> dict[str, Any]:

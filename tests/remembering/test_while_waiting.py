@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from aotc.tools.remembering import while_waiting
-from aotc.tools.remembering.build_process import ProgressWriter
-from aotc.tools.remembering.memory import Place
-from aotc.tools.remembering.while_waiting import (
+from aotc.tools.remembering.building import while_waiting
+from aotc.tools.remembering.building.build_process import ProgressWriter
+from aotc.tools.remembering.building.while_waiting import (
     UsualCost,
     cost_in_words,
     progress_shown,
@@ -23,6 +22,7 @@ from aotc.tools.remembering.while_waiting import (
     read_progress,
     usual_cost,
 )
+from aotc.tools.remembering.memory.memory import Place
 
 
 def test_a_build_says_its_stages_in_its_log_and_how_far_it_is(tmp_path: Path, capsys: Any) -> None:
@@ -101,7 +101,7 @@ def test_a_build_that_is_waited_for_has_the_program_s_priority_and_tells_its_sta
         "called(model, (2, 16))\n"
         "builds = model._remembering.context.builds\n"
         "process = builds.start()\n"
-        "from aotc.tools.remembering.while_waiting import read_progress\n"
+        "from aotc.tools.remembering.building.while_waiting import read_progress\n"
         "while process.poll() is None and read_progress(builds.place) is None: time.sleep(0.05)\n"
         "before = os.getpriority(os.PRIO_PROCESS, process.pid)\n"
         "waited = threading.Thread(target=model.wait); waited.start(); seen = set()\n"

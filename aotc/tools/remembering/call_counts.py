@@ -13,7 +13,7 @@ from aotc.expressions import parse
 from aotc.reads.tensors import dtype_name
 from aotc.records import Artifact, Bucket, SizeRange, TensorLeaf, bucket_name
 from aotc.runtime.call import CompiledCall
-from aotc.tools.remembering.cache_structure import class_name
+from aotc.tools.remembering.caches.cache_structure import class_name
 
 CallMode = Literal["inference", "train"]
 

@@ -14,10 +14,10 @@ from aotc.records import Artifact
 from aotc.runtime.call import CompiledCall
 from aotc.runtime.load import load
 from aotc.store.reference import is_registry
+from aotc.tools.remembering.building.counting_attributes import Counting
 from aotc.tools.remembering.compile_context import CompileContext
 from aotc.tools.remembering.compile_state import in_line
-from aotc.tools.remembering.counting_attributes import Counting
-from aotc.tools.remembering.memory import Memory
+from aotc.tools.remembering.memory.memory import Memory
 from aotc.tools.remembering.region_calls import RegionCode, in_eager, parts_free
 
 _log = logging.getLogger("aotc")

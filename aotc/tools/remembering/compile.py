@@ -24,7 +24,7 @@ from aotc.store.cache_folder import cache_folder
 from aotc.store.extras import install_hint
 from aotc.store.reference import is_remote
 from aotc.tools.remembering.by_mode import ByMode, remembering_like, remembering_of
-from aotc.tools.remembering.cache_arguments import ByCache, takes_caches
+from aotc.tools.remembering.caches.cache_arguments import ByCache, takes_caches
 from aotc.tools.remembering.call_counts import CallCounts
 from aotc.tools.remembering.compile_options import Options, When
 from aotc.tools.remembering.compile_state import CompileState

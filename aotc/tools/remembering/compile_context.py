@@ -14,12 +14,12 @@ from torch import nn
 from aotc.errors import ManifestError
 from aotc.reads.sources import cells_file
 from aotc.runtime.state.read_write_lock import ReadWriteLock
-from aotc.tools.remembering.builds import Builds
+from aotc.tools.remembering.building.builds import Builds
 from aotc.tools.remembering.call_counts import CallCounter, CallCounts
 from aotc.tools.remembering.compile_options import Options
 from aotc.tools.remembering.compile_state import CompileState, in_line
 from aotc.tools.remembering.known_module import KnownModule
-from aotc.tools.remembering.memory import Place
+from aotc.tools.remembering.memory.memory import Place
 
 _log = logging.getLogger("aotc")
 
@@ -139,7 +139,7 @@ class CompileContext:
     @contextmanager
     def in_cells(self) -> Iterator[None]:
         """Within, a file stands for the notebook that defines the module's classes, if one does."""
-        from aotc.tools.remembering.cells import module_of_cells
+        from aotc.tools.remembering.making.cells import module_of_cells
 
         file, self.no_cells = None, None
         try:

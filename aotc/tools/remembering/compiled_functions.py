@@ -14,7 +14,7 @@ from aotc.tools.remembering.by_mode import ByMode, remembering_of
 from aotc.tools.remembering.call_counts import CallCounts
 from aotc.tools.remembering.compile_options import Options
 from aotc.tools.remembering.compile_state import CompileState
-from aotc.tools.remembering.functions import function_of
+from aotc.tools.remembering.making.functions import function_of
 from aotc.tools.remembering.region_calls import InPlace
 from aotc.tools.remembering.remembering import Remembering
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from aotc.reads.module_identity import IdentityFacts
 from aotc.runtime.call import CompiledCall
-from aotc.tools.remembering.counting_attributes import Counting
+from aotc.tools.remembering.building.counting_attributes import Counting
 from aotc.tools.remembering.forms import CallLike
-from aotc.tools.remembering.memory import Memory, Place
+from aotc.tools.remembering.memory.memory import Memory, Place
 from aotc.tools.remembering.module_look import ModuleLook
 from aotc.tools.remembering.region_calls import RegionCode
 
 if TYPE_CHECKING:
-    from aotc.tools.remembering.kind_index import KindIndex
+    from aotc.tools.remembering.memory.kind_index import KindIndex
 
 
 class KnownModule:

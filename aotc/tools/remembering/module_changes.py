@@ -14,15 +14,15 @@ from aotc.reads.module_identity import ModuleIdentity
 from aotc.reads.watch import ModuleWatch
 from aotc.runtime.call import CompiledCall
 from aotc.store.reference import is_remote
-from aotc.tools.remembering.call_memory import CallMemory
+from aotc.tools.remembering.building.while_waiting import write_line
 from aotc.tools.remembering.code_loading import CodeLoading
 from aotc.tools.remembering.compile_context import CompileContext
 from aotc.tools.remembering.compile_state import in_line
-from aotc.tools.remembering.identity import differences, facts_of, name_of, without_changes
 from aotc.tools.remembering.known_module import KnownModule
-from aotc.tools.remembering.memory import Place, remembered_in
+from aotc.tools.remembering.memory.call_memory import CallMemory
+from aotc.tools.remembering.memory.identity import differences, facts_of, name_of, without_changes
+from aotc.tools.remembering.memory.memory import Place, remembered_in
 from aotc.tools.remembering.module_look import ModuleLook
-from aotc.tools.remembering.while_waiting import write_line
 
 _log = logging.getLogger("aotc")
 
@@ -101,7 +101,7 @@ class ModuleChanges:
         """Find the files of what is remembered, in a store's folder. Raises AotcError, OSError."""
         context, options = self._context, self._context.options
         if options.url:
-            from aotc.tools.remembering.remote_memory import copy_of
+            from aotc.tools.remembering.memory.remote_memory import copy_of
 
             context.store = str(copy_of(options.url))
         if is_remote(context.store):
@@ -118,7 +118,7 @@ class ModuleChanges:
 
     def _pull(self, place: Place) -> None:
         """Bring what other machines have built to this one."""
-        from aotc.tools.remembering.remote_memory import LOAD_ATTEMPTS, RemoteMemory
+        from aotc.tools.remembering.memory.remote_memory import LOAD_ATTEMPTS, RemoteMemory
 
         url = self._context.options.url
         try:

@@ -1,7 +1,8 @@
 """What a module was when it was looked at, mostly by identity: a call in eager asks in microseconds if it is so still.
 
-`aotc.tools.remembering.identity` says what it depends on, by value, which takes milliseconds: it is asked again only
-where this look no longer holds. What calls of the module change, as a number of calls, is left out once it was seen.
+`aotc.tools.remembering.memory.identity` says what it depends on, by value, which takes milliseconds: it is asked again
+only where this look no longer holds. What calls of the module change, as a number of calls, is left out once it was
+seen.
 """
 
 from __future__ import annotations

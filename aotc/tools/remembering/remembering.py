@@ -18,21 +18,21 @@ from aotc.errors import AotcError, BindError, GradientError, ManifestError, Miss
 from aotc.machine.processes import last_lines
 from aotc.runtime.call import CompiledCall
 from aotc.runtime.forks import renew_in_child
+from aotc.tools.remembering.building.while_waiting import write_line
 from aotc.tools.remembering.call_counts import CallCounts, in_words
-from aotc.tools.remembering.call_memory import CallMemory, Lacking
 from aotc.tools.remembering.code_loading import REFUSED
 from aotc.tools.remembering.compile_context import FAILED, CompileContext
 from aotc.tools.remembering.compile_options import Options
 from aotc.tools.remembering.compile_state import CompileState, in_line
 from aotc.tools.remembering.forms import CallLike, form_of, records_gradients, taker_of
 from aotc.tools.remembering.known_module import KnownModule
-from aotc.tools.remembering.memory import MOST_KINDS, Place
+from aotc.tools.remembering.memory.call_memory import CallMemory, Lacking
+from aotc.tools.remembering.memory.memory import MOST_KINDS, Place
 from aotc.tools.remembering.module_changes import ModuleChanges
 from aotc.tools.remembering.region_calls import RegionCode
-from aotc.tools.remembering.while_waiting import write_line
 
 if TYPE_CHECKING:
-    from aotc.tools.remembering.kind_index import RememberedCall
+    from aotc.tools.remembering.memory.kind_index import RememberedCall
 
 MOST_MISSES = 3
 """Misses of one form until its calls are made in eager at once: to explain a miss takes milliseconds."""
@@ -64,7 +64,7 @@ class Remembering:
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if "forward" in vars(self.module) and self.context.own is self.module:
-            from aotc.tools.remembering.wrapped_forward import wrapped_forward
+            from aotc.tools.remembering.making.wrapped_forward import wrapped_forward
 
             if (wrapped := wrapped_forward(self.module)) is not None:
                 return wrapped.around(self._call)(*args, **kwargs)

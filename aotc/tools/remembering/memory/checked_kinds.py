@@ -11,7 +11,7 @@ import torch
 from aotc.records import TUPLE
 
 if TYPE_CHECKING:
-    from aotc.tools.remembering.memory import Kind
+    from aotc.tools.remembering.memory.memory import Kind
 
 
 def _is_dtype(name: Any) -> bool:

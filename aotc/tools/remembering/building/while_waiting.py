@@ -22,7 +22,7 @@ from aotc.amounts import counted, size_text
 from aotc.errors import AotcError, one_line
 from aotc.store.layout.store import Store
 from aotc.store.layout.units import unit_costs
-from aotc.tools.remembering.memory import Place
+from aotc.tools.remembering.memory.memory import Place
 
 WIDTH = 30
 """Characters of the bar in a terminal."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from aotc.tools.remembering.cache_structure import apart, is_apart, together
+from aotc.tools.remembering.caches.cache_structure import apart, is_apart, together
 
 MARK = "<cache {}>"
 """In the result of a call, in the place of a cache that was an argument."""

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from aotc.tools.recording.seen_calls import SeenArgument, SeenTensor, kind_of_call, sizes_of_call
-from aotc.tools.remembering.memory import MOST_CALLS, MOST_KINDS, Kind, Memory
-from aotc.tools.remembering.remembered_calls import as_json, from_json
+from aotc.tools.remembering.memory.memory import MOST_CALLS, MOST_KINDS, Kind, Memory
+from aotc.tools.remembering.memory.remembered_calls import as_json, from_json
 
 PlainConstant = tuple[type, Any]
 """A plain value with its type."""

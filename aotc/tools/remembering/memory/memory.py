@@ -5,7 +5,7 @@ STORE/.aotc/remembered/
 ├── <name>.damaged     such a file that could not be read: the module was begun anew
 ├── <name>.yaml        the manifest of the last build
 ├── <name>.log         its log
-├── <name>.progress    how far it is (`aotc.tools.remembering.while_waiting`)
+├── <name>.progress    how far it is (`aotc.tools.remembering.building.while_waiting`)
 ├── <model>.failed     a tombstone: why there is no code for that model, as text. Without it, it is tried again
 ├── <name>.lock        held by the process that builds, as long as it does
 └── memory.lock        held while a `Memory` is replaced
@@ -58,7 +58,7 @@ class Kind(msgspec.Struct):
     def takes(self, seen: Mapping[str, Any], ambient: Mapping[str, str | None]) -> bool:
         """Whether a call that was made in these modes is of this kind."""
         from aotc.tools.recording.seen_calls import kind_of_call
-        from aotc.tools.remembering.remembered_calls import from_json
+        from aotc.tools.remembering.memory.remembered_calls import from_json
 
         return self.ambient == ambient and self.of_calls == kind_of_call(from_json(seen))
 
@@ -66,14 +66,14 @@ class Kind(msgspec.Struct):
     def of_calls(self) -> object:
         """What is the same for all of its calls."""
         from aotc.tools.recording.seen_calls import kind_of_call
-        from aotc.tools.remembering.remembered_calls import from_json
+        from aotc.tools.remembering.memory.remembered_calls import from_json
 
         return kind_of_call(from_json(self.calls[0]))
 
     def has(self, seen: Mapping[str, Any]) -> bool:
         """Whether a call of this kind with the same sizes is known."""
         from aotc.tools.recording.seen_calls import sizes_of_call
-        from aotc.tools.remembering.remembered_calls import from_json
+        from aotc.tools.remembering.memory.remembered_calls import from_json
 
         sizes = sizes_of_call(from_json(seen))
         return any(sizes_of_call(from_json(call)) == sizes for call in self.calls)
@@ -83,9 +83,8 @@ class Memory(msgspec.Struct):
     """All that is remembered of a module. `facts`, `asked`, `factory`, `kwargs` and `dtype` are what a person reads,
     and `aotc init --from-store`: a build takes these from the program that asks for it. `asked` is what the build was
     asked for; `attempts` are builds in a row that have begun and not ended; `state_bytes` are those of its parameters
-    and buffers; `remote` is the digest of what was last merged from, or written to, a URL
-    (`aotc.tools.remembering.remote_memory`); `changed` are attributes that calls change. What another `version` wrote
-    is as nothing."""
+    and buffers; `remote` is the digest of what was last merged from, or written to, a URL (`remote_memory`); `changed`
+    are attributes that calls change. What another `version` wrote is as nothing."""
 
     facts: IdentityFacts
     asked: dict[str, Any]
@@ -209,7 +208,7 @@ def _read(path: Path) -> Memory | None:
 def decode_memory(data: bytes, where: str) -> Memory | None:
     """None for what another version wrote. Raises CorruptError, also for what no program has recorded: a store's
     content is data, and any process may have written it."""
-    from aotc.tools.remembering.checked_kinds import check_kind
+    from aotc.tools.remembering.memory.checked_kinds import check_kind
 
     try:
         if msgspec.json.decode(data, type=_Versioned).version != VERSION:

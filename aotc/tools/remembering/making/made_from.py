@@ -1,36 +1,24 @@
-"""From what is remembered of a module to its manifest."""
+"""How a build makes a module again that a program has: a factory and its arguments, as a manifest names them."""
 
 from __future__ import annotations
 
 import functools
-import logging
-import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from aotc.amounts import listed
-from aotc.errors import ManifestError, NotFoundError
+from aotc.errors import ManifestError
 from aotc.models.casting import changed_by_cast
 from aotc.reads.attributes import NO_VALUE, plain_forward, training_differs
 from aotc.reads.sources import cells_file, public_name
 from aotc.reads.tensors import dtype_name
-from aotc.records import Dims
-from aotc.store.reference import is_remote
-from aotc.tools.recording.check_written import check_written
-from aotc.tools.recording.first_manifest import to_yaml, writing
 from aotc.tools.recording.module_factories import Made, factory_of
-from aotc.tools.recording.seen_calls import inputs_of_calls
-from aotc.tools.remembering.cache_module import CallsWithCache, with_cache
-from aotc.tools.remembering.functions import FunctionOf, undecorated, with_function
-from aotc.tools.remembering.memory import Kind, Memory, Place, remembered_in
-from aotc.tools.remembering.part_modes import with_modes
-from aotc.tools.remembering.peft_adapters import OF_MODEL, adapters_in, base_of, with_adapters
-from aotc.tools.remembering.remembered_calls import from_json
-
-_log = logging.getLogger("aotc")
+from aotc.tools.remembering.caches.cache_module import CallsWithCache, with_cache
+from aotc.tools.remembering.making.functions import FunctionOf, undecorated, with_function
+from aotc.tools.remembering.making.part_modes import with_modes
+from aotc.tools.remembering.making.peft_adapters import OF_MODEL, adapters_in, base_of, with_adapters
 
 
 def made_from(
@@ -138,81 +126,3 @@ def dtype_to_cast(module: nn.Module) -> str:
     dtypes = {parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()}
     only = dtypes.pop() if len(dtypes) == 1 else None
     return dtype_name(only) if only is not None and not changed_by_cast(module, only) else ""
-
-
-def manifest_of(
-    memory: Memory, models: Mapping[str, Kind], folder: Path, *, wide: bool
-) -> tuple[str, dict[str, list[Dims]]]:
-    """The text of a manifest in `folder` of these kinds by the names of their models, and the sizes of each one's
-    calls. `wide`: ranges that were seen are widened, so that not each further length needs a build."""
-    ranges, dynamic = memory.asked.get("ranges") or {}, memory.asked.get("dynamic")
-    made = _relative({"factory": memory.factory, "kwargs": memory.kwargs}, folder)
-    lines, sizes = ["# By `aotc.compile`, from the calls that a program made.", "version: 1", "models:"], {}
-    for model, kind in models.items():
-        calls = inputs_of_calls([from_json(call) for call in kind.calls])
-        settings = {"kwargs": made["kwargs"], "dtype": memory.dtype, "mode": memory.asked.get("mode"), **kind.ambient}
-        asked = memory.asked.get("regions")
-        settings |= {
-            "train": memory.asked.get("train"),
-            "make_contiguous": True,
-            "method": memory.asked.get("method"),
-            "regions": kind.regions or (asked if asked != "auto" else None),
-        }
-        lines += [
-            f"  {to_yaml(model)}:",
-            f"    factory: {to_yaml(made['factory'])}",
-            *(f"    {to_yaml(name)}: {to_yaml(value)}" for name, value in settings.items() if value),
-            f"    targets: [{to_yaml(memory.facts['target'])}]",
-            "    inputs:" if calls.inputs else "    inputs: {}",
-            *(f"      {to_yaml(name)}: {to_yaml(form)}" for name, form in calls.inputs.items()),
-        ]
-        if calls.buckets != [{}]:
-            buckets = [
-                {dim: ranges.get(dim) or (_widened(size, dynamic) if wide else size) for dim, size in bucket.items()}
-                for bucket in (calls.sizes if dynamic is False else calls.buckets)
-            ]
-            distinct = [bucket for index, bucket in enumerate(buckets) if bucket not in buckets[:index]]
-            lines += ["    buckets:", *(f"      - {to_yaml(bucket)}" for bucket in distinct)]
-        sizes[model] = calls.sizes
-    return "\n".join(lines) + "\n", sizes
-
-
-def write_remembered(output: Path, store: str | Path, name: str, *, check: bool) -> str:
-    """Write the manifest of what a store remembers of a module, and give its text; `check` as in `aotc init`, but not
-    where others may write to the store: it would import the factory that the store names. Raises ManifestError where
-    `output` exists or cannot be written, and NotFoundError."""
-    from aotc.tools.remembering.remote_memory import remembered_of  # not where a program records its calls
-
-    place = Place(remembered_in(store), name)
-    if (memory := remembered_of(str(store), name)) is None:
-        known = tuple(sorted(path.stem for path in place.folder.glob("*.json")))
-        message = f"{store} remembers nothing of {name}"
-        raise NotFoundError(message, hint=f"it remembers {listed(known, 10) if known else 'nothing'}", known=known)
-    if output.exists():
-        raise ManifestError(f"{output} exists", hint="name another file with --output")
-    models = {place.model(number): kind for number, kind in enumerate(memory.kinds)}
-    text, sizes = manifest_of(memory, models, output.absolute().parent, wide=True)
-    with writing(output):
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(text)
-    if check and (is_remote(str(store)) or os.environ.get("AOTC_TRUSTED_KEYS")):
-        _log.warning("%s is not checked: the factories in it are those that %s names. Read them first", output, store)
-    elif check:
-        check_written(output, sizes)
-    return output.read_text()
-
-
-def _relative(value: Any, folder: Path) -> Any:
-    """A factory with its arguments: with files relative to the folder of a manifest, where they are absolute."""
-    if not isinstance(value, Mapping):
-        return value
-    made = {name: _relative(item, folder) for name, item in value.items()}
-    file, colon, name = str(made.get("factory", "")).partition(":")
-    return made | {"factory": f"{os.path.relpath(file, folder)}:{name}"} if colon and Path(file).is_absolute() else made
-
-
-def _widened(size: Any, dynamic: bool | None) -> Any:
-    """A range from 2, or less, to a power of two; `dynamic`: of a size of 2 or more that did not vary, too."""
-    if dynamic and isinstance(size, int) and size > 1:
-        size = [size, 2 * size]
-    return [min(2, size[0]), 1 << (size[1] - 1).bit_length()] if isinstance(size, list) else size

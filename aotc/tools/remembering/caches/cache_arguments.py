@@ -16,8 +16,8 @@ from typing import Any
 from torch import nn
 
 from aotc.tools.remembering.by_mode import ByMode, remembering_of
-from aotc.tools.remembering.cache_module import MARK, replaced, with_cache
-from aotc.tools.remembering.cache_structure import apart, is_apart, is_cache_class, together
+from aotc.tools.remembering.caches.cache_module import MARK, replaced, with_cache
+from aotc.tools.remembering.caches.cache_structure import apart, is_apart, is_cache_class, together
 from aotc.tools.remembering.call_counts import CallCounts, summed
 from aotc.tools.remembering.compile_options import Options
 from aotc.tools.remembering.compile_state import CompileState

@@ -1,6 +1,6 @@
 """The process that builds what was remembered of a module: the only module of this room that imports the compiler.
 
-    python -m aotc.tools.remembering.build_process JOB.json
+    python -m aotc.tools.remembering.building.build_process JOB.json
 
 It outlives the process that started it, runs at a low priority, and holds the lock of the module that it builds for.
 Killed, it leaves the units that it finished, and the next build takes them.
@@ -29,8 +29,8 @@ from aotc.machine.resources import memory_here
 from aotc.manifest.types import ModelSpec
 from aotc.records import Dims
 from aotc.store.files.writing import write_atomically
-from aotc.tools.remembering.memory import Kind, Memory, Place
-from aotc.tools.remembering.while_waiting import BuildProgress, progress_file, usual_cost, write_at_once
+from aotc.tools.remembering.building.while_waiting import BuildProgress, progress_file, usual_cost, write_at_once
+from aotc.tools.remembering.memory.memory import Kind, Memory, Place
 
 if TYPE_CHECKING:
     from aotc.compiler.build_report import Event, OnEvent
@@ -92,7 +92,7 @@ def main() -> None:
 
 def _build_and_share(job: BuildJob, place: Place) -> None:
     """Build what no machine has built, and let the others know. Raises as `_build_missing`, and RemoteError."""
-    from aotc.tools.remembering.remote_memory import RemoteMemory
+    from aotc.tools.remembering.memory.remote_memory import RemoteMemory
 
     remote = RemoteMemory(job.url, place)
     for _ in range(MOST_ROUNDS):
@@ -277,7 +277,7 @@ class Attempt:
         self.failed |= {model: f"{reason}\nlog: {self.place.log}" for model, reason in reasons.items()}
 
     def _manifest(self, models: list[str], wide: bool) -> tuple[str, dict[str, list[Dims]]]:
-        from aotc.tools.remembering.manifest import manifest_of
+        from aotc.tools.remembering.memory.manifest import manifest_of
 
         return manifest_of(self.memory, {model: self.models[model] for model in models}, self.place.folder, wide=wide)
 
@@ -318,7 +318,7 @@ class Attempt:
         """How what the factory makes differs from the program's module, which is found here before hours of compiling,
         and not by the load; "" if it does not. Raises what the factory raises."""
         from aotc.models.factory import build_module
-        from aotc.tools.remembering.identity import differences, structure_facts, structure_of
+        from aotc.tools.remembering.memory.identity import differences, structure_facts, structure_of
 
         try:
             made = build_module(spec, self.place.folder, dummy_weights=True)
@@ -338,8 +338,8 @@ class Attempt:
         any. Raises what the factory raises."""
         from aotc.models.calls import modes_of
         from aotc.models.factory import build_module
-        from aotc.tools.remembering.counting_attributes import counters_of, example_calls, with_counters
-        from aotc.tools.remembering.remembered_calls import from_json
+        from aotc.tools.remembering.building.counting_attributes import counters_of, example_calls, with_counters
+        from aotc.tools.remembering.memory.remembered_calls import from_json
 
         names, self.memory.changed = self.memory.changed, []
         for model, spec in specs.items():

@@ -14,7 +14,7 @@ from aotc.errors import ManifestError
 from aotc.manifest.inputs import is_tuple
 from aotc.records import TUPLE
 from aotc.tools.recording.seen_calls import SeenArgument, SeenTensor, bound_arguments, look_at
-from aotc.tools.remembering.cache_structure import is_apart
+from aotc.tools.remembering.caches.cache_structure import is_apart
 
 
 def seen_call(

@@ -18,10 +18,10 @@ from aotc.tools.remembering.compile_context import CompileContext
 from aotc.tools.remembering.compile_state import in_line
 from aotc.tools.remembering.forms import ambient_here
 from aotc.tools.remembering.known_module import KnownModule
-from aotc.tools.remembering.memory import MOST_CALLS, MOST_KINDS, Memory, Place
+from aotc.tools.remembering.memory.memory import MOST_CALLS, MOST_KINDS, Memory, Place
 
 if TYPE_CHECKING:
-    from aotc.tools.remembering.kind_index import KindIndex, RememberedCall
+    from aotc.tools.remembering.memory.kind_index import KindIndex, RememberedCall
 
 WRITES_EVERY, WRITES_SHARE = 1.0, 100.0
 """Seconds until calls are written again; and how many times as long as writing them took."""
@@ -40,8 +40,8 @@ class CallMemory:
 
     def seen(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> RememberedCall:
         """A call, as it is remembered. Raises ManifestError for what no manifest holds, and what arguments raise."""
-        from aotc.tools.remembering.kind_index import remembered_call
-        from aotc.tools.remembering.remembered_calls import seen_call
+        from aotc.tools.remembering.memory.kind_index import remembered_call
+        from aotc.tools.remembering.memory.remembered_calls import seen_call
 
         context = self._context
         seen = seen_call(context.module, context.own, args, kwargs, gradients=context.options.train)
@@ -78,7 +78,7 @@ class CallMemory:
             self._context.note(f"calls of more than {MOST_CALLS} sizes: name ranges=, or pad them", "sizes")
 
     def _index_of(self, known: KnownModule, place: Place) -> KindIndex:
-        from aotc.tools.remembering.kind_index import KindIndex
+        from aotc.tools.remembering.memory.kind_index import KindIndex
 
         if known.index is None:
             known.index = KindIndex(place.read(), place.failed)
@@ -88,7 +88,7 @@ class CallMemory:
         """Write the calls that came since the last time, and read those of other processes. It takes milliseconds, and
         the more the more calls there are: so it is done for few of them."""
         from aotc.store.layout.store import Store
-        from aotc.tools.remembering.kind_index import KindIndex, keep_calls
+        from aotc.tools.remembering.memory.kind_index import KindIndex, keep_calls
 
         began, calls = time.monotonic(), known.index.unwritten if known.index is not None else []
         if known.made is not None and calls:
@@ -143,7 +143,7 @@ class CallMemory:
         if (index := context.known.index) is None or not index.is_full:
             return False
         from aotc.tools.recording.seen_calls import bound_arguments, without_extents
-        from aotc.tools.remembering.kind_index import constants_of, kind_in
+        from aotc.tools.remembering.memory.kind_index import constants_of, kind_in
 
         try:
             given = constants_of([*args, *kwargs.values()])
@@ -173,7 +173,7 @@ class CallMemory:
 
     def new_memory(self) -> Memory:
         """How a build makes the module, with no calls yet. Raises ManifestError where that is not known."""
-        from aotc.tools.remembering.manifest import dtype_to_cast, made_from
+        from aotc.tools.remembering.making.made_from import dtype_to_cast, made_from
 
         module, options, changed = self._context.module, self._context.options, self._context.changed_names()
         with self._context.in_cells():

@@ -21,9 +21,7 @@ from aotc.errors import AotcError
 from aotc.machine.locks import close_lock, lock, open_lock
 from aotc.machine.processes import child_command, child_environment
 from aotc.machine.resources import cores_here
-from aotc.tools.remembering.compile_options import Options
-from aotc.tools.remembering.memory import Memory, Place
-from aotc.tools.remembering.while_waiting import (
+from aotc.tools.remembering.building.while_waiting import (
     cost_in_words,
     progress_file,
     progress_shown,
@@ -31,6 +29,8 @@ from aotc.tools.remembering.while_waiting import (
     read_progress,
     usual_cost,
 )
+from aotc.tools.remembering.compile_options import Options
+from aotc.tools.remembering.memory.memory import Memory, Place
 
 _log = logging.getLogger("aotc")
 
@@ -182,7 +182,7 @@ class Builds:
 
     def _start_process(self, place: Place, made: Memory, descriptor: int, urgent: bool) -> subprocess.Popen[bytes]:
         """The process that builds; it holds the lock from now until its end, however that comes."""
-        from aotc.tools.remembering.build_process import NICENESS, BuildJob
+        from aotc.tools.remembering.building.build_process import NICENESS, BuildJob
 
         given = self.options
         job = BuildJob(
@@ -206,7 +206,7 @@ class Builds:
         progress_file(place).unlink(missing_ok=True)  # that of an earlier build names another process
         with place.log.open("wb") as log:
             return subprocess.Popen(
-                child_command("aotc.tools.remembering.build_process", file.name),
+                child_command("aotc.tools.remembering.building.build_process", file.name),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -94,7 +94,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aotc.reads": MACHINE,
     "aotc.adapters": {*MACHINE, "aotc.adapters"},
     "aotc.tensors.constants": MACHINE,
-    "aotc.tensors.strided_views": MACHINE,
+    "aotc.tensors.strided_views": {*MACHINE, "aotc.call_table"},
     "aotc.machine": {*RECORDS, *HOST, "aotc.machine", "torch", "filelock"},
     "aotc.machine.compatibility": {*RECORDS, *HOST},
     "aotc.machine.elf": set(),

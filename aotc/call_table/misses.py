@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from aotc.call_table.dispatch import Plan
 from aotc.call_table.refusals import shape_hint, shape_issue
 from aotc.errors import Issue, MissError, visible
 from aotc.records import Artifact, Signature, TensorLeaf, bucket_name
@@ -17,6 +18,14 @@ def fixed_size_issues(signature: Signature, leaves: Sequence[Any]) -> Iterator[I
     for value, leaf in zip(leaves, signature.leaves, strict=True):
         if isinstance(leaf, TensorLeaf) and (hint := shape_hint(leaf, value)):
             yield shape_issue(leaf, value, hint)
+
+
+def pads_told(signature: Signature, plan: Plan) -> tuple[str, ...]:
+    """Each axis that is padded, with both sizes."""
+    return tuple(
+        f"{signature.leaves[pad.leaf].path}.shape[{pad.axis}]: {plan.shapes[pad.leaf][pad.axis]} → {pad.size}"  # type: ignore[index]
+        for pad in plan.pads
+    )
 
 
 class Explanation(msgspec.Struct, frozen=True):

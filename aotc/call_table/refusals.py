@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from aotc.errors import Issue
@@ -50,3 +51,19 @@ def shape_hint(leaf: TensorLeaf, tensor: Shaped) -> str:
         f"the manifest fixes {' and '.join(dict.fromkeys(fixed))} in `shape:`: where a size varies, write a dim there, "
         "give its sizes in the buckets, and build again"
     )
+
+
+def shared_memory_issue(owner: str, path: str) -> Issue:
+    return Issue(
+        f"shares memory with {owner}, which the model writes to", where=path, hint="pass a clone of one of them"
+    )
+
+
+def weight_memory_issue(name: str, path: str) -> Issue:
+    words = f"is written to by the model, and shares memory with the module's `{name}`"
+    return Issue(words, where=path, hint="pass a clone")
+
+
+def overlapping_elements_issue(strides: Sequence[int], path: str) -> Issue:
+    words = f"the model writes to it, and elements lie at one place: its strides are {list(strides)}"
+    return Issue(words, where=path, hint="pass a clone")

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from aotc.call_table.refusals import overlapping_elements_issue, shared_memory_issue, weight_memory_issue
 from aotc.errors import Issue
-from aotc.tensors.overlaps import Places, overlapping, overlaps_itself
+from aotc.tensors.formats import overlaps_itself
+from aotc.tensors.overlaps import Places, overlapping
 
 if TYPE_CHECKING:
     from aotc.records import Artifact
@@ -28,13 +30,9 @@ def input_alias_issues(guards: Guards, leaves: Sequence[Any]) -> list[Issue]:
     found = []
     for pair in sorted(overlapping(tensors, written)):
         other, one = pair if pair[0] in written else pair[::-1]
-        found.append(_shared(f"`{paths[other]}`", paths[one]))
+        found.append(shared_memory_issue(f"`{paths[other]}`", paths[one]))
     return found + [
-        Issue(
-            f"the model writes to it, and elements lie at one place: its strides are {list(tensor.stride())}",
-            where=paths[position],
-            hint="pass a clone",
-        )
+        overlapping_elements_issue(tensor.stride(), paths[position])
         for position, tensor in enumerate(tensors)
         if position in written and tensor.numel() and overlaps_itself(tensor.shape, tensor.stride())
     ]
@@ -79,12 +77,6 @@ class Owned:
         return [self._names[index] for index in self._places.overlapped_by(tensor)[:1]]
 
 
-def _shared(owner: str, path: str) -> Issue:
-    return Issue(
-        f"shares memory with {owner}, which the model writes to", where=path, hint="pass a clone of one of them"
-    )
-
-
 class StateAliases:
     """Inputs in the memory of the module's tensors, where the model writes to one of the two."""
 
@@ -108,12 +100,16 @@ class StateAliases:
             written = Owned({name: state[index] for index, name in names.items()})
             read = Owned({name: state[index] for index, name in others.items()} if self._mutated else {})
             self._owners = weakref.ref(state), written, read
-        return [_shared(name, leaf.path) for index, leaf, *_ in self._tensors for name in written.of(leaves[index])] + [
-            Issue(
-                f"is written to by the model, and shares memory with the module's `{name}`",
-                where=path,
-                hint="pass a clone",
-            )
-            for index, path in self._written_inputs
-            for name in read.of(leaves[index])
+        shared = (
+            shared_memory_issue(name, leaf.path)
+            for index, leaf, *_ in self._tensors
+            for name in written.of(leaves[index])
+        )
+        return [
+            *shared,
+            *(
+                weight_memory_issue(name, path)
+                for index, path in self._written_inputs
+                for name in read.of(leaves[index])
+            ),
         ]

@@ -6,7 +6,9 @@
 - `state_tensors`: weights from safetensors files or arrays. `shim_library`: a variant's library, opened over
   `aotc.core._cpu`, which has what it needs of torch.
 - `standalone_model`: the call, by the rows of the call table (`aotc.call_table`), over what `array_views` makes of its
-  arguments. `openmp_threads`: how many threads it uses.
+  arguments. `written_memory`: whether what the model writes to is shared. `compiled_layout`: copies into the compiled
+  layout, pads, crops and what is written back. `call_results`: the model's own result. `openmp_threads`: how many
+  threads a call uses.
 
 Neither torch nor `aotc.runtime` is imported. numpy is not needed.
 """

@@ -23,13 +23,14 @@ class NoTensor(Exception):
 def tensor_of(value: Any, path: str, shown: Callable[[Any], str]) -> Any:
     """A `Tensor` of `aotc.core._cpu` over the memory of `value`, which it holds. Raises NoTensor."""
     try:
-        return open_cpu().view(value)
-    except TypeError:
-        hint = "pass an array: one of numpy, or whatever has a buffer or `__dlpack__`"
-        raise NoTensor(Issue(f"a tensor is expected, {shown(value)} came", where=path, hint=hint)) from None
+        tensor = open_cpu().view(value)
     except Exception as error:  # libraries raise what they like where an array cannot be exported
         hint = "pass an array with plain values in the CPU's memory"
         raise NoTensor(Issue(f"{shown(value)} cannot be read: {error}", where=path, hint=hint)) from error
+    if tensor is None:
+        hint = "pass an array: one of numpy, or whatever has a buffer or `__dlpack__`"
+        raise NoTensor(Issue(f"a tensor is expected, {shown(value)} came", where=path, hint=hint))
+    return tensor
 
 
 def giving_like(value: Any) -> Give:

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import functools
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-import msgspec
-
 from aotc.call_table.bind import StructureMismatch, make_binder
 from aotc.call_table.dispatch import Dispatcher, Plan
-from aotc.call_table.misses import Explanation, error_of, fixed_size_issues
+from aotc.call_table.misses import Explanation, error_of, fixed_size_issues, pads_told
 from aotc.call_table.obstacles import nearest, obstacles, unexplained
 from aotc.call_table.refusals import constant_hint, equal_constant, expected_issue, shape_hint, shape_issue
 from aotc.call_table.values import describe
-from aotc.errors import Issue
-from aotc.records import Artifact, ConstantLeaf, Output, ResultContainer, TensorLeaf, Variant, bucket_name
+from aotc.errors import BindError, Issue
+from aotc.records import Artifact, ConstantLeaf, TensorLeaf, bucket_name
 from aotc.standalone.array_views import Give, NoTensor, giving_like, tensor_of
+from aotc.standalone.call_results import ResultMaker, RunCall
+from aotc.standalone.compiled_layout import cropped, default_tensor, lies_as, placed, write_back
 from aotc.standalone.cpu_environment import open_cpu
 from aotc.standalone.shim_library import ShimLibrary
-from aotc.standalone.unsupported import member_names
+from aotc.standalone.state_tensors import StandaloneWeights, with_weights
+from aotc.standalone.written_memory import WrittenMemory
 from aotc.tensors.formats import strides_in
 
 StandaloneOnMiss = Literal["error"] | Callable[..., Any]
@@ -34,13 +33,14 @@ _OTHER_ARGUMENTS = (
 
 
 class BucketCalls(NamedTuple):
-    """Since the load: `calls` that ran, by bucket in `buckets`, `misses`, and inputs that were copied into the compiled
-    layout."""
+    """Since the load: `calls` that ran, by bucket in `buckets`, `misses`, inputs that were copied into the compiled
+    layout, and calls that were padded."""
 
     calls: int
     buckets: Mapping[str, int]
     misses: int
     contiguous_copies: int
+    padded_calls: int
 
 
 class _Bound(NamedTuple):
@@ -57,6 +57,10 @@ class StandaloneModel:
 
     A call takes arrays of numpy and whatever has a buffer or speaks DLPack (torch, JAX, …), on a CPU, and reads them
     where they lie. It gives arrays of the library that made the first one. Many threads may call.
+
+    As in eager: what the model writes to an input is written to the caller's array, through padding and copies too; an
+    output that is an input is that very object, one that is a view of an input shares its memory. Buffers that the
+    model writes to are this object's own, and the next call finds what was written.
 
     Attributes: `artifact`, the record; `digest` of the bundle; `buckets`, their names.
     """
@@ -82,13 +86,18 @@ class StandaloneModel:
         self._dispatcher = Dispatcher(self._signature, variants, artifact.model)
         self._libraries, self._state = libraries, list(state)
         names = {spec.name: index for index, spec in enumerate(artifact.state)}
-        self._results = [_Result(variant, names) for variant in variants]
+        self._results = [ResultMaker(variant, names, self._dispatcher.dims) for variant in variants]
+        self._written = WrittenMemory(artifact)
         self._arguments = [
             [each.leaf if each.leaf is not None else -1 - names[str(each.state)] for each in variant.arguments]
             for variant in variants
         ]
-        self._counting = threading.Lock()
-        self._calls, self._misses, self._copies = [0] * len(variants), 0, 0
+        leaves = enumerate(self._signature.leaves)
+        self._defaulted = [
+            (at, leaf) for at, leaf in leaves if isinstance(leaf, TensorLeaf) and leaf.default is not None
+        ]
+        self._counting, self._updating = threading.Lock(), threading.RLock()
+        self._calls, self._misses, self._copies, self._padded = [0] * len(variants), 0, 0, 0
 
     def __repr__(self) -> str:
         return f"<aotc.standalone {self.artifact.model} for {self.artifact.target}, {len(self._libraries)} buckets>"
@@ -105,16 +114,21 @@ class StandaloneModel:
             bound = self._read(args, kwargs)
         except StructureMismatch:
             return self._miss(args, kwargs)
-        plan = self._plan(bound)
-        if plan is None or bound.issues or any(self._differences(bound, plan)):
+        plan, state = self._plan(bound), self._state
+        if plan is None or bound.issues or any(self._differences(bound, plan, state)):
             return self._miss(args, kwargs)
-        leaves, copies = self._placed(bound.leaves, plan)
+        ran, copies = placed(bound.leaves, self._signature, plan)
         places = self._arguments[plan.variant]
-        raw = self._libraries[plan.variant].run([leaves[at] if at >= 0 else self._state[-1 - at] for at in places])
+        outputs = self._libraries[plan.variant].run([ran[at] if at >= 0 else state[-1 - at] for at in places])
+        if plan.crops:
+            outputs = cropped(outputs, plan.crops)
+        write_back(ran, bound.leaves, self.artifact.variants[plan.variant].mutated_leaves)
         with self._counting:
             self._calls[plan.variant] += 1
             self._copies += copies
-        return self._results[plan.variant].of(raw, bound.given, leaves, self._state, self._give(bound.given))
+            self._padded += bool(plan.pads)
+        give = self._give(bound.given)
+        return self._results[plan.variant](RunCall(bound.given, bound.leaves, ran, state, outputs, give))
 
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
         """Which bucket this call would run and why, or why it is a miss. Raises TypeError as a call."""
@@ -127,10 +141,35 @@ class StandaloneModel:
             return Explanation("miss", "", reasons=(reason,), for_module=False)
         return self._explain_leaves(bound)
 
+    def update_weights(self, weights: StandaloneWeights) -> None:
+        """Put other weights in the place of those that are served, all or nothing, while calls go on.
+
+        Calls that have begun finish on the old weights; each later one uses the new ones; none sees a mixture. The old
+        ones are let go when the calls that use them have ended. A buffer is reset by its name, with its first values.
+
+        Args:
+            weights: a safetensors file, a shard index, a folder that holds either, or a mapping of names to arrays. It
+                may name some of the tensors only; the others stay. Arrays of a mapping are copied.
+
+        Raises:
+            BindError: with everything that is wrong (unknown names, shapes, dtypes), or the artifact's weights are
+                frozen. The old weights are served on.
+
+        Example:
+            >>> model.update_weights({"norm.weight": numpy.ones(256, numpy.float32)})  # doctest: +SKIP
+        """
+        if self._updating._is_owned():  # type: ignore[attr-defined]
+            raise BindError(
+                f"`{self.artifact.model}` is being updated by this very thread, as where a signal interrupts it",
+                hint="let a signal's handler set a flag, and update where the flag is read",
+            )
+        with self._updating:
+            self._state = with_weights(self.artifact, self._state, weights)
+
     def stats(self) -> BucketCalls:
         with self._counting:
             buckets = {name: calls for name, calls in zip(self.buckets, self._calls, strict=True) if calls}
-            return BucketCalls(sum(self._calls), buckets, self._misses, self._copies)
+            return BucketCalls(sum(self._calls), buckets, self._misses, self._copies, self._padded)
 
     # -- from arguments to a plan -------------------------------------------------------------------------------------
 
@@ -138,12 +177,16 @@ class StandaloneModel:
         given = self._bind(args, kwargs)
         leaves, issues = list(given), []
         for index, leaf in enumerate(self._signature.leaves):
-            if isinstance(leaf, TensorLeaf):
-                try:
-                    leaves[index] = tensor_of(given[index], leaf.path, describe)
-                except NoTensor as error:
-                    leaves[index] = None
-                    issues.append(error.issue)
+            if not isinstance(leaf, TensorLeaf) or (given[index] is None and leaf.default is not None):
+                continue
+            try:
+                leaves[index] = tensor_of(given[index], leaf.path, describe)
+            except NoTensor as error:
+                leaves[index] = None
+                issues.append(error.issue)
+        for index, leaf in self._defaulted:
+            if given[index] is None:
+                leaves[index] = default_tensor(leaf, self._signature, leaves)
         return _Bound(given, leaves, issues)
 
     def _plan(self, bound: _Bound) -> Plan | None:
@@ -156,39 +199,27 @@ class StandaloneModel:
             if isinstance(leaf, TensorLeaf) and value is not None and len(value.shape) != len(leaf.shape):
                 yield shape_issue(leaf, value)
 
-    def _differences(self, bound: _Bound, plan: Plan | None) -> Iterator[Issue]:
+    def _differences(self, bound: _Bound, plan: Plan | None, state: Sequence[Any]) -> Iterator[Issue]:
         """Every row that the call does not keep, but for sizes where there is no plan."""
+        found = [*bound.issues]
         for index, leaf in enumerate(self._signature.leaves):
             value = bound.leaves[index]
             if isinstance(leaf, ConstantLeaf):
                 if not equal_constant(value, leaf.value):
                     built, came = repr(leaf.value), describe(value)
-                    hint = constant_hint(leaf.value, value, is_tensor=False)
-                    yield Issue(f"built for {built}, {came} came", leaf.path, built, came, hint)
+                    hint = constant_hint(leaf.value, value, is_tensor=hasattr(value, "__dlpack__"))
+                    found.append(Issue(f"built for {built}, {came} came", leaf.path, built, came, hint))
             elif value is not None:
-                yield from _tensor_issues(
-                    leaf, value, plan.shapes[index] if plan else None, self._signature.make_contiguous
-                )
+                shape = plan.shapes[index] if plan else None
+                found += _tensor_issues(leaf, value, shape, self._signature.make_contiguous)
+        yield from found
+        if plan and not found and self._written.anything:
+            yield from self._written.issues(bound.leaves, state)
         built_threads = self.artifact.ambient.num_threads
         if built_threads is not None and (now := open_cpu().threads()) != built_threads:
             hint = "call aotc.standalone.set_num_threads, or drop the option `cpp.dynamic_threads: false`"
             said = f"built with num threads {built_threads}, it is {now} now"
             yield Issue(said, "", str(built_threads), str(now), hint)
-
-    def _placed(self, leaves: list[Any], plan: Plan) -> tuple[list[Any], int]:
-        """The leaves in the compiled layout, and how many were copied for it."""
-        placed, copies = list(leaves), 0
-        for index, leaf in enumerate(self._signature.leaves):
-            if not isinstance(leaf, TensorLeaf):
-                continue
-            tensor, strides = leaves[index], strides_in(leaf.layout, leaves[index].shape)
-            if tensor.strides == strides:
-                continue
-            if _lies_as(tensor, strides):
-                placed[index] = open_cpu().restrided(tensor, strides)
-            else:
-                placed[index], copies = open_cpu().copied(tensor, tensor.shape, strides), copies + 1
-        return placed, copies
 
     def _give(self, given: Sequence[Any]) -> Give:
         leaves = zip(given, self._signature.leaves, strict=True)
@@ -205,39 +236,28 @@ class StandaloneModel:
         raise error
 
     def _explain_leaves(self, bound: _Bound) -> Explanation:
-        dispatcher, variants = self._dispatcher, self.artifact.variants
+        dispatcher, variants, state = self._dispatcher, self.artifact.variants, self._state
         if without_sizes := [*bound.issues, *self._rank_issues(bound.leaves)]:
-            found = dict.fromkeys([*without_sizes, *self._differences(bound, None)])
+            found = dict.fromkeys([*without_sizes, *self._differences(bound, None, state)])
             return Explanation("miss", "", reasons=tuple(found), for_module=False)
         sizes = dispatcher.dims.read(bound.leaves)
         if odd := unexplained(dispatcher, sizes, bound.leaves):
-            return Explanation("miss", "", reasons=(*odd, *self._differences(bound, None)), for_module=False)
+            return Explanation("miss", "", reasons=(*odd, *self._differences(bound, None, state)), for_module=False)
         plan = dispatcher.plan(sizes)
         rejected = {
-            bucket_name(variants[index].bucket): tuple(map(_without_hint, obstacles(dispatcher, index, sizes)))
+            bucket_name(variants[index].bucket): tuple(obstacles(dispatcher, index, sizes))
             for index in nearest(dispatcher, sizes, _SHOWN)
             if plan is None or index != plan.variant
         }
         if plan is None:
-            reasons = (*fixed_size_issues(self._signature, bound.leaves), *self._differences(bound, None))
+            reasons = (*fixed_size_issues(self._signature, bound.leaves), *self._differences(bound, None, state))
             if not reasons and not any(rejected.values()):
                 reasons = (Issue(f"no bucket takes {dispatcher.dims.named(sizes)}"),)
             return Explanation("miss", "", reasons=reasons, rejected=rejected, for_module=False)
         bucket = bucket_name(variants[plan.variant].bucket)
-        if reasons := tuple(self._differences(bound, plan)):
+        if reasons := tuple(self._differences(bound, plan, state)):
             return Explanation("miss", bucket, reasons=reasons, rejected=rejected, for_module=False)
-        return Explanation(plan.kind, bucket, rejected=rejected)
-
-
-def _without_hint(issue: Issue) -> Issue:
-    """It names padding, which does not run here."""
-    return msgspec.structs.replace(issue, hint="")
-
-
-def _lies_as(tensor: Any, strides: Sequence[int]) -> bool:
-    """Whether the elements lie so: the stride of an axis of one element is any."""
-    axes = zip(tensor.shape, tensor.strides, strides, strict=True)
-    return 0 in tensor.shape or all(size == 1 or here == built for size, here, built in axes)
+        return Explanation(plan.kind, bucket, pads=pads_told(self._signature, plan), rejected=rejected)
 
 
 def _tensor_issues(leaf: TensorLeaf, tensor: Any, shape: Sequence[int] | None, copies: bool) -> Iterator[Issue]:
@@ -251,57 +271,9 @@ def _tensor_issues(leaf: TensorLeaf, tensor: Any, shape: Sequence[int] | None, c
     elif 0 not in tensor.shape and tensor.address % tensor.itemsize:
         said = f"its address is no multiple of {tensor.itemsize}, the bytes of an element"
         yield Issue(said, where=leaf.path, hint="pass a copy of it")
-    if not copies and not _lies_as(tensor, strides_in(leaf.layout, tensor.shape)):
+    if not copies and not lies_as(tensor, strides_in(leaf.layout, tensor.shape)):
         strides = str(list(tensor.strides))
         hint = "pass a copy in that layout (numpy.ascontiguousarray), or set `make_contiguous: true` in the manifest"
         yield Issue(
             f"the layout {leaf.layout} is expected, strides {strides} came", leaf.path, leaf.layout, strides, hint
         )
-
-
-# -- from outputs to the result ---------------------------------------------------------------------------------------
-
-
-class _Result:
-    """Makes a variant's result of the tensors that its library gave."""
-
-    def __init__(self, variant: Variant, names: Mapping[str, int]) -> None:
-        self._build = _builder(variant.output_tree)
-        self._parts = [functools.partial(_part, output, names) for output in variant.outputs]
-
-    def of(self, raw: list[Any], given: list[Any], leaves: list[Any], state: list[Any], give: Give) -> Any:
-        return self._build([part(raw, given, leaves, state, give) for part in self._parts])
-
-
-def _part(
-    output: Output,
-    names: Mapping[str, int],
-    raw: list[Any],
-    given: list[Any],
-    leaves: list[Any],
-    state: list[Any],
-    give: Give,
-) -> Any:
-    if output.index is not None:
-        return give(raw[output.index])
-    if output.leaf is not None:
-        return given[output.leaf] if output.axis is None else leaves[output.leaf].size(output.axis)
-    return output.constant if output.state is None else give(state[names[output.state]])
-
-
-def _builder(tree: int | ResultContainer) -> Callable[[list[Any]], Any]:
-    if isinstance(tree, int):
-        return lambda outputs: outputs[tree]
-    parts = [_builder(item) for item in tree.items]
-    keys = member_names(tree) if tree.type not in ("tuple", "list", "dict", "collections.OrderedDict") else tree.keys
-
-    def build(outputs: list[Any]) -> Any:
-        items = [part(outputs) for part in parts]
-        if tree.type == "list":
-            return items
-        if tree.type == "tuple":
-            return tuple(items)
-        kind = OrderedDict if tree.type == "collections.OrderedDict" else dict
-        return kind(zip(keys or (), items, strict=True))
-
-    return build

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ from aotc.errors import BindError, CorruptError, Issue
 from aotc.records import Artifact, File, StateSpec, names_of
 from aotc.standalone.array_views import NoTensor, tensor_of
 from aotc.standalone.cpu_environment import open_cpu
+from aotc.standalone.written_memory import written_names
 from aotc.tensors.formats import strides_in
 
 StandaloneWeights = str | os.PathLike[str] | Mapping[str, Any]
@@ -107,7 +108,33 @@ def state_tensors(artifact: Artifact, weights: StandaloneWeights | None, read: C
     known = {*artifact.unused, *(name for spec in artifact.state for name in names_of(spec))}
     check_forms(source, expected, known)
     found = {spec.name: _read(source, spec) for spec in expected}
-    return [_laid_out({**kept, **found}[spec.name], spec) for spec in artifact.state]
+    written = written_names(artifact) if isinstance(weights, Mapping) else frozenset()
+    return [
+        _laid_out({**kept, **found}[spec.name], spec, own=not written.isdisjoint(names_of(spec)))
+        for spec in artifact.state
+    ]
+
+
+def with_weights(artifact: Artifact, state: Sequence[Any], weights: StandaloneWeights) -> list[Any]:
+    """The tensors of `state`, and others in the place of those that `weights` names. Those of a mapping are copied.
+
+    Raises BindError, with every mismatch at once.
+    """
+    if not state:
+        why = "holds frozen weights" if artifact.weights == "frozen" else "has no weights"
+        raise BindError(
+            f"the artifact of `{artifact.model}` {why}, and none can be put in their place",
+            hint="build it with `weights: live`, or load the artifact that was built for the new weights",
+        )
+    source = _open(weights)
+    known = {*artifact.unused, *(name for spec in artifact.state for name in names_of(spec))}
+    check_forms(source, artifact.state, known, partial=True)
+    return [
+        tensor
+        if source.forms.keys().isdisjoint(names_of(spec))
+        else _laid_out(_read(source, spec), spec, own=isinstance(weights, Mapping))
+        for spec, tensor in zip(artifact.state, state, strict=True)
+    ]
 
 
 def _read(source: _Source, spec: StateSpec) -> Any:
@@ -148,8 +175,8 @@ _ALIGNMENT = 16
 """Bytes: int8 weights must lie so."""
 
 
-def _laid_out(tensor: Any, spec: StateSpec) -> Any:
-    """The tensor with the strides that were compiled: itself, or a copy."""
+def _laid_out(tensor: Any, spec: StateSpec, *, own: bool) -> Any:
+    """The tensor with the strides that were compiled: itself, or a copy, as where the caller's must not be changed."""
     if any(step == 0 and size > 1 for size, step in zip(spec.shape, spec.stride, strict=True)):
         raise BindError(
             f"`{spec.name}` was compiled with strides {list(spec.stride)}, of elements that share their place",
@@ -157,6 +184,6 @@ def _laid_out(tensor: Any, spec: StateSpec) -> Any:
         )
     strict = _ALIGNMENT if spec.dtype == "int8" else tensor.itemsize
     axes = zip(spec.shape, tensor.strides, spec.stride, strict=True)
-    if tensor.address % strict or any(size > 1 and here != built for size, here, built in axes):
+    if own or tensor.address % strict or any(size > 1 and here != built for size, here, built in axes):
         return open_cpu().copied(tensor, spec.shape, spec.stride)
-    return open_cpu().restrided(tensor, spec.stride)
+    return open_cpu().strided(tensor, spec.shape, spec.stride)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from aotc.errors import Issue, LibraryError
-from aotc.records import Artifact, ResultContainer, TensorLeaf, Variant, bucket_name
+from aotc.records import Artifact, ResultContainer, StridedView, Variant, bucket_name
 
 _MODES = {"grad": False, "inference": False, "device": "cpu", "requires_grad": False}
 """The modes of `Variant.asked`, as they always are without torch."""
@@ -36,11 +36,6 @@ def _of_artifact(artifact: Artifact) -> Iterator[Issue]:
         yield Issue("it is the code of one of several ranks", hint="build it without `parallel:`")
     if artifact.trains:
         yield Issue("it was built with gradients", hint="build it without `train: true`")
-    for leaf in artifact.signature.leaves:
-        if isinstance(leaf, TensorLeaf) and leaf.pad:
-            yield Issue("inputs are padded", where=leaf.path, hint="give the dim a range or buckets, without `pad:`")
-        if isinstance(leaf, TensorLeaf) and leaf.default is not None:
-            yield Issue("None stands for a tensor of one value", where=leaf.path, hint="drop `default:` and pass it")
     for spec in artifact.state:
         if spec.subclass is not None:
             yield Issue("it is quantised, by a subclass of torch.Tensor", where=spec.name)
@@ -48,15 +43,15 @@ def _of_artifact(artifact: Artifact) -> Iterator[Issue]:
 
 def _of_variant(variant: Variant) -> Iterator[Issue]:
     where = f"bucket {bucket_name(variant.bucket)}"
-    if variant.mutated_leaves or variant.storage_leaves:
-        yield Issue("the model writes to its inputs, or reads their storage", where=where)
-    if variant.mutated_state:
-        yield Issue(f"the model writes to its buffers: {', '.join(variant.mutated_state[:3])}", where=where)
+    if variant.storage_leaves:
+        yield Issue("the model reads the storage of an input from its beginning (`as_strided`)", where=where)
     if variant.operators:
         names = ", ".join(sorted({need.name for need in variant.operators}))
         yield Issue(f"it calls operators that are not torch's own: {names}", where=where)
-    if any(output.view for output in variant.outputs):
-        yield Issue("a result is a view of an argument or of a weight", where=where, hint="let forward return a clone")
+    views = [output.view for output in variant.outputs if isinstance(output.view, StridedView)]
+    if any(view.conjugate or view.negative for view in views):
+        hint = "let forward return a clone"
+        yield Issue("a result is a lazily conjugated or negated view, which torch alone has", where=where, hint=hint)
     for name, value in variant.asked.items():
         if not name.startswith(_OF_STATE) and value != _MODES.get(name):
             yield Issue(f"forward asks for a mode of torch: {name}, which was {value} at the build", where=where)

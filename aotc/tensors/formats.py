@@ -43,3 +43,13 @@ def strides_in(layout: str, shape: Sequence[int]) -> tuple[int, ...]:
         strides[axis] = step
         step *= max(shape[axis], 1)
     return tuple(strides)
+
+
+def overlaps_itself(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether two elements of a dense tensor would lie at one place, or might."""
+    reach = 0
+    for step, size in sorted((abs(step), size) for step, size in zip(stride, shape, strict=True) if size > 1):
+        if step <= reach:
+            return True
+        reach += step * (size - 1)
+    return False

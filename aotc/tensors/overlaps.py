@@ -51,16 +51,6 @@ class Places:
         return sorted(found)
 
 
-def overlaps_itself(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether two elements of a dense tensor would lie at one place, or might."""
-    reach = 0
-    for step, size in sorted((step, size) for step, size in zip(stride, shape, strict=True) if size > 1):
-        if step <= reach:
-            return True
-        reach += step * (size - 1)
-    return False
-
-
 def extent(tensor: Tensor) -> tuple[int, int]:
     """The addresses of a tensor's first byte and of the one behind its last."""
     first = tensor.data_ptr()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from aotc.machine.processes import child_command, child_environment
 from aotc.reads.tensors import named_state
 from aotc.records import Artifact, ResultContainer, Variant, bucket_name
 from aotc.runtime.variant import result_builder
+from aotc.standalone.written_memory import written_names
 from aotc.store.layout.bundle import read_artifact, read_bundle
 from aotc.store.layout.reader import StoreReader
 from aotc.store.reference import parse_reference
@@ -25,7 +28,8 @@ from aotc.verify.standalone_child import ALIGNMENT, decoded, encoded
 
 
 class StandaloneCalls:
-    """`aotc.standalone.load`'s model, for tensors of torch. It has the weights that the module has now."""
+    """`aotc.standalone.load`'s model, for tensors of torch. It has the weights that the module has now, and in each
+    call the buffers that the model writes to, which then have what was written."""
 
     device = torch.device("cpu")
 
@@ -46,14 +50,29 @@ class StandaloneCalls:
             text=True,
         )
         weights = {} if self.artifact.weights == "frozen" else module.state_dict()
-        self._ask(dict(weights), ref=ref, store=store, target=target)
+        data = bytearray()
+        held = encoded(dict(weights), lambda part: _placed(part, data, []) if isinstance(part, Tensor) else None)
+        self._ask(held, data, ref=ref, store=store, target=target)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The result as `aotc.load`'s code gives it. Raises VerifyError with what the call raised."""
-        answer, data = self._ask({"args": args, "kwargs": kwargs})
+        """The result as `aotc.load`'s code gives it, and what it writes written. Raises VerifyError with what the call
+        raised."""
+        own = named_state(self._module)
+        state = {name: own[name] for name in sorted(written_names(self.artifact))}
+        data, places = bytearray(), list[tuple[int, Tensor]]()
+        value = encoded(
+            {"state": state, "args": args, "kwargs": kwargs},
+            lambda part: _placed(part, data, places) if isinstance(part, Tensor) else None,
+        )
+        answer = self._ask(value, data)
+        for begin, tensor in places[len(state) :]:
+            ctypes.memmove(tensor.data_ptr(), bytes(data[begin : begin + _span(tensor)]), _span(tensor))
+        with torch.no_grad():
+            for name, held in answer["state"].items():
+                own[name].copy_(_tensor(data, *held[1:]))
         (variant,) = [each for each in self.artifact.variants if bucket_name(each.bucket) == answer["bucket"]]
-        result = decoded(answer["value"], lambda held: _tensor(data, *held))
         outputs: list[Any] = [None] * len(variant.outputs)
+        result = decoded(answer["value"], lambda held: _result(held, data, places, own))
         _put_outputs(variant.output_tree, result, outputs)
         self._put_given(variant, outputs, self._bind(args, kwargs))
         return result_builder(variant.output_tree, len(outputs), plain=True)(outputs)
@@ -62,19 +81,18 @@ class StandaloneCalls:
         """A result that is an argument or a weight is that very object, which no other process can give."""
         state = named_state(self._module)
         for place, output in enumerate(variant.outputs):
-            if output.leaf is not None and output.axis is None:
+            if output.leaf is not None and output.axis is None and not output.view:
                 outputs[place] = leaves[output.leaf]
-            elif output.state is not None:
+            elif output.state is not None and not output.view:
                 outputs[place] = state[output.state]
 
-    def _ask(self, value: Any, **more: str) -> tuple[dict[str, Any], bytearray]:
+    def _ask(self, value: Any, data: bytearray, **more: str) -> dict[str, Any]:
+        """The answer; `data` has then the bytes that came with it."""
         file = Path(self._folder.name) / "tensors"
-        data = bytearray()
-        held = encoded(value, lambda part: _placed(part, data) if isinstance(part, Tensor) else None)
         file.write_bytes(data)
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
-            self._process.stdin.write(json.dumps({"file": str(file), "value": held, **more}) + "\n")
+            self._process.stdin.write(json.dumps({"file": str(file), "value": value, **more}) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
             pass
@@ -84,7 +102,8 @@ class StandaloneCalls:
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise VerifyError(f"without torch: {answer['error']}")
-        return answer, bytearray(file.read_bytes())
+        data[:] = file.read_bytes()
+        return answer
 
     def __del__(self) -> None:
         if hasattr(self, "_process"):
@@ -93,20 +112,39 @@ class StandaloneCalls:
             self._folder.cleanup()
 
 
-def _placed(tensor: Tensor, data: bytearray) -> list[Any]:
-    """Append the tensor's bytes, as they lie."""
+def _span(tensor: Tensor) -> int:
+    """Bytes from the first element to the end of the last."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size() if tensor.numel() else 0
+
+
+def _placed(tensor: Tensor, data: bytearray, places: list[tuple[int, Tensor]]) -> list[Any]:
+    """Append the tensor's bytes, as they lie; note where."""
     plain = tensor.detach().resolve_conj().resolve_neg()
     data.extend(bytes(-len(data) % ALIGNMENT))
-    begin = len(data)
-    if plain.numel():
-        span = 1 + sum((size - 1) * stride for size, stride in zip(plain.shape, plain.stride(), strict=True))
-        data.extend(ctypes.string_at(plain.data_ptr(), span * plain.element_size()))
-    return [begin, str(plain.dtype).removeprefix("torch."), list(plain.shape), list(plain.stride())]
+    places.append((len(data), plain))
+    place = ["", len(data), str(plain.dtype).removeprefix("torch."), list(plain.shape), list(plain.stride())]
+    data.extend(ctypes.string_at(plain.data_ptr(), _span(plain)) if plain.numel() else b"")
+    return place
 
 
 def _tensor(data: bytearray, begin: int, dtype: str, shape: list[int], strides: list[int]) -> Tensor:
     made = torch.empty(shape, dtype=getattr(torch, dtype))
-    ctypes.memmove(made.data_ptr(), bytes(data[begin : begin + made.numel() * made.element_size()]), made.nbytes)
+    ctypes.memmove(made.data_ptr(), bytes(data[begin : begin + made.nbytes]), made.nbytes)
+    return made
+
+
+def _result(held: list[Any], data: bytearray, places: list[tuple[int, Tensor]], state: Mapping[str, Tensor]) -> Tensor:
+    """A tensor that came: in the memory of one of `places` or of the module's state where it lay there, else a new
+    one."""
+    name, begin, dtype, shape, strides = held
+    owners = [(0, state[name])] if name else places
+    for first, owner in owners if math.prod(shape) else ():
+        if first <= begin < first + _span(owner):
+            flat = owner.detach().as_strided((_span(owner) // owner.element_size(),), (1,))
+            seen = flat.view(getattr(torch, dtype))
+            return seen.as_strided(shape, strides, seen.storage_offset() + (begin - first) // seen.element_size())
+    places.append((begin, made := _tensor(data, begin, dtype, shape, strides)))
     return made
 
 

@@ -1,13 +1,15 @@
 """The process without torch that `aotc verify --standalone` compares: `python -m aotc.verify.standalone_child`.
 
 It reads lines of JSON from standard input and answers each with one: first what to load, then calls. Values are
-encoded by `encoded`; the bytes of tensors are in a file that the line names.
+encoded by `encoded`; the bytes of tensors are in a file that the line names. The answer to a call has the file of the
+call with what the model wrote to its inputs, and behind that what it gave and its buffers.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +20,8 @@ ALIGNMENT = 64
 
 
 def encoded(value: Any, put: Callable[[Any], list[Any] | None]) -> Any:
-    """A value as JSON holds it. `put` gives, of a tensor, its place in a file, dtype, shape and strides."""
+    """A value as JSON holds it. `put` gives, of a tensor, whose memory it has (a name of the module's state, or "" for
+    the file), its place there in bytes, dtype, shape and strides in elements."""
     if (placed := put(value)) is not None:
         return {"tensor": placed}
     if isinstance(value, dict):
@@ -44,52 +47,64 @@ def decoded(value: Any, get: Callable[[list[Any]], Any]) -> Any:
 
 
 def main() -> None:
+    from aotc.records import names_of
     from aotc.standalone.cpu_environment import open_cpu
     from aotc.standalone.loading import load
     from aotc.tensors.formats import strides_in
 
     core = open_cpu()
 
-    def read(message: Any) -> Any:
-        data = bytearray(Path(message["file"]).read_bytes())
-        return decoded(
-            message["value"], lambda held: core.placed(data, held[0], held[1], tuple(held[2]), tuple(held[3]))
-        )
+    def put(part: Any, data: bytearray) -> list[Any]:
+        strides = strides_in("contiguous", part.shape)
+        dense = core.copied(part, part.shape, strides)
+        data.extend(bytes(-len(data) % ALIGNMENT))
+        begin = len(data)
+        count = math.prod(part.shape) * dense.itemsize
+        data.extend(ctypes.string_at(dense.address, count) if count else b"")
+        return ["", begin, part.dtype, list(part.shape), list(strides)]
 
-    def write(value: Any, file: Path) -> Any:
-        data = bytearray()
+    def put_result(part: Any, owners: list[tuple[str, int, Any]], data: bytearray) -> list[Any] | None:
+        """`owners` are tensors without gaps, each with where it begins in the memory of that name."""
+        if not isinstance(part, core.Tensor):
+            return None
+        for name, begin, owner in owners if 0 not in part.shape else ():
+            if owner.address <= part.address < owner.address + math.prod(owner.shape) * owner.itemsize:
+                place = begin + part.address - owner.address
+                return [name, place, part.dtype, list(part.shape), list(part.strides)]
+        placed = put(part, data)
+        if part.strides == tuple(placed[-1]):
+            owners.append(("", placed[1], part))
+        return placed
 
-        def put(part: Any) -> list[Any] | None:
-            if not isinstance(part, core.Tensor):
-                return None
-            strides = strides_in("contiguous", part.shape)
-            dense = core.copied(part, part.shape, strides)
-            data.extend(bytes(-len(data) % ALIGNMENT))
-            begin = len(data)
-            count = dense.itemsize
-            for size in part.shape:
-                count *= size
-            data.extend(ctypes.string_at(dense.address, count) if count else b"")
-            return [begin, part.dtype, list(part.shape), list(strides)]
-
-        held = encoded(value, put)
+    def answer_call(given: Any, memory: bytearray, file: Path) -> dict[str, Any]:
+        if given["state"]:
+            model.update_weights(given["state"])
+        before = model.stats().buckets
+        result = model(*given["args"], **given["kwargs"])
+        now = model.stats().buckets
+        data, owners = bytearray(memory), [("", 0, core.view(memory))]
+        owners += [(spec.name, 0, each) for spec, each in zip(model.artifact.state, model._state, strict=True)]
+        value = encoded(result, lambda part: put_result(part, owners, data))
+        pairs = zip(model.artifact.state, model._state, strict=True)
+        state = {name: put(each, data) for spec, each in pairs for name in names_of(spec) if name in given["state"]}
         file.write_bytes(data)
-        return held
+        bucket = next(name for name in now if now[name] != before.get(name, 0))
+        return {"bucket": bucket, "value": value, "state": state}
+
+    def read(message: Any, memory: bytearray) -> Any:
+        return decoded(message["value"], lambda held: core.placed(memory, *held[1:3], *map(tuple, held[3:])))
 
     model: Any = None
     for line in sys.stdin:
         message = json.loads(line)
         answer: dict[str, Any] = {}
         try:
-            given = read(message)
+            memory = bytearray(Path(message["file"]).read_bytes())
+            given = read(message, memory)
             if model is None:
                 model = load(message["ref"], store=message["store"], target=message["target"], weights=given or None)
             else:
-                before = model.stats().buckets
-                result = model(*given["args"], **given["kwargs"])
-                now = model.stats().buckets
-                answer["bucket"] = next(name for name in now if now[name] != before.get(name, 0))
-                answer["value"] = write(result, Path(message["file"]))
+                answer = answer_call(given, memory, Path(message["file"]))
             if "torch" in sys.modules:
                 raise AssertionError("torch was imported")
         except Exception as error:

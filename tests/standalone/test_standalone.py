@@ -112,6 +112,7 @@ def test_models_of_libraries_give_eager_s_values_without_torch(shared_folder: Pa
     mask[0, 9:] = 0
     cases = [
         write_case(tmp_path, "bert", f"{store}#bert", models.bert(), ids, mask),
+        write_case(tmp_path, "bert-without-mask", f"{store}#bert", models.bert(), ids),
         write_case(tmp_path, "resnet", f"{store}#resnet", models.resnet(), torch.randn(1, 3, 64, 64)),
     ]
     check_told(run_without_torch(tmp_path, cases), cases)
@@ -194,6 +195,19 @@ def test_an_input_is_read_where_it_lies_and_is_not_written_to(linear: Any, x: nu
     assert abs(model(wide[1:]) - expected(x)).max() < TOLERANCE
 
 
+def test_what_is_written_must_be_writable_and_is_written_where_it_lies(zoo_store: Path) -> None:
+    model = aotc.standalone.load(f"{zoo_store}#accumulating", weights={})
+    memory, x = bytearray(4 * 6 * 4), numpy.ones((4, 6), numpy.float32)
+    total = memoryview(memory).cast("f", [4, 6])
+    result = model(total, x)
+    assert result["total"] is total and memory == x.tobytes() and type(result["first"]) is memoryview
+    frozen = numpy.zeros((4, 6), numpy.float32)
+    frozen.flags.writeable = False
+    with pytest.raises(MissError, match="the model writes to it, and it is read-only"):
+        model(frozen, x)
+    assert not frozen.any() and model(x, frozen)["first"].flags.writeable is False
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -264,8 +278,6 @@ def test_a_result_lives_as_long_as_its_consumer_wants(linear: Any, x: numpy.ndar
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("pooled", "inputs are padded"),
-        ("assigned", "writes to its buffers: hidden"),
         ("recurrent", "operators by name"),
         ("pooling", "torch's operator `adaptive_max_pool2d`"),
         ("noisy", "torch's operator `randint"),

@@ -33,10 +33,18 @@ def test_a_model_is_right_without_torch(zoo_store: Path) -> None:
     assert {row["status"] for row in rows} == {"ok"} and {row.get("weights", "own") for row in rows} == {"own"}
 
 
+@pytest.mark.parametrize("name", ["pooled", "accumulating", "semantics", "cache", "history", "assigned"])
+def test_a_model_that_is_padded_or_writes_is_right_without_torch(zoo_store: Path, name: str) -> None:
+    """Its inputs, its buffers and the memory of its results are compared, too."""
+    ran = run_here("verify", f"{zoo_store}#{name}", "--standalone", "--seeds", "1", "--json", cwd=ZOO)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert {row["status"] for row in json.loads(ran.stdout)} == {"ok"}
+
+
 def test_what_does_not_fit_could_not_run(zoo_store: Path) -> None:
-    ran = run_here("verify", f"{zoo_store}#pooled", "--standalone", "--seeds", "1", cwd=ZOO)
+    ran = run_here("verify", f"{zoo_store}#recurrent", "--standalone", "--seeds", "1", cwd=ZOO)
     assert ran.returncode == 2
-    assert "without torch: LibraryError" in ran.stderr and "inputs are padded" in ran.stderr
+    assert "without torch: LibraryError" in ran.stderr and "operators by name" in ran.stderr
 
 
 def test_wrong_weights_are_seen(zoo_store: Path, zoo: Any) -> None:
@@ -48,6 +56,23 @@ def test_wrong_weights_are_seen(zoo_store: Path, zoo: Any) -> None:
         torch.testing.assert_close(calls(x), module(x))
         module.linear.weight.add_(1)
         assert not torch.allclose(calls(x), module(x))
+
+
+def test_what_is_written_is_written_to_the_caller_s_and_the_module_s_tensors(zoo_store: Path, zoo: Any) -> None:
+    module, eager = zoo.Semantics().eval(), zoo.Semantics().eval()
+    eager.load_state_dict(module.state_dict())
+    calls = calls_of(zoo_store, "semantics", module)
+    given = {"flags": torch.tensor([True, False]), "x": torch.randn(2, 4)}
+    states = torch.arange(3), torch.arange(3)
+    with torch.no_grad():
+        for count in (1, 2, 7):
+            if count == 7:
+                module.calls.fill_(6)  # as its owner may at any time
+            result = calls(given, states[0])
+            expected = eager(given, states[1])
+            assert int(result["calls"]) == int(module.calls) == count
+            assert torch.equal(*states) and torch.allclose(result["y"], expected["y"])
+    assert result["view"].data_ptr() == given["x"].data_ptr() and result["same"] is given["x"]
 
 
 def test_an_error_of_the_child_is_told(zoo_store: Path, zoo: Any) -> None:

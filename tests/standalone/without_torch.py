@@ -15,6 +15,12 @@ class NoTorch(importlib.abc.MetaPathFinder):
             raise ImportError(f"{name} was imported in a process without torch")
 
 
+def mapped_names() -> list[str]:
+    """Of the files that this process has mapped."""
+    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line}
+    return sorted(Path(name).name for name in mapped)
+
+
 def main(folder: Path) -> None:
     import numpy
 
@@ -36,8 +42,7 @@ def main(folder: Path) -> None:
             "shapes": [list(one.shape) == list(other.shape) for one, other in zip(results, expected, strict=True)],
             "calls": model.stats().calls,
         }
-    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line}
-    told["mapped"] = sorted(Path(name).name for name in mapped)
+    told["mapped"] = mapped_names()
     told["imported"] = sorted(name for name in sys.modules if name.startswith(("torch", "aotc.runtime")))
     print(json.dumps(told))
 

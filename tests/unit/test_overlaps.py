@@ -8,8 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aotc.tensors.formats import overlaps_itself
 from aotc.tensors.layouts import has_memory
-from aotc.tensors.overlaps import Places, overlapping, overlaps_itself
+from aotc.tensors.overlaps import Places, overlapping
 
 ADDRESSES = torch.arange(80)
 views = st.builds(

@@ -116,7 +116,20 @@ void release_buffer(Py_buffer* buffer) {
   PyBuffer_Release(buffer);
   delete buffer;
 }
-void release_capsule(PyObject* capsule) { Py_DECREF(capsule); }  // one that nobody consumed deletes its tensor
+template <typename Managed>
+void release_managed(Managed* managed) {
+  if (managed->deleter) managed->deleter(managed);
+}
+
+// A tensor over memory of an owner whose first element lies at `data`; the owner is released with it, or where this throws
+// stays the caller's.
+Tensor* tensor_over(void* data, int64_t rank, const int64_t* sizes, const int64_t* strides, int32_t dtype,
+                    void (*release)(Storage*), void* owner) {
+  Reach reach = reach_of(rank, sizes, strides);
+  int64_t width = itemsize_of(dtype);
+  auto* storage = new Storage{static_cast<char*>(data) + reach.low * width, (reach.high - reach.low + 1) * width, release, owner};
+  return new_tensor(storage, rank, sizes, strides, -reach.low, dtype);
+}
 
 // -- from a buffer ----------------------------------------------------------------------------------------------------
 
@@ -140,28 +153,27 @@ int32_t dtype_of_format(const char* format, Py_ssize_t itemsize) {
 }
 
 PyObject* from_buffer(PyObject* object) {
-  auto* buffer = new Py_buffer;
+  auto* buffer = new Py_buffer;  // it may hold addresses of itself
   if (PyObject_GetBuffer(object, buffer, PyBUF_RECORDS_RO)) {
     delete buffer;
     return nullptr;
   }
-  // A subclass's buffer may have more axes than a tensor, or steps between its items.
-  int32_t dtype = dtype_of_format(buffer->format, buffer->itemsize);
-  std::string reason;
-  if (dtype < 0) reason = std::string("its items are `") + (buffer->format ? buffer->format : "") + "`, which no tensor holds";
-  if (buffer->ndim > MOST_AXES) reason = "it has more than 16 axes";
-  int64_t sizes[MOST_AXES] = {}, strides[MOST_AXES] = {};
-  for (int axis = 0; reason.empty() && axis < buffer->ndim; axis++) {
-    sizes[axis] = buffer->shape[axis], strides[axis] = buffer->strides[axis] / buffer->itemsize;
-    if (buffer->strides[axis] % buffer->itemsize) reason = "its strides are no multiples of the size of its items";
-  }
-  if (!reason.empty()) {
+  try {
+    int32_t dtype = dtype_of_format(buffer->format, buffer->itemsize);
+    if (dtype < 0) throw std::runtime_error(std::string("its items are `") + (buffer->format ? buffer->format : "") + "`, which no tensor holds");
+    require(buffer->ndim <= MOST_AXES, "it has more than 16 axes");
+    int64_t sizes[MOST_AXES] = {}, strides[MOST_AXES] = {};
+    for (int axis = 0; axis < buffer->ndim; axis++) {
+      sizes[axis] = buffer->shape[axis], strides[axis] = buffer->strides[axis] / buffer->itemsize;
+      require(sizes[axis] < 2 || buffer->strides[axis] % buffer->itemsize == 0, "its strides are no multiples of the size of its items");
+    }
+    bool read_only = buffer->readonly;
+    return wrapped(tensor_over(buffer->buf, buffer->ndim, sizes, strides, dtype, release_owner<Py_buffer, release_buffer>, buffer), read_only);
+  } catch (const std::exception& error) {
     release_buffer(buffer);
-    PyErr_SetString(PyExc_BufferError, reason.c_str());
+    PyErr_SetString(PyExc_BufferError, error.what());
     return nullptr;
   }
-  auto* storage = new Storage{static_cast<char*>(buffer->buf), buffer->len, release_owner<Py_buffer, release_buffer>, buffer};
-  return wrapped(new_tensor(storage, buffer->ndim, sizes, strides, 0, dtype), buffer->readonly);
 }
 
 // -- from DLPack ------------------------------------------------------------------------------------------------------
@@ -180,6 +192,30 @@ PyObject* capsule_of(PyObject* object) {
   return capsule;
 }
 
+bool takes(const DLManagedTensor&) { return true; }
+bool takes(const DLManagedTensorVersioned& managed) { return managed.version.major == DL_VERSION; }
+bool is_read_only(const DLManagedTensor&) { return false; }  // those could not be exported
+bool is_read_only(const DLManagedTensorVersioned& managed) { return managed.flags & DL_READ_ONLY; }
+
+// Takes a capsule's tensor over, whose deleter runs once, with the last tensor over its memory. Null for another capsule;
+// throws, and takes nothing, where no tensor can be made.
+template <typename Managed>
+PyObject* consumed(PyObject* capsule, const char* name, const char* used) {
+  if (!PyCapsule_IsValid(capsule, name)) return nullptr;
+  auto* managed = static_cast<Managed*>(PyCapsule_GetPointer(capsule, name));
+  if (!takes(*managed)) return nullptr;
+  const DLTensor& given = managed->tensor;
+  int32_t dtype = -1;
+  for (const Coded& each : CODED)
+    if (!std::memcmp(&each.dtype, &given.dtype, sizeof each.dtype)) dtype = each.ours;
+  require(dtype >= 0, "its dtype is one of DLPack's that no tensor holds here");
+  require(given.rank >= 0 && given.rank <= MOST_AXES && (!given.rank || given.sizes), "it has not 0 to 16 axes");
+  Tensor* tensor = tensor_over(static_cast<char*>(given.data) + given.byte_offset, given.rank, given.sizes, given.strides,
+                               dtype, release_owner<Managed, release_managed<Managed>>, managed);
+  if (PyCapsule_SetName(capsule, used)) throw Failed();
+  return wrapped(tensor, is_read_only(*managed));
+}
+
 PyObject* from_dlpack(PyObject* object) {
   PyObject* device = checked(PyObject_CallMethod(object, "__dlpack_device__", nullptr));
   int kind = 0, number = 0;
@@ -190,36 +226,16 @@ PyObject* from_dlpack(PyObject* object) {
     return PyErr_Format(PyExc_BufferError, "it lies on the device %d:%d of DLPack, and not in the CPU's memory", kind, number);
   PyObject* capsule = capsule_of(object);
   if (!capsule) return nullptr;
-  DLTensor* given = nullptr;
-  bool read_only = false;
-  if (PyCapsule_IsValid(capsule, CAPSULE_VERSIONED)) {
-    auto* managed = static_cast<DLManagedTensorVersioned*>(PyCapsule_GetPointer(capsule, CAPSULE_VERSIONED));
-    if (managed->version.major == DL_VERSION) given = &managed->tensor, read_only = managed->flags & DL_READ_ONLY;
-  } else if (PyCapsule_IsValid(capsule, CAPSULE)) {
-    given = &static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule, CAPSULE))->tensor;
+  PyObject* made = nullptr;
+  try {
+    made = consumed<DLManagedTensorVersioned>(capsule, CAPSULE_VERSIONED, "used_dltensor_versioned");
+    if (!made) made = consumed<DLManagedTensor>(capsule, CAPSULE, "used_dltensor");
+    require(made, "`__dlpack__` gave no capsule of DLPack 0 or 1, or one that was taken before");
+  } catch (const std::exception& error) {
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_BufferError, error.what());
   }
-  std::string reason;
-  int32_t dtype = -1;
-  if (!given) {
-    reason = "`__dlpack__` gave no capsule of DLPack 0 or 1";
-  } else {
-    for (const Coded& each : CODED)
-      if (!std::memcmp(&each.dtype, &given->dtype, sizeof each.dtype)) dtype = each.ours;
-    if (dtype < 0) reason = "its dtype is one of DLPack's that no tensor holds here";
-    if (given->rank < 0 || given->rank > MOST_AXES) reason = "it has more than 16 axes";
-    for (int axis = 0; reason.empty() && axis < given->rank; axis++)
-      if (given->sizes[axis] < 0) reason = "it has a size below 0";
-  }
-  if (!reason.empty()) {
-    Py_DECREF(capsule);
-    PyErr_SetString(PyExc_BufferError, reason.c_str());
-    return nullptr;
-  }
-  auto* storage = new Storage{static_cast<char*>(given->data) + given->byte_offset, 0,
-                              release_owner<PyObject, release_capsule>, capsule};
-  Tensor* tensor = new_tensor(storage, given->rank, given->sizes, given->strides, 0, dtype);
-  storage->bytes = storage_bytes(tensor->rank, tensor->sizes, tensor->strides, dtype);
-  return wrapped(tensor, read_only);
+  Py_DECREF(capsule);  // one that nobody took deletes its tensor
+  return made;
 }
 
 PyObject* viewed(PyObject*, PyObject* object) {
@@ -228,7 +244,7 @@ PyObject* viewed(PyObject*, PyObject* object) {
     if (PyObject_CheckBuffer(object)) return from_buffer(object);
     if (PyObject_HasAttrString(object, "__dlpack__") && PyObject_HasAttrString(object, "__dlpack_device__"))
       return from_dlpack(object);
-    return PyErr_Format(PyExc_TypeError, "it has neither a buffer nor DLPack");
+    Py_RETURN_NONE;  // it has neither
   });
 }
 
@@ -289,17 +305,57 @@ PyObject* copied(PyObject*, PyObject* args) {  // (tensor, sizes, strides): into
   });
 }
 
-PyObject* restrided(PyObject*, PyObject* args) {  // (tensor, strides), which say of axes of one element alone something else
-  PyObject *object, *of_strides;
-  if (!PyArg_ParseTuple(args, "O!O", tensor_type, &object, &of_strides)) return nullptr;
+PyObject* strided(PyObject*, PyObject* args) {  // (tensor, sizes, strides, offset, dtype): a view, in elements of that dtype
+  PyObject *object, *of_sizes, *of_strides;
+  const char* name = nullptr;
+  long long offset = 0;
+  if (!PyArg_ParseTuple(args, "O!OO|Lz", tensor_type, &object, &of_sizes, &of_strides, &offset, &name)) return nullptr;
   return translated([&] {
-    std::vector<int64_t> strides = numbers(of_strides);
+    std::vector<int64_t> sizes = numbers(of_sizes), strides = numbers(of_strides);
     const Tensor& from = *of(object)->tensor;
-    require(static_cast<int32_t>(strides.size()) == from.rank, "as many sizes as strides are expected");
-    for (int axis = 0; axis < from.rank; axis++)
-      require(!from.elements() || from.sizes[axis] == 1 || from.strides[axis] == strides[axis], "strides of other elements");
+    int32_t dtype = name && *name ? dtype_for(name) : from.dtype;
+    require(sizes.size() == strides.size(), "as many sizes as strides are expected");
+    auto rank = static_cast<int64_t>(sizes.size());
+    Reach reach = reach_of(rank, sizes.data(), strides.data());
+    int64_t width = itemsize_of(dtype), own = from.offset * itemsize_of(from.dtype), items = from.storage->bytes / width, first;
+    require(own % width == 0 && !__builtin_add_overflow(own / width, offset, &first), "a view between two elements");
+    require(reach.high < reach.low || (first >= -reach.low && first < items - reach.high), "a view beyond the tensor's memory");
     from.storage->keep();
-    return wrapped(new_tensor(from.storage, from.rank, from.sizes, strides.data(), from.offset, from.dtype), of(object)->read_only);
+    return wrapped(new_tensor(from.storage, rank, sizes.data(), strides.data(), first, dtype), of(object)->read_only);
+  });
+}
+
+PyObject* dense(PyObject*, PyObject* object) {  // a copy without gaps, axes in the order of the tensor's strides
+  if (!PyObject_TypeCheck(object, tensor_type)) return PyErr_Format(PyExc_TypeError, "a tensor is expected");
+  return translated([&] {
+    const Tensor& from = *of(object)->tensor;
+    Tensor* made = new_dense_like(from);
+    copy(*made, from);
+    return wrapped(made, false);
+  });
+}
+
+PyObject* assign(PyObject*, PyObject* args) {  // (into, from), which is repeated where it is smaller
+  PyObject *into, *from;
+  if (!PyArg_ParseTuple(args, "O!O!", tensor_type, &into, tensor_type, &from)) return nullptr;
+  return translated([&] {
+    copy(*of(into)->tensor, *of(from)->tensor);
+    return Py_NewRef(Py_None);
+  });
+}
+
+PyObject* overlapped(PyObject*, PyObject* args) {  // (tensor, list): the places in it of tensors in the memory of this one
+  PyObject *object, *others;
+  if (!PyArg_ParseTuple(args, "O!O!", tensor_type, &object, &PyList_Type, &others)) return nullptr;
+  return translated([&] {
+    PyObject* found = checked(PyList_New(0));
+    for (Py_ssize_t at = 0; at < PyList_Size(others); at++) {
+      PyObject* other = PyList_GetItem(others, at);
+      if (!PyObject_TypeCheck(other, tensor_type) || !overlap(*of(object)->tensor, *of(other)->tensor)) continue;
+      PyObject* place = PyLong_FromSsize_t(at);
+      if (place) PyList_Append(found, place), Py_DECREF(place);
+    }
+    return found;
   });
 }
 
@@ -554,7 +610,10 @@ PyObject* add_teams(PyObject*, PyObject* threads) {
 }
 
 PyMethodDef methods[] = {{"view", viewed, METH_O, nullptr},
-                         {"restrided", restrided, METH_VARARGS, nullptr},
+                         {"strided", strided, METH_VARARGS, nullptr},
+                         {"dense", dense, METH_O, nullptr},
+                         {"assign", assign, METH_VARARGS, nullptr},
+                         {"overlapped", overlapped, METH_VARARGS, nullptr},
                          {"same_bits", same_bits, METH_VARARGS, nullptr},
                          {"absent_features", absent_features, METH_NOARGS, nullptr},
                          {"add_idle_teams", add_teams, METH_O, nullptr},

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <new>
 #include <numeric>
+#include <vector>
 
 namespace aotc::cpu {
 namespace {
@@ -80,19 +81,25 @@ int32_t dtype_named(const char* name) {
 void set_failure(const char* words) { last_failure = words; }
 const std::string& failure() { return last_failure; }
 
-int64_t storage_bytes(int64_t rank, const int64_t* sizes, const int64_t* strides, int32_t dtype) {
-  int64_t last = 0, dense = 1;
+Reach reach_of(int64_t rank, const int64_t* sizes, const int64_t* strides) {
+  constexpr int64_t MOST = int64_t{1} << 58;
+  Reach reach{0, 0};
+  int64_t dense = 1;
+  for (int64_t axis = 0; axis < rank; axis++)
+    if (sizes[axis] == 0) return {0, -1};
   for (int64_t axis = rank - 1; axis >= 0; axis--) {
-    if (sizes[axis] == 0) return 0;
-    int64_t step = strides ? strides[axis] : dense, reach, product;
-    bool overflows = __builtin_mul_overflow(sizes[axis] - 1, step, &reach) ||
-                     __builtin_add_overflow(last, reach, &last) || __builtin_mul_overflow(dense, sizes[axis], &product);
-    require(!overflows && sizes[axis] > 0, "sizes that no memory holds");
-    dense = product;
+    int64_t step = strides ? strides[axis] : dense, further, &end = step < 0 ? reach.low : reach.high;
+    bool overflows = __builtin_mul_overflow(sizes[axis] - 1, step, &further) || __builtin_add_overflow(end, further, &end) ||
+                     __builtin_mul_overflow(dense, sizes[axis], &dense);
+    require(!overflows && sizes[axis] > 0 && dense < MOST && reach.high < MOST && reach.low > -MOST, "sizes that no memory holds");
   }
-  int64_t bytes;
-  require(!__builtin_mul_overflow(last + 1, itemsize_of(dtype), &bytes) && bytes >= 0, "sizes that no memory holds");
-  return bytes;
+  return reach;
+}
+
+int64_t storage_bytes(int64_t rank, const int64_t* sizes, const int64_t* strides, int32_t dtype) {
+  Reach reach = reach_of(rank, sizes, strides);
+  require(reach.low == 0, "strides below 0");
+  return (reach.high + 1) * itemsize_of(dtype);
 }
 
 Tensor* new_tensor(Storage* storage, int64_t rank, const int64_t* sizes, const int64_t* strides, int64_t offset,
@@ -148,6 +155,31 @@ void copy(const Tensor& into, const Tensor& from) {
     else if (width == 8) copy_row<uint64_t>(target, source, count, step, source_step);
     else copy_row<char[16]>(target, source, count, step, source_step);
   });
+}
+
+bool overlap(const Tensor& one, const Tensor& other) {
+  char *first = nullptr, *end = nullptr;  // of the bytes that both span
+  for (const Tensor* tensor : {&one, &other}) {
+    Reach reach = reach_of(tensor->rank, tensor->sizes, tensor->strides);
+    int64_t width = itemsize_of(tensor->dtype);
+    char *low = tensor->bytes() + reach.low * width, *high = tensor->bytes() + (reach.high + 1) * width;
+    first = tensor == &one ? low : std::max(first, low), end = tensor == &one ? high : std::min(end, high);
+  }
+  if (first >= end) return false;
+  std::vector<bool> of_one(static_cast<size_t>(end - first));
+  bool found = false;
+  for (const Tensor* tensor : {&one, &other}) {
+    int64_t width = itemsize_of(tensor->dtype);
+    each_row(*tensor, *tensor, [&](char* target, const char*, int64_t count, int64_t step, int64_t) {
+      for (int64_t at = 0; at < count && !found; at++, target += step)
+        for (char* byte = std::max(target, first); byte < std::min(target + width, end); byte++) {
+          auto place = static_cast<size_t>(byte - first);
+          if (tensor == &one) of_one[place] = true;
+          else found = found || of_one[place];
+        }
+    });
+  }
+  return found;
 }
 
 }  // namespace aotc::cpu

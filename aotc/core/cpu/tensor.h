@@ -68,7 +68,12 @@ Tensor* shared(const Tensor& tensor);          // the same memory
 void drop(Tensor* tensor);                     // null does nothing
 void copy(const Tensor& into, const Tensor& from);  // of one dtype; `from` is broadcast
 
-int64_t storage_bytes(int64_t rank, const int64_t* sizes, const int64_t* strides, int32_t dtype);
+// How far elements lie before and behind the first one, in elements: {0, -1} where there are none. Throws where no memory
+// holds them. `strides` may be null, and negative.
+struct Reach { int64_t low, high; };
+Reach reach_of(int64_t rank, const int64_t* sizes, const int64_t* strides);
+int64_t storage_bytes(int64_t rank, const int64_t* sizes, const int64_t* strides, int32_t dtype);  // no stride below 0
+bool overlap(const Tensor& one, const Tensor& other);  // whether a byte is of both
 
 // What the last function of this thread that failed has said.
 void set_failure(const char* words);

@@ -12,7 +12,7 @@ import torch
 from torch.autograd import forward_ad
 
 from aotc.call_table.bind import DoesNotBind, StructureMismatch
-from aotc.call_table.misses import Explanation, error_of, fixed_size_issues
+from aotc.call_table.misses import Explanation, error_of, fixed_size_issues, pads_told
 from aotc.call_table.obstacles import nearest, obstacles, unexplained
 from aotc.call_table.refusals import shape_issue
 from aotc.call_table.values import describe, describe_form
@@ -32,7 +32,6 @@ from aotc.runtime.state.weights import ModuleState
 from aotc.runtime.stats import count_miss
 
 if TYPE_CHECKING:
-    from aotc.call_table.dispatch import Plan
     from aotc.runtime.call import CompiledCall
 
 _log = logging.getLogger("aotc")
@@ -164,14 +163,6 @@ def _explain_leaves(compiled: CompiledCall, leaves: list[Any], shown: Callable[[
         if tangents := tangent_issues(state):
             return Explanation("miss", bucket, reasons=tuple(tangents), rejected=rejected)
     return Explanation(plan.kind, bucket, pads=pads_told(signature, plan), rejected=rejected)
-
-
-def pads_told(signature: Signature, plan: Plan) -> tuple[str, ...]:
-    """Each axis that is padded, with both sizes."""
-    return tuple(
-        f"{signature.leaves[pad.leaf].path}.shape[{pad.axis}]: {plan.shapes[pad.leaf][pad.axis]} → {pad.size}"  # type: ignore[index]
-        for pad in plan.pads
-    )
 
 
 def _has_tensors_of_build(compiled: CompiledCall, leaves: Sequence[Any]) -> bool:

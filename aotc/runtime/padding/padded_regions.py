@@ -49,7 +49,7 @@ class PaddedCalls:
         _, plan = self._plan(args, kwargs)
         if plan is None:
             return "", ()
-        from aotc.runtime.explain.misses import pads_told
+        from aotc.call_table.misses import pads_told
 
         return bucket_name(self._calls[plan.variant].bucket), pads_told(self._dispatcher.signature, plan)
 

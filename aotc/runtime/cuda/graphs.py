@@ -18,6 +18,7 @@ import logging
 import math
 import threading
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -82,10 +83,19 @@ class OneThread:
         self._thread = thread
 
 
+_freed: list[torch.device] = []
+"""The devices of pools that were freed with their models. A service that switches releases would hold the pools of all
+of them, so the next pool returns these to the GPU: while a model is loaded, no call is waited for."""
+
+
 class GraphPool:
     """What all graphs of a model share: the memory pool and the turn; those of one region, the static buffers too."""
 
     def __init__(self, device: torch.device) -> None:
+        if _freed:  # torch keeps the memory of a pool without graphs, which no other pool takes
+            _freed.clear()
+            torch.cuda.empty_cache()
+        weakref.finalize(self, _freed.append, device).atexit = False
         self.device = device
         self.turn = Turn(device)
         self.one_thread = OneThread()

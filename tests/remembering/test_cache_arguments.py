@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import aotc
+from aotc.tools.remembering.caches.cache_arguments import moved
 from aotc.tools.remembering.caches.cache_structure import apart, class_name, is_apart, together
 
 transformers = pytest.importorskip("transformers")
@@ -155,3 +156,12 @@ def test_a_cache_of_a_class_of_ones_own_runs_in_eager(tmp_path: Path) -> None:
         result = model(torch.arange(3)[None], cache=cache)
     assert result.cache is cache and cache.get_seq_length() == 3
     assert "OwnCache" in model.stats().forms[0].reason
+
+
+def test_the_lengths_of_a_new_static_cache_are_moved_to_the_module_s_device() -> None:
+    """transformers makes them on the CPU, and moves them in a first call."""
+    config = transformers.LlamaConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2)
+    tensors = apart(transformers.StaticCache(config, max_cache_len=4))["tensors"]
+    found = moved([*tensors, torch.zeros(2)], torch.nn.Linear(1, 1, device="meta"))
+    assert [each.device.type for each in found] == ["meta"] * len(tensors) + ["cpu"] and tensors
+    assert all(one is other for one, other in zip(moved(tensors, torch.nn.Linear(1, 1)), tensors, strict=True))

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from aotc.tools.remembering.by_mode import ByMode, remembering_of
 from aotc.tools.remembering.caches.cache_module import MARK, replaced, with_cache
@@ -61,7 +62,8 @@ class ByCache:
             if not is_cache_class(type(value)):
                 return value
             caches.append(value)
-            return apart(value)
+            parts = apart(value)
+            return parts | {"tensors": moved(parts["tensors"], self.module)}
 
         if self.module.training or "forward" in vars(self.module):
             return self.without(*args, **kwargs)
@@ -107,6 +109,13 @@ class ByCache:
         seen = [each for each in self.of_both if each.state().forms] or [self.without]
         are_built = [each.wait(None if ends is None else max(0.0, ends - time.monotonic())) for each in seen]
         return all(are_built)
+
+
+def moved(tensors: Sequence[Tensor], module: nn.Module) -> list[Tensor]:
+    """The tensors, numbers on the CPU moved to the module's device: a StaticCache's lengths, which a first call on a GPU
+    would move itself."""
+    device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
+    return [each.to(device) if not each.dim() and each.device != device else each for each in tensors]
 
 
 def _put_back(cache: Any, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

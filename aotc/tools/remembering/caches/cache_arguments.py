@@ -112,8 +112,8 @@ class ByCache:
 
 
 def moved(tensors: Sequence[Tensor], module: nn.Module) -> list[Tensor]:
-    """The tensors, with numbers on the CPU moved to the module's device: lengths of a StaticCache, which a first call on
-    a GPU would move itself."""
+    """The tensors, with numbers on the CPU moved to the module's device. transformers moves the lengths of a StaticCache
+    in its first call."""
     device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
     return [each.to(device) if not each.dim() and each.device != device else each for each in tensors]
 

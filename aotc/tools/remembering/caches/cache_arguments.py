@@ -112,8 +112,10 @@ class ByCache:
 
 
 def moved(tensors: Sequence[Tensor], module: nn.Module) -> list[Tensor]:
-    """The tensors, with numbers on the CPU moved to the module's device. transformers moves the lengths of a StaticCache
-    in its first call."""
+    """The tensors, with numbers on the CPU moved to the module's device.
+
+    transformers makes the lengths of a StaticCache on the CPU, and moves them in its first call.
+    """
     device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
     return [each.to(device) if not each.dim() and each.device != device else each for each in tensors]
 

@@ -91,7 +91,7 @@ def _run(parts: dict[str, Callable[[], None]]) -> None:
         began = time.perf_counter()
         try:
             work()
-        except Exception as error:  # it is done again, with checks, by who needs it
+        except Exception as error:  # `aotc.load` repeats the work, with checks
             _state.failed[part] = f"{type(error).__name__}: {error}"
         _state.ms[part] = round(1000 * (time.perf_counter() - began), 1)
 

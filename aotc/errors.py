@@ -158,7 +158,7 @@ class BuildError(AotcError, RuntimeError):
 
 
 class StoreError(AotcError, RuntimeError):
-    """The store cannot be read or written: permissions, a full disk, a lock held by another, a folder that is none."""
+    """The store cannot be read or written: permissions, a full disk, a lock of another process, not a store."""
 
 
 class NotFoundError(StoreError, LookupError):

@@ -13,7 +13,7 @@ JSON = "json"
 
 
 class LineFormatter(logging.Formatter):
-    """Time, level, logger and message. What is a line of JSON already, as the startup report, has nothing before it."""
+    """Time, level, logger and message. A message that is a line of JSON, as the startup report, is printed alone."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")

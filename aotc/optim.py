@@ -75,7 +75,7 @@ class SGD(_WithoutCompiler, torch.optim.SGD):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """As torch's, whose fused operator refuses parameters of which only some have a momentum yet, and leaves the
-        momentum of a first step that `GradScaler` skips as memory that nobody has written."""
+        momentum of a first step that `GradScaler` skips uninitialised."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -43,7 +43,7 @@ def describe_form(value: Any) -> str:
 
 
 def _array_classes() -> tuple[type[Any], ...]:
-    """The classes of arrays whose attributes are no code of a user's, of the libraries that are imported."""
+    """Array classes of the imported libraries: their attributes are not user code."""
     found = (
         getattr(sys.modules.get(name), kind, None)
         for name, kind in (("torch", "Tensor"), ("numpy", "ndarray"), ("aotc.core._cpu", "Tensor"))

@@ -37,7 +37,7 @@ def _contenders(context: click.Context, parameter: click.Parameter, value: str |
 
     names = tuple(filter(None, value.split(","))) if value else OWN
     if unknown := [name for name in names if name not in CONTENDERS]:
-        raise click.BadParameter(f"{unknown[0]!r} is none of {', '.join(CONTENDERS)}")
+        raise click.BadParameter(f"{unknown[0]!r} is not one of {', '.join(CONTENDERS)}")
     if missing := missing_packages(names):
         raise click.BadParameter(f"{', '.join(missing)} is not installed: {install_hint('peers')}")
     return names

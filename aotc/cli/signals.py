@@ -36,7 +36,7 @@ def limited(seconds: float, message: str) -> Iterator[None]:
         raise OutOfTime(message)
 
     before = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))  # 0 would be none
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))  # 0 would disarm the timer
     try:
         yield
     finally:

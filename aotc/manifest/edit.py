@@ -288,7 +288,7 @@ def _items(text: str, model: str) -> list[_Item]:
 
 
 def _child(node: yaml.Node | None, key: str) -> yaml.Node | None:
-    """The value of a key that stands in the mapping itself, and is no alias."""
+    """The value of a key that stands in the mapping itself: an alias is not followed."""
     for name, value in node.value if isinstance(node, yaml.MappingNode) else ():
         if isinstance(name, yaml.ScalarNode) and name.value == key:
             return value if node is not None and _is_within(value, node) else None

@@ -39,7 +39,7 @@ class Findings:
         return bool(self._issues)
 
     def add(self, path: KeyPath, message: str, *, hint: str = "", expected: str = "", actual: str = "") -> None:
-        """Report a mistake at a key path, which is no longer sound then."""
+        """Report a mistake at a key path. The key is not sound from then on."""
         where = place(self.file, self.lines, path)
         self._issues.append(Issue(message, where=where, expected=expected, actual=actual, hint=hint))
         self.mark(path)

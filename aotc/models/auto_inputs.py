@@ -39,7 +39,7 @@ def with_inputs(manifest: Manifest, spec: ModelSpec, module: nn.Module) -> Model
 def auto_inputs(module: nn.Module) -> dict[str, Any]:
     """The inputs in a manifest's form: `main_input_name` and what belongs to it.
 
-    `use_cache` is false: who wants a cache writes the inputs, with `use_cache: true`. The dims are `batch`, for tokens
+    `use_cache` is false: for a cache, write the inputs, with `use_cache: true`. The dims are `batch`, for tokens
     `seq`, for an encoder-decoder `decoder_seq`, and for a wave `samples`. Raises ManifestError.
     """
     config, main = getattr(module, "config", None), getattr(module, "main_input_name", None)

@@ -257,7 +257,7 @@ def without_origins(value: Any) -> Any:
 
 def objects_in(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """The objects of classes of others than Python and torch among a module's attributes, in lists and dicts there, and
-    within one another, four deep, each once with the path to it. Compiled code is none of the model's."""
+    within one another, four deep, each once with the path to it. Compiled code does not belong to the model."""
     seen: set[int] = set()
     left_out = {*TORCHS_OWN, *vars(module).get(NOT_READ, ())}
     waiting = [(name, value, 4) for name, value in vars(module).items() if name not in left_out]

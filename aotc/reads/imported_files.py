@@ -91,7 +91,7 @@ def _imported(name: str) -> set[str]:
     imports = set(_named_in_imports(file, getattr(module, "__package__", None) or own_package))
     found = set(imports)
     if name == "__main__" and cells_file.get() is not None:
-        module = None  # the notebook's other cells are no part of the class
+        module = None  # the class does not depend on the notebook's other cells
     for value in vars(module).values() if module is not None else ():
         if isinstance(value, ModuleType):
             found.add(value.__name__)

@@ -197,7 +197,7 @@ def signing_issue(
 def check_signed_for(store: Store, bundle: Bundle, destination: Reference) -> None:
     """Raises SignatureError where a bundle that is signed is to be pushed under a name that it is not signed for.
 
-    Signatures that the destination has already count, too. An unsigned bundle is no error here.
+    Signatures that the destination has already count, too. An unsigned bundle is not an error here.
     """
     issue = signing_issue(store, str(store.path), bundle, destination, "", None)
     if issue is None:

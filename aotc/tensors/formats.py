@@ -29,7 +29,7 @@ DTYPES = {
 
 
 def torch_name(dtype: str) -> str:
-    """A dtype of safetensors in torch's words, or as it is where torch has none."""
+    """Torch's name of a dtype of safetensors; an unknown one is returned as it is."""
     return DTYPES.get(dtype, dtype)
 
 

@@ -225,7 +225,7 @@ def test_what_the_command_line_refuses(tmp_path: Path, monkeypatch: pytest.Monke
         patched.setattr("importlib.util.find_spec", lambda name: None)
         refused = bench(tmp_path, "x", "--contenders", "eager,openvino").stderr
         assert "onnx, onnxscript, openvino is not installed: pip install" in " ".join(refused.split())
-    assert "'eagre' is none of eager, default" in bench(tmp_path, "x", "--contenders", "eagre").stderr
+    assert "'eagre' is not one of eager, default" in bench(tmp_path, "x", "--contenders", "eagre").stderr
     assert "is not a list of numbers" in bench(tmp_path, "x", "--concurrency", "1,0").stderr
     assert "--model and --tag go with a manifest" in bench(tmp_path, "x", "--model", "y").stderr
     manifest = ROOT / "manifests" / "quickstart.yaml"

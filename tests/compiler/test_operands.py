@@ -82,7 +82,7 @@ def test_branches_return_operands_and_a_row_is_set_by_an_integer_tensor(compile_
 
 def test_an_operand_that_a_branch_gives_back_as_a_result_is_refused(compile_model: Any) -> None:
     """Eager's is a view of the input, and torch's compiler makes a copy."""
-    with pytest.raises(AssertionError, match="share memory otherwise than the model's"):
+    with pytest.raises(AssertionError, match="share memory differently from the model's"):
         compile_model(
             GIVEN_BACK.replace("return one + 1", "return one"),
             inputs={

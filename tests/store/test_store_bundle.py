@@ -365,7 +365,7 @@ def changed_variant(variant: BuiltVariant, how: str) -> BuiltVariant:
         ("size", ">= 0"),
         ("layer", "is not a layer of the manifest"),
         ("layer size", "is not a layer of the manifest"),
-        ("library", "is none of its files"),
+        ("library", "is not one of its files"),
         ("names", "two files of one name"),
     ],
 )

@@ -27,7 +27,7 @@ class Picker:
     """Answers autotuning's questions from pins, and records each answer with all candidates and their times.
 
     `own` are the pins of this unit, `seeds` those of other units of the same target, which answer equal questions. With
-    `locked` nothing is measured, and all missing pins are reported at the end; with `untuned` they are no error, and
+    `locked` nothing is measured, and all missing pins are reported at the end. With `untuned` they are not an error:
     the decisions are Inductor's defaults.
 
     A question without a pin may be answered from `shared`, the measurements of the build's other units. Its answers are

@@ -223,7 +223,7 @@ def checked_target(name: str) -> str:
 
 
 def _target_hint(name: str) -> str:
-    """The nearest target of the same numbers, as `x86-64-v2` is no misspelt `x86-64-v4`; all of them where none is."""
+    """The nearest target with the same numbers (`x86-64-v2` is not a misspelt `x86-64-v4`), else all targets."""
     alike = [known for known in TARGET_NAMES if re.findall(r"\d+", known) == re.findall(r"\d+", name)]
     if nearest(name, alike):
         return did_you_mean(name, alike)

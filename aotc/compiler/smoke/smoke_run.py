@@ -257,7 +257,7 @@ def _compare_sharing(called: Called, given: Sharing, *, frozen: bool, trains: bo
     apart |= {other for _, other in expected} if trains else set()
     if found := differences(expected, given, apart):
         raise LibraryError(
-            "results of the compiled code share memory otherwise than the model's",
+            "results of the compiled code share memory differently from the model's",
             hint="return a copy, `….clone()`, where the caller writes to a result or to what it is a view of; or let "
             "the caller take the view",
             issues=tuple(map(Issue, found)),

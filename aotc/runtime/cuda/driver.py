@@ -30,7 +30,7 @@ def ask(function: str, *arguments: Any) -> None:
 
 _idle: defaultdict[int, list[int]] = defaultdict(list)
 """Streams by the index of their device, of objects that are gone. None is ever destroyed: cuBLAS and cuDNN remember the
-last one that they were given, and a process crashes at its end where that is no more."""
+last one that they were given, and the process crashes at its end where that stream was destroyed."""
 
 
 def make_stream(owner: object, device: torch.device) -> torch.cuda.Stream:

@@ -22,7 +22,7 @@ class ReadWriteLock:
 
     A handler may raise wherever Python looks for signals: after any call, and on entering a function of Python's. So
     nothing is done between taking and giving back but in one call of C each, the latter the first of a `finally`; and
-    who waits looks from time to time, since to be woken up may be lost.
+    waiters poll every millisecond, since a signal handler can lose a wake-up.
 
     replacing: the lock of those who look at tensors that were replaced, or replace them; states that are replaced
         together share one gate, and so this lock.

@@ -187,7 +187,7 @@ def _check_variant_names(variant: Variant) -> None:
         )
     if variant.library not in names:
         raise CorruptError(
-            f"the library {variant.library[:100]!r} of the variant {bucket_name(variant.bucket)} is none of its files",
+            f"the library {variant.library[:100]!r} of {bucket_name(variant.bucket)} is not one of its files",
             expected=", ".join(sorted(names))[:500],
             actual=variant.library[:100],
         )
@@ -488,7 +488,7 @@ def backward_issues(variant: Variant) -> Iterator[str]:
     if (backward := variant.backward) is None:
         return
     if backward.library not in {file.name for file in variant.files} or backward.library == variant.library:
-        yield f"its backward library {backward.library[:100]!r} is none of its files, or the forward's"
+        yield f"its backward library {backward.library[:100]!r} is not one of its files, or is the forward's"
     results = range(backward.results)
     if not 1 <= backward.results <= MOST_RESULTS or any(
         output.index is not None and output.index not in results for output in variant.outputs

@@ -36,7 +36,7 @@ def parse_requirements(text: str) -> tuple[Requirement, ...]:
         kind, _, builder = part.partition("=")
         if kind not in PREDICATES or (builder and kind != "provenance"):
             raise SignatureError(
-                f"AOTC_REQUIRE asks for {part[:100]!r}, which is no statement that aotc knows",
+                f"AOTC_REQUIRE asks for {part[:100]!r}, which is not a statement that aotc knows",
                 hint="write provenance, provenance=BUILDER or sbom, separated by commas",
             )
         found.append(Requirement(kind, builder))

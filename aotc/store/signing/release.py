@@ -38,7 +38,7 @@ def sign_release(
     bundle = read_bundle(store, reference)
     now = now or datetime.now(UTC)
     if lifetime is not None and not 0 < lifetime < _LONGEST:
-        raise SignatureError(f"a signature for {lifetime:g} s is no good", hint="give it some days: 30d")
+        raise SignatureError(f"a signature for {lifetime:g} s would expire at once", hint="give it some days: 30d")
     expires = None if lifetime is None else now + timedelta(seconds=lifetime)
     # cosign takes lower case only there, and two characters at least
     where = identity or f"aotc/{bundle.model.lower()}"

@@ -1,6 +1,6 @@
 """A measuring process, seen from its parent.
 
-It answers requests, and starts without importing aotc: hence it is no `aotc.machine.processes.Child`.
+It answers requests, and starts without importing aotc: so it cannot be an `aotc.machine.processes.Child`.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ RunSession = Callable[[Mapping[str, Any]], Arrays]
 
 
 def export_onnx(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], path: Path) -> None:
-    """Write the model for inputs of these sizes, with its weights. What is no tensor is a constant.
+    """Write the model for inputs of these sizes, with its weights. Other arguments become constants.
 
     Raises ImportError without onnx and onnxscript, and whatever `torch.onnx` raises of a model that it cannot export.
     """

@@ -62,7 +62,7 @@ class CompilerRun(msgspec.Struct, frozen=True):
 class Receipt(msgspec.Struct, frozen=True):
     """restored: how many files there were. used: paths of those that a process opened. written: paths of files that the
     restore did not write. replaced: of files of the cache that have other bytes now, or are gone. processes: how many
-    wrote down what they did; without any, nobody knows what was used and what compiled."""
+    wrote down what they did; without any, it is unknown what was used and what was compiled."""
 
     restored: int
     used: tuple[str, ...]

@@ -150,7 +150,7 @@ def _mappings(signature: Signature) -> dict[ContainerGroup, int]:
 def _empty(module: nn.Module, signature: Signature) -> list[str]:
     """The parameters that are an empty dict, or None where forward's annotation or the name says that it may be a dict.
 
-    Not every None: a tensor that is left out is no empty dict, and each form costs a run.
+    Not every None: a tensor that is left out is not an empty dict, and each form costs a run.
     """
     declared = inspect.signature(module.forward).parameters
     return [each.name for each in signature.parameters if each.tree == {} or _may_be_dict(each, signature, declared)]

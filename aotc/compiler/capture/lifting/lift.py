@@ -563,7 +563,7 @@ class _Lifting:
 
 
 def _attribute_named(target: str) -> str:
-    """The beginning of a sentence about a constant: export has names of its own for those that are no attributes."""
+    """The beginning of a sentence about a constant. Export makes up names for constants that are not attributes."""
     return "" if ".lifted_" in f".{target}" else f"`{target}`, "
 
 

@@ -330,7 +330,7 @@ def _environment(error: BaseException) -> Any:
 
 
 def _size_of(symbol: Any, environment: Any, signature: Signature) -> str:
-    """The size that one of torch's symbols stands for, in dims; "" where it is none."""
+    """The size that one of torch's symbols stands for, in dims; "" where the symbol is not one."""
     try:
         name: Any = environment.var_to_sources[symbol][0].name
         return _in_dims(name() if callable(name) else name, signature).text  # until torch 2.12 it is a method

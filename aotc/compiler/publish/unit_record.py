@@ -215,7 +215,7 @@ def _artifact(built: BuiltUnit, variant: BuiltVariant) -> BuiltArtifact:
         ),
         ambient=ambient,
         variants=(variant,),
-        options=_plain_options(built.options),
+        options=dict(json.loads(json.dumps(built.options, default=str, sort_keys=True))),
         manifest=msgspec.to_builtins(unit.spec),
         constants=staged_file(output, CONSTANTS) if snapshot.constants_file else None,
         method=unit.spec.method,
@@ -276,10 +276,6 @@ def _forms(captured: Capture) -> list[tuple[str, list[int | None]]]:
         sizes: list[int | None] = [size if isinstance(size, int) else size.node.hint for size in tensor.shape]
         forms.append((dtype_name(tensor.dtype), sizes))
     return forms
-
-
-def _plain_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(json.loads(json.dumps(options, default=str, sort_keys=True)))
 
 
 # -- the needed environment -------------------------------------------------------------------------------------------

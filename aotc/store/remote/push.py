@@ -109,12 +109,8 @@ def push_attestations(transfer: Transfer, store: Store, digest: str, keys: Seque
     if (ours := store.attachment(name)) is None:
         return
     new = read_envelopes(reader_of(store), ours).layers
-    subject = _subject(store, digest)
+    subject = Descriptor(media_type=oci.INDEX, digest=digest, size=store.blobs.size(digest) or 0)
     change_attachment(transfer, name, lambda theirs: with_envelopes(transfer.read, theirs, new, subject, keys))
-
-
-def _subject(store: Store, digest: str) -> Descriptor:
-    return Descriptor(media_type=oci.INDEX, digest=digest, size=store.blobs.size(digest) or 0)
 
 
 def change_attachment(transfer: Transfer, name: str, change: Callable[[Descriptor | None], Encoded | None]) -> None:

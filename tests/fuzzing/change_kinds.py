@@ -97,7 +97,7 @@ class Kind:
     """A kind of change, as a part of a row of the guide's table.
 
     `forms` limits it to those, if it is not empty. At the moments in `blind` nothing can notice it, for the reason
-    `why_not`: a silent difference is counted apart then, and is no fault.
+    `why_not`; the guide names it `unseen`. A silent difference is counted apart then, and is not a fault.
     """
 
     name: str
@@ -105,6 +105,7 @@ class Kind:
     changes: Changes
     forms: tuple[str, ...] = ()
     blind: tuple[str, ...] = ()
+    unseen: str = ""
     why_not: str = ""
 
     @property
@@ -840,7 +841,8 @@ KINDS: tuple[Kind, ...] = (
             (".data", lambda one: one.data.mul_(3)), ("numpy", lambda one: np.negative(one.numpy(), one.numpy()))
         ),
         blind=CALLS,
-        why_not="torch counts no version of the tensor",
+        unseen="writes through `.data` or NumPy to tensors in attributes",
+        why_not="torch does not count such a write as a new version of the tensor",
     ),
     # modules
     Kind(
@@ -952,7 +954,8 @@ KINDS: tuple[Kind, ...] = (
             at_slots(attribute_slots, ("in another __dict__", replace_dict), wanted=is_data),
         ),
         blind=CALLS,
-        why_not="Python's and torch's own tables are looked at where they lay",
+        unseen="another `__dict__`, or another table of parameters, that is put in the place of a module's own",
+        why_not="calls look into the tables that the module had at the load",
     ),
     Kind("parameters written to", "values", at_tensors("_parameters", True, *WRITES)),
     Kind("buffers written to", "values", at_tensors("_buffers", True, *WRITES)),
@@ -962,7 +965,9 @@ KINDS: tuple[Kind, ...] = (
         "values",
         at_tensors("_parameters", True, *HIDDEN_WRITES),
         blind=CALLS,
-        why_not="torch counts no version of the tensor; live weights are read where they lie, frozen ones are not",
+        unseen="writes through `.data`, NumPy or the storage to parameters",
+        why_not="torch does not count such a write; live weights are read in place, so it takes effect, and frozen ones "
+        "are part of the code",
     ),
     # classes and functions
     Kind("attributes", "classes", other_values(class_slots)),
@@ -988,7 +993,8 @@ KINDS: tuple[Kind, ...] = (
         "functions",
         at_slots(function_slots, ("code", other_code), wanted=lambda held: float in map(type, held.__code__.co_consts)),
         blind=("build", "load"),
-        why_not="code is compared by its source file, which an edit in memory leaves as it is",
+        unseen="another `__code__` of a function that forward runs",
+        why_not="code is compared by its source file, which stays the same",
     ),
     Kind("attributes of functions", "functions", other_values(function_attributes)),
     # names
@@ -1017,7 +1023,8 @@ KINDS: tuple[Kind, ...] = (
         "names",
         together(*(on_values(global_slots, wanted, (label, way)) for wanted, label, way in KEPT_STATES)),
         blind=MOMENTS,
-        why_not="such state lies behind objects of C, or in a library's own tables",
+        unseen="context variables, thread-local values, levels of loggers and registries that forward reads",
+        why_not="such state is kept by objects of C, or in a library's own tables",
     ),
     # hooks
     Kind(
@@ -1124,7 +1131,8 @@ KINDS: tuple[Kind, ...] = (
         "files",
         where_read({"read_text"}, other_scale),
         blind=MOMENTS,
-        why_not="what a file gives is not a value of the process",
+        unseen="files that forward itself reads",
+        why_not="their contents are not part of the process",
     ),
 )
 
@@ -1138,12 +1146,10 @@ def guide_table() -> str:
     for row in ROWS:
         kinds = "; ".join(kind.name for kind in KINDS if kind.row == row.name and not kind.blind)
         lines.append(f"| **{row.title}:** {kinds} | {row.build} | {row.load} | {row.call} |")
-    lines += ["", "Nothing can notice:", ""]
-    titles = {row.name: row.title for row in ROWS}
+    lines += ["", "Not noticed:", ""]
     for kind in KINDS:
         if kind.blind:
-            when = {MOMENTS: "", CALLS: " in a call; the load compares them"}.get(
-                kind.blind, " before the load; calls do"
-            )
-            lines.append(f"- {titles[kind.row]}, {kind.name},{when}: {kind.why_not}.".replace(",:", ":"))
+            seen = {MOMENTS: "", CALLS: " Calls do not compare it; a load does."}
+            then = seen.get(kind.blind, " A load does not compare it; calls do.")
+            lines.append(f"- {kind.unseen[0].upper()}{kind.unseen[1:]}: {kind.why_not}.{then}")
     return "\n".join(lines) + "\n"

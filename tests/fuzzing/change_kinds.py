@@ -966,8 +966,8 @@ KINDS: tuple[Kind, ...] = (
         at_tensors("_parameters", True, *HIDDEN_WRITES),
         blind=CALLS,
         unseen="writes through `.data`, NumPy or the storage to parameters",
-        why_not="torch does not count such a write; live weights are read in place, so it takes effect, and frozen ones "
-        "are part of the code",
+        why_not="torch does not count such a write; live weights are read in place, so it takes effect, and frozen "
+        "ones are part of the code",
     ),
     # classes and functions
     Kind("attributes", "classes", other_values(class_slots)),

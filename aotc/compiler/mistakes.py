@@ -10,6 +10,7 @@ from pathlib import Path
 
 from aotc.errors import Issue, ManifestError
 from aotc.manifest import Manifest, mistakes_in, read_manifest
+from aotc.manifest.findings import line_of
 from aotc.manifest.read import read_sound_parts
 
 
@@ -45,10 +46,5 @@ def _together(manifest: Manifest, issues: list[Issue]) -> ManifestError:
         visit_modules(manifest, lambda *made: None)
     except ManifestError as error:
         issues += error.issues
-    found = tuple(sorted(dict.fromkeys(issues), key=_line_of))
+    found = tuple(sorted(dict.fromkeys(issues), key=line_of))
     return ManifestError(mistakes_in(manifest.path, len(found)), issues=found)
-
-
-def _line_of(issue: Issue) -> int:
-    line = issue.where.rpartition(":")[2]
-    return int(line) if line.isdigit() else 0

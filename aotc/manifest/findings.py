@@ -31,7 +31,7 @@ class Findings:
     @property
     def issues(self) -> tuple[Issue, ...]:
         """Every mistake once, in the order of lines."""
-        return tuple(sorted(dict.fromkeys(self._issues), key=_line_of))
+        return tuple(sorted(dict.fromkeys(self._issues), key=line_of))
 
     @property
     def found(self) -> bool:
@@ -59,7 +59,8 @@ class Findings:
         return not any(path[:size] in self._broken for size in range(len(path) + 1))
 
 
-def _line_of(issue: Issue) -> int:
+def line_of(issue: Issue) -> int:
+    """The line of a manifest that the issue names; 0 for none."""
     line = issue.where.rpartition(":")[2]
     return int(line) if line.isdigit() else 0
 

@@ -128,7 +128,6 @@ _BOUNDED = frozenset(
 class _Refusing:
     supports_higher_order_operators = True
     rounds = False
-    """Whether an operator has rounded floats to 8 bits, as dynamic quantisation does."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         tags = getattr(func, "tags", ())
@@ -138,15 +137,16 @@ class _Refusing:
         if ends_the_process(func, args):
             raise NotTried(f"{func} of NaN or infinities may end the process in eager")
         result = func(*args, **(kwargs or {}))
-        if not self.rounds and any(map(_is_8_bits, pytree.tree_leaves(result))):
-            self.rounds = any(
-                isinstance(each, Tensor) and each.is_floating_point() for each in pytree.tree_leaves(args)
-            )
+        self.rounds = self.rounds or rounds_to_8_bits(args, result)
         return result
 
 
-def _is_8_bits(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.element_size() == 1 and value.dtype is not torch.bool
+def rounds_to_8_bits(given: Any, result: Any) -> bool:
+    """Whether an operator makes numbers of 8 bits of wider floats, as dynamic quantisation does of activations."""
+    made, taken = ([each for each in pytree.tree_leaves(of) if isinstance(each, Tensor)] for of in (result, given))
+    if not any(each.element_size() == 1 and each.dtype is not torch.bool for each in made):
+        return False
+    return any(each.is_floating_point() and each.element_size() > 1 for each in taken)
 
 
 def _is_bool(args: Sequence[Any]) -> bool:

@@ -101,7 +101,7 @@ def _results(function: Callable[..., Any], signature: Signature, values: Sequenc
     args, kwargs = arguments_of(signature, values)
     with torch.enable_grad():
         torch.manual_seed(seed)
-        return [each for each in pytree.tree_leaves(function(*args, **kwargs)) if _is_differentiable(each)]
+        return [each for each in pytree.tree_leaves(function(*args, **kwargs)) if is_differentiable(each)]
 
 
 def names_of_gradients(module: nn.Module, signature: Signature, with_gradients: Collection[int]) -> list[str]:
@@ -110,7 +110,7 @@ def names_of_gradients(module: nn.Module, signature: Signature, with_gradients: 
     return names + [f"the gradient of the input `{signature.leaves[i].path}`" for i in sorted(with_gradients)]
 
 
-def _is_differentiable(value: Any) -> bool:
+def is_differentiable(value: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 import msgspec
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from aotc.errors import BindError, VerifyError
@@ -19,7 +18,7 @@ from aotc.machine.targets import parse_target
 from aotc.machine.this_host import Compat
 from aotc.manifest.types import ModelSpec
 from aotc.models.calls import Called, arguments_of, has_drawn, modes_of, signature_leaves, writable_buffers
-from aotc.models.extreme_calls import AtExtremes, compare_at_extreme_values
+from aotc.models.extreme_calls import AtExtremes, compare_at_extreme_values, rounds_to_8_bits
 from aotc.models.extreme_inputs import Draw, freedoms
 from aotc.models.factory import build_module, told
 from aotc.models.float64_reference import forget_failed_traces, in_double, in_float64
@@ -444,9 +443,6 @@ def _shown(value: Any) -> str:
 # -- whether a model rounds values to 8 bits, as dynamic quantisation does its activations -----------------------------
 
 
-_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-
-
 class _Watching:
     rounded = False
 
@@ -456,19 +452,10 @@ class _Watching:
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented  # the subclass's own handler calls operators on plain tensors
         result = operator(*args, **(kwargs or {}))
-        if not self.rounded and any(map(_is_8_bits, pytree.tree_leaves(result))):
-            self.rounded = any(map(_is_float, pytree.tree_leaves((args, kwargs))))
+        self.rounded = self.rounded or rounds_to_8_bits((args, kwargs), result)
         return result
 
 
 class RoundingTo8Bits(_Watching, TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While active, `rounded` becomes True at an operator from floats to 8 bits. The handler is inherited, as torch
     imports its compiler for a class that defines one."""
-
-
-def _is_8_bits(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.element_size() == 1 and value.dtype is not torch.bool
-
-
-def _is_float(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.dtype in _FLOATS

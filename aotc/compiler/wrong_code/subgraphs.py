@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from aotc.models.float64_reference import in_double, in_float64
+from aotc.models.gradients import is_differentiable
 
 _CONVERT = torch.ops.prims.convert_element_type.default
 _COPY = torch.ops.aten._to_copy.default
@@ -100,16 +101,12 @@ def results_of(call: Callable[[list[Any]], Any], inputs: list[Any], trained: Seq
     of = [inputs[place].requires_grad_() for place in trained]
     with torch.enable_grad():
         outputs = _flat(call(inputs))
-        given = [(each, _weights(each, place)) for place, each in enumerate(outputs) if _requires_grad(each)]
+        given = [(each, _weights(each, place)) for place, each in enumerate(outputs) if is_differentiable(each)]
         roots, weights = [root for root, _ in given], [weight for _, weight in given]
         gradients = (
             torch.autograd.grad(roots, of, weights, materialize_grads=True) if given else map(torch.zeros_like, of)
         )
     return [each.detach() if isinstance(each, Tensor) else each for each in (*outputs, *gradients)]
-
-
-def _requires_grad(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.requires_grad
 
 
 def _weights(of: Tensor, place: int) -> Tensor:

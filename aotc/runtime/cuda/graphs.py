@@ -135,11 +135,15 @@ class GraphMemory:
     def static_leaves(self, shapes: Sequence[Shape | None], constants: Sequence[Any]) -> list[Any]:
         """Views of the buffers in these shapes and the leaves' layouts, constants between them."""
         return [
-            constant if buffer is None or shape is None else buffer.as_strided(shape, strides_in(leaf.layout, shape))
+            constant if buffer is None or shape is None else _view(buffer, shape, leaf)
             for buffer, shape, leaf, constant in zip(
                 self._buffers, shapes, self.signature.leaves, constants, strict=True
             )
         ]
+
+
+def _view(buffer: Tensor, shape: Shape, leaf: Any) -> Tensor:
+    return buffer.as_strided(shape, strides_in(leaf.layout, shape))
 
 
 class Captured(NamedTuple):

@@ -20,6 +20,7 @@ from aotc.store.files.writing import draft, require_room, write_atomically
 from aotc.store.layout.blob_reader import BlobReader, expect
 from aotc.store.layout.bundle import each_file
 from aotc.store.layout.names import check_file_name
+from aotc.store.layout.oci import Descriptor
 from aotc.store.layout.streams import Hash, HashingReader, HashingWriter
 
 DEFAULT_LEVEL = 10
@@ -31,6 +32,10 @@ class Blob(Record, frozen=True):
 
     digest: str
     size: int
+
+
+def describe(media_type: str, blob: Blob, annotations: dict[str, str] | None = None) -> Descriptor:
+    return Descriptor(media_type=media_type, digest=blob.digest, size=blob.size, annotations=annotations)
 
 
 class Blobs(BlobReader):

@@ -8,10 +8,10 @@ from aotc.digest import canonical_json
 from aotc.errors import CorruptError, StoreError
 from aotc.records import Environment, File, Record, decode
 from aotc.store.layout import oci
-from aotc.store.layout.blobs import Blob
+from aotc.store.layout.blobs import Blob, describe
 from aotc.store.layout.bundle import CACHE_TYPE, CONFIG_LIMIT, FILE, BundleEntry, read_config
 from aotc.store.layout.names import check_file_name, hex_of
-from aotc.store.layout.oci import Descriptor, ImageIndex, ImageManifest
+from aotc.store.layout.oci import ImageIndex, ImageManifest
 from aotc.store.layout.store import Store
 from aotc.store.readable import ReadableStore
 from aotc.store.reference import Reference
@@ -91,8 +91,8 @@ def publish_cache(store: Store, cache: CompilerCache, tag: str) -> str:
                     schema_version=oci.OCI_SCHEMA_VERSION,
                     media_type=oci.MANIFEST,
                     artifact_type=CACHE_TYPE,
-                    config=_descriptor(CACHE_CONFIG, config),
-                    layers=(_descriptor(FILE, Blob(cache.pack.blob, cache.pack.blob_size), layer),),
+                    config=describe(CACHE_CONFIG, config),
+                    layers=(describe(FILE, Blob(cache.pack.blob, cache.pack.blob_size), layer),),
                 )
             )
         )
@@ -102,12 +102,12 @@ def publish_cache(store: Store, cache: CompilerCache, tag: str) -> str:
                 ImageIndex(
                     schema_version=oci.OCI_SCHEMA_VERSION,
                     media_type=oci.INDEX,
-                    manifests=(_descriptor(oci.MANIFEST, manifest, named),),
+                    manifests=(describe(oci.MANIFEST, manifest, named),),
                     annotations={oci.MODEL: cache.model},
                 )
             )
         )
-        store.set_tag(cache.model, tag, _descriptor(oci.INDEX, bundle, {oci.MODEL: cache.model}))
+        store.set_tag(cache.model, tag, describe(oci.INDEX, bundle, {oci.MODEL: cache.model}))
     return bundle.digest
 
 
@@ -160,7 +160,3 @@ def _unsafe(what: str, expected: str, actual: str) -> CorruptError:
         expected=expected,
         actual=actual,
     )
-
-
-def _descriptor(media_type: str, blob: Blob, annotations: dict[str, str] | None = None) -> Descriptor:
-    return Descriptor(media_type=media_type, digest=blob.digest, size=blob.size, annotations=annotations)

@@ -11,7 +11,7 @@ from aotc.errors import Issue, NotFoundError, StoreError
 from aotc.provenance import PROVENANCE, PROVENANCE_LIMIT, BuiltArtifact
 from aotc.records import Artifact, File
 from aotc.store.layout import oci
-from aotc.store.layout.blobs import Blob, Blobs, missing_files
+from aotc.store.layout.blobs import Blob, Blobs, describe, missing_files
 from aotc.store.layout.bundle import ARTIFACT_TYPE, CONFIG, CONFIG_LIMIT, FILE, MAPPED_FILE, OURS, Bundle, each_file
 from aotc.store.layout.check_record import check_record
 from aotc.store.layout.index import created_annotation
@@ -52,7 +52,7 @@ def publish(
         )
         blob = _put_manifest(store.blobs, index)
         tagged = {oci.MODEL: model, **created_annotation(created)}
-        store.set_tag(model, tag, _descriptor(oci.INDEX, blob, tagged))
+        store.set_tag(model, tag, describe(oci.INDEX, blob, tagged))
     return blob.digest
 
 
@@ -114,11 +114,11 @@ def _put_artifact(blobs: Blobs, artifact: BuiltArtifact) -> Descriptor:
         schema_version=oci.OCI_SCHEMA_VERSION,
         media_type=oci.MANIFEST,
         artifact_type=ARTIFACT_TYPE,
-        config=_descriptor(CONFIG, config),
+        config=describe(CONFIG, config),
         layers=_layers((*each_file(record), *each_file(artifact))),
     )
     named = {oci.MODEL: artifact.model, oci.TARGET: artifact.target}
-    return _descriptor(oci.MANIFEST, _put_manifest(blobs, manifest), named)
+    return describe(oci.MANIFEST, _put_manifest(blobs, manifest), named)
 
 
 def _put_provenance(blobs: Blobs, artifact: BuiltArtifact) -> Artifact:
@@ -153,7 +153,7 @@ def _layers(named: Sequence[File]) -> tuple[Descriptor, ...]:
     for file in named:
         files.setdefault(file.blob, file)
     return tuple(
-        _descriptor(
+        describe(
             MAPPED_FILE if file.mapped else FILE,
             Blob(digest=file.blob, size=file.blob_size),
             {oci.TITLE: _title(file)},
@@ -165,10 +165,6 @@ def _layers(named: Sequence[File]) -> tuple[Descriptor, ...]:
 def _title(file: File) -> str:
     # Tools that unpack an artifact name files so: unique, though variants call different files alike.
     return f"{hex_of(file.blob)[:16]}-{file.name}" + ("" if file.mapped else ".zst")
-
-
-def _descriptor(media_type: str, blob: Blob, annotations: dict[str, str] | None = None) -> Descriptor:
-    return Descriptor(media_type=media_type, digest=blob.digest, size=blob.size, annotations=annotations)
 
 
 def tag_bundle(store: Store, bundle: Bundle, tag: str) -> None:

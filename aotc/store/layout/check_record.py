@@ -1,7 +1,8 @@
 """The check of a record before it enters a store: at publish, at fetch, and in `fsck`.
 
-A digest says that a record is the one that was published, and types that it has the right fields. Neither says that a
-leaf's index has a leaf, or that a dtype is one: what the loader takes for granted is checked here. `aotc.load` does not
+A digest says that a record is the one that was published, and types that it has the right fields, with numbers in their
+bounds (`Extent`, `Index`). Neither says that a leaf's index has a leaf, or that a dtype is one: what the loader takes
+for granted is checked here. `aotc.load` does not
 check it again, but for a backward; where it trips over a record, `explain_unsound` says what is wrong with that record.
 """
 
@@ -22,7 +23,6 @@ from aotc.records import (
     Argument,
     Artifact,
     Backward,
-    Bucket,
     ConstantLeaf,
     File,
     Leaf,
@@ -55,7 +55,6 @@ DTYPES = frozenset(
 """The dtypes of torch by name."""
 
 LARGEST = 2**63 - 1
-MOST_RESULTS = 2**20
 """The largest size of a tensor's axis."""
 DEEPEST = 64
 """Containers within containers in one argument of a call, or in a model's result."""
@@ -162,10 +161,6 @@ def _check_file(file: File) -> None:
     check_file_name(file.name)
     hex_of(file.digest)
     hex_of(file.blob)
-    if file.size < 0 or file.blob_size < 0:
-        raise CorruptError(
-            f"the file {file.name} has a negative size", expected="≥ 0", actual=f"{file.size}, {file.blob_size}"
-        )
     least, most = -(-file.size // _MOST_FROM_ONE_BYTE), file.size + file.size // 128 + _FRAME
     if not least <= file.blob_size <= most:
         raise CorruptError(
@@ -208,7 +203,7 @@ def _kind_issues(artifact: Artifact) -> Iterator[Issue]:
     size = artifact.parallel.size if artifact.parallel else 0
     every = len(served) == size and served == list(range(size))
     if not every or len(meshes) > 1 or any(kind.kinds for kind in artifact.kinds):
-        yield Issue(f"its {len(kinds)} kinds of code are not each for some of its {_short(size)} ranks")
+        yield Issue(f"its {len(kinds)} kinds of code are not each for some of its {size} ranks")
     if len({(kind.model, kind.target) for kind in kinds}) > 1:
         yield Issue("the code of its ranks is of several models or targets")
     parts = [[(variant.region, variant.bucket) for variant in kind.variants] for kind in kinds]
@@ -305,9 +300,6 @@ def _tensor_issues(leaf: TensorLeaf, dims: frozenset[str]) -> Iterator[str]:
         return
     if len(leaf.shape) != _RANKS.get(leaf.layout, len(leaf.shape)):
         yield f"a tensor of {len(leaf.shape)} axes has no layout {leaf.layout}"
-    for entry in leaf.shape:
-        if isinstance(entry, int) and not 0 <= entry <= LARGEST:
-            yield f"{_short(entry)} is not a size"
     yield from _unread(_texts(leaf), dims)
     if leaf.default is not None and not _holds(leaf.dtype, leaf.default):
         yield f"its default is {leaf.default!r:.100}, which {leaf.dtype} cannot hold"
@@ -415,7 +407,7 @@ def _state_issues(state: Sequence[StateSpec]) -> Iterator[Issue]:
             yield Issue(f"{spec.dtype[:100]!r} is not a dtype", where=spec.name[:100])
         if len(spec.shape) != len(spec.stride):
             yield Issue(f"{len(spec.shape)} sizes and {len(spec.stride)} strides", where=spec.name[:100])
-        elif min((*spec.shape, *spec.stride), default=0) < 0 or _span(spec) > LARGEST:
+        elif _span(spec) > LARGEST:
             yield Issue("sizes and strides that no tensor has", where=spec.name[:100])
 
 
@@ -449,9 +441,10 @@ def _operator_issues(variant: Variant) -> Iterator[str]:
 def _variant_issues(
     variant: Variant, leaves: int, tensors: frozenset[int], state: frozenset[str], dims: frozenset[str]
 ) -> Iterator[str]:
-    if wrong_sizes := list(_bucket_issues(variant.bucket)):
-        yield from wrong_sizes
-        return
+    for name, size in variant.bucket.items():
+        if isinstance(size, SizeRange) and size.min > size.max:
+            yield f"`{name[:100]}` has the sizes {size.min} to {size.max}"
+            return
     if wrong := sum(not _is_argument(argument, tensors, state) for argument in variant.arguments):
         yield f"{wrong} of {len(variant.arguments)} arguments are neither a tensor of the call nor one of the module"
     for output in variant.outputs:
@@ -490,17 +483,14 @@ def backward_issues(variant: Variant) -> Iterator[str]:
     if backward.library not in {file.name for file in variant.files} or backward.library == variant.library:
         yield f"its backward library {backward.library[:100]!r} is not one of its files, or is the forward's"
     results = range(backward.results)
-    if not 1 <= backward.results <= MOST_RESULTS or any(
-        output.index is not None and output.index not in results for output in variant.outputs
-    ):
-        yield f"its forward has {_short(backward.results)} results, and its outputs are others"
+    if not results or any(output.index is not None and output.index not in results for output in variant.outputs):
+        yield f"its forward has {backward.results} results, and its outputs are others"
         return
     wrong = sum(not _is_saved(each, variant, backward) for each in (*backward.saved, *backward.held))
     given = {each.output for each in backward.gradients} | {each.output for each in backward.totals}
     gradients = range(len(given))  # each output of the backward is one
-    wrong += sum(
-        not 0 <= each.argument < len(variant.arguments) or each.output not in gradients for each in backward.gradients
-    )
+    arguments = range(len(variant.arguments))
+    wrong += sum(each.argument not in arguments or each.output not in gradients for each in backward.gradients)
     of_gradients = (index for each in backward.gradients for index in each.results)
     wrong += sum(index not in results for index in (*backward.differentiable, *of_gradients))
     wrong += sum(each.output not in gradients for each in backward.totals)
@@ -514,17 +504,8 @@ def _is_saved(saved: Saved, variant: Variant, backward: Backward) -> bool:
     if sum(source is not None for source in (saved.argument, saved.output, saved.gradient)) != 1:
         return False
     if saved.argument is not None:
-        return 0 <= saved.argument < len(variant.arguments)
-    return saved.gradient in backward.differentiable if saved.output is None else 0 <= saved.output <= LARGEST
-
-
-def _bucket_issues(bucket: Bucket) -> Iterator[str]:
-    for name, size in bucket.items():
-        low, high = (size.min, size.max) if isinstance(size, SizeRange) else (size, size)
-        if not 0 <= low <= high <= LARGEST:
-            yield f"`{name[:100]}` has the sizes {_short(low)} to {_short(high)}"
-        elif isinstance(size, SizeRange) and not (size.multiple_of >= 1 and 0 <= size.tune_at <= LARGEST):
-            yield f"`{name[:100]}` has sizes that are multiples of {_short(size.multiple_of)}"
+        return saved.argument < len(variant.arguments)
+    return saved.output is not None or saved.gradient in backward.differentiable
 
 
 def _is_argument(argument: Argument, tensors: frozenset[int], state: frozenset[str]) -> bool:
@@ -536,10 +517,8 @@ def _is_argument(argument: Argument, tensors: frozenset[int], state: frozenset[s
 def _output_issues(output: Output, leaves: int, state: frozenset[str], dims: frozenset[str]) -> Iterator[str]:
     if sum(source is not None for source in (output.index, output.leaf, output.state)) > 1:
         yield "an output comes from two places"
-    if output.index is not None and output.index < 0:
-        yield f"an output is the library's number {_short(output.index)}"
-    if output.leaf is not None and not 0 <= output.leaf < leaves:
-        yield f"an output is the input {_short(output.leaf)}; there are {leaves}"
+    if output.leaf is not None and output.leaf >= leaves:
+        yield f"an output is the input {output.leaf}; there are {leaves}"
     if output.state is not None and output.state not in state:
         yield f"an output is `{output.state[:100]}`, which the module does not pass"
     yield from _unread(filter(None, output.dims), dims)
@@ -553,7 +532,3 @@ def _output_issues(output: Output, leaves: int, state: frozenset[str], dims: fro
 
 def _listed(names: Collection[str]) -> str:
     return ", ".join(name[:50] for name in sorted(names)[:5])
-
-
-def _short(number: int) -> str:
-    return str(number) if abs(number) <= 10 * LARGEST else "a number beyond any size"

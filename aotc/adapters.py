@@ -138,7 +138,7 @@ class _Switched(nn.Module):
 
 @functools.cache
 def _switched(cls: type[nn.Module]) -> type[nn.Module]:
-    """A subclass that goes by the name of its base."""
+    """A subclass with the name of its base."""
 
     @functools.wraps(cls.forward)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -185,7 +185,7 @@ def hits(feed: Feed, unit: UnitFacts) -> Iterator[Hit]:
 
 
 def names_concerned(concern: Concern, operators: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
-    """Of a graph's operators, those of which the advisory is."""
+    """The operators of a graph that the advisory concerns."""
     for name, dtypes in operators.items():
         if name.startswith(concern.operators or "") and (not concern.dtypes or {*concern.dtypes} & {*dtypes}):
             yield name

@@ -263,7 +263,7 @@ class ForkError(AotcError, RuntimeError):
 
 
 class OperatorError(AotcError, LookupError):
-    """Compiled code calls operators that this process has not registered. `issues` says of each who registers it."""
+    """Compiled code calls operators that this process has not registered. `issues` names their modules."""
 
 
 class MissError(AotcError, LookupError):

@@ -45,8 +45,8 @@ class _WithoutCompiler(_Base):
             return inspect.unwrap(super().step)(self, closure)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's, but for the options that say how a step is computed: those stay, as states of other
-        implementations lie on other devices."""
+        """As torch's, except that options of how a step is computed stay: states of other implementations are on other
+        devices."""
         given, own = state_dict["param_groups"], self.param_groups
         if len(given) == len(own):  # if not, torch raises
             kept = [{name: group[name] for name in _HOW if name in group} for group in own]

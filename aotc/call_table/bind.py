@@ -113,12 +113,12 @@ ArgumentReader = Callable[[Any, Leaves], None]
 
 
 def tuples() -> frozenset[type]:
-    """The classes that stand for a tuple. There is a torch.Size where there is torch."""
+    """The classes that a record writes as a tuple: with torch imported, torch.Size is one."""
     return frozenset({tuple, getattr(sys.modules.get("torch"), "Size", tuple)})
 
 
 def sequences() -> frozenset[type]:
-    """The classes of which each stands for a list and for a tuple, where a model takes both."""
+    """The classes that match both a list and a tuple, for a model that takes either."""
     return frozenset({list, *tuples()})
 
 

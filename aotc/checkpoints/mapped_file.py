@@ -17,7 +17,7 @@ HEADER_LIMIT = 100_000_000
 
 
 class TensorEntry(msgspec.Struct, frozen=True):
-    """What the header says of a tensor; `dtype` in torch's words."""
+    """A tensor's entry in the header; `dtype` is torch's name."""
 
     dtype: str
     shape: tuple[int, ...]

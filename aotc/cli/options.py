@@ -142,7 +142,7 @@ _FETCH_FIRST = "fetch the bundle into a folder first: `aotc fetch {}#MODEL:TAG -
 
 
 def local_folder(store: Path | str, hint: str = _FETCH_FIRST) -> Path:
-    """The folder of a store. Raises StoreError for a URL; `{}` in the hint stands for it."""
+    """The folder of a store. Raises StoreError for a URL; `{}` in the hint is replaced by it."""
     if "://" not in str(store):
         return Path(store)
     scheme, _, rest = str(store).partition("://")

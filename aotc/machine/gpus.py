@@ -91,13 +91,13 @@ def known_targets() -> tuple[str, ...]:
 
 
 def gpu_for(target: str, name: str = "") -> Gpu | None:
-    """The GPU of that name, else the one that stands for the target; None for a target that is not in the table."""
+    """The GPU of that name, else the target's representative; None for a target that is not in the table."""
     of_target = [gpu for gpu in GPUS if gpu.target == target]
     return next((gpu for gpu in of_target if gpu.name == name), of_target[0] if of_target else None)
 
 
 def attributes(gpu: Gpu, target: Target) -> dict[int, int]:
-    """What CUDA says of the GPU, by the numbers of `CUdevice_attribute` and `cudaDeviceAttr`, which are the same."""
+    """The GPU's CUDA attributes, by the numbers of `CUdevice_attribute`, which are those of `cudaDeviceAttr`."""
     limits = _CAPABILITIES[target.capability]
     major, minor = map(int, target.capability.split("."))
     return {

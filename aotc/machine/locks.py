@@ -97,7 +97,7 @@ def waiting(what: str) -> Iterator[None]:
 
 @contextmanager
 def listening(on_wait: OnWait) -> Iterator[None]:
-    """While active, `on_wait` is told of each wait of this process's threads."""
+    """While active, call `on_wait` after each wait of this process's threads."""
     _listeners.append(on_wait)
     try:
         yield

@@ -133,7 +133,7 @@ def _values(name: str, parameter: Tensor, size: int, number: int) -> Any:
 
 
 def _inputs(shape: Sequence[int]) -> int:
-    """The numbers of which an output is a sum, of a matrix, a convolution, several matrices, or an embedding."""
+    """How many products an output sums up, for a matrix, a convolution, several matrices, or an embedding."""
     if shape[0] == 1 or (len(shape) == 3 and shape[2] > WIDEST_KERNEL):
         return max(1, *shape[1:])
     return max(1, math.prod(shape[1:]))

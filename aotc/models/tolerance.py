@@ -188,7 +188,7 @@ def _parts(tensor: Tensor) -> Tensor:
 
 
 def _dense(tensor: Tensor) -> Tensor:
-    """A sparse tensor with its zeros, a quantised one with the numbers that it stands for."""
+    """The dense form of a sparse tensor, the dequantised one of a quantised tensor."""
     if tensor.is_quantized:
         return tensor.dequantize()
     return tensor if tensor.layout == torch.strided else tensor.to_dense()

@@ -241,7 +241,7 @@ def _read_attributes(module: nn.Module, names: Collection[str], name_of: NameOf)
 
 
 def attributes_in(holder: Any, names: Collection[str]) -> list[str]:
-    """Of `names` (as `Class.attribute`) those of the holder's class, but for modes (`training`) and those not read."""
+    """Of `names` (`Class.attribute`), those of the holder's class, without modes (`training`) and unread ones."""
     prefixes = {f"{cls.__qualname__}." for cls in type(holder).__mro__[:-1]}  # a class may stand for its base
     left_out = ("training", *getattr(holder, NOT_READ, ()))
     own = {name.removeprefix(prefix) for prefix in prefixes for name in names if name.startswith(prefix)}
@@ -438,7 +438,7 @@ def digests_of(module: nn.Module) -> tuple[str, str]:
 
 
 def _members(value: Any) -> list[str]:
-    """A dataclass's fields, and what else it holds (configurations do) but says of every object of its class."""
+    """A dataclass's fields, and its other attributes, as configurations have, without those equal in all objects."""
     own = getattr(value, "__dict__", {})
     more = [name for name in own if not name.startswith("_") and not _is_of_class(type(value), name, own[name])]
     return list(dict.fromkeys([*(part.name for part in dataclasses.fields(value)), *more]))

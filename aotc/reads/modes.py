@@ -46,7 +46,7 @@ def default_device() -> str:
 
 
 def take_ambient(device: str) -> Ambient:
-    """The modes of this thread that compiled code for torch device type `device` depends on, but for `num_threads`."""
+    """The modes of this thread, except `num_threads`, that compiled code for torch device type `device` depends on."""
     now: dict[str, Any] = {name: read() for name, read in mode_readers(device).items() if name != "num_threads"}
     now |= {name: dtype_name(mode) for name, mode in now.items() if isinstance(mode, torch.dtype)}
     return Ambient(**now)

@@ -77,7 +77,7 @@ class ModuleIdentity:
         return self
 
     def attribute_facts(self) -> IdentityFacts:
-        """The plain attributes, but for where its weights came from."""
+        """The plain attributes, without the origin of the weights."""
         return {
             f"attribute {path}.{name}".replace(" .", " "): shown(value)
             for path, attributes in self.attributes.items()

@@ -69,7 +69,7 @@ class Outside:
         return ((name, steps[-1].value) for name in names if (steps := self._steps(name)))
 
     def steps(self, names: Iterable[str]) -> Iterator[Step]:
-        """Every place that must stay as it is for the values of these names to stay, but for what containers hold."""
+        """Every place that must not change for the values of these names to stay, without entries of containers."""
         seen: set[tuple[int, Any]] = set()
         for name in names:
             for step in (found := self._steps(name) or []):

@@ -1,4 +1,4 @@
-"""What a record says of a module's tensors; of those of some submodules, and of those that no checkpoint holds."""
+"""The specs in a record of a module's tensors: of all, of some submodules', and of those that no checkpoint holds."""
 
 from __future__ import annotations
 

@@ -310,7 +310,7 @@ def _slots(tree: Tree, reads: Collection[str], as_region: bool) -> Iterator[Slot
 
 
 def _of_classes(slots: Iterable[Slot]) -> Iterator[Step]:
-    """The attributes of classes that stand for those that objects lack."""
+    """Class attributes that are read where the object has none of that name."""
     seen: set[tuple[type, str]] = set()
     for slot in slots:
         cls = type(slot.part)

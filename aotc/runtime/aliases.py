@@ -67,7 +67,7 @@ def meeting_inputs(guards: Guards) -> Callable[[Sequence[Any]], bool]:
 
 
 class Owned:
-    """Tensors by what a message calls them, to be asked in whose memory an input lies."""
+    """Named tensors, searched for the one whose memory an input shares."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._names, self._places = list(tensors), Places(list(tensors.values()))

@@ -267,7 +267,7 @@ class CompiledCall:
             self.native.observe(observer)
 
     def agree(self, leaves: list[Any]) -> None:
-        """Before a launch: nothing, but for a model of several ranks."""
+        """Called before a launch; only a model of several ranks overrides it."""
 
     def _plan(self, leaves: list[Any]) -> Plan | None:
         """None for a miss: no variant takes these sizes, or the leaves have none."""

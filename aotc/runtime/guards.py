@@ -112,15 +112,15 @@ class Guards:
         self.modes = list(map(_training_of, self._with_mode))
 
     def hold(self, leaves: Sequence[Any], shapes: Sequence[Shape | None]) -> bool:
-        """True if a call with these leaves may run a variant whose leaves have these shapes, as they lie in memory."""
+        """True if a call with these leaves, of their strides, may run a variant whose leaves have these shapes."""
         if transform() is not None:  # its tensors look like any other, and have no memory to be asked for
             return False
         layouts, others = self._differences(leaves, shapes, lambda value: "")
         return not layouts and not others
 
     def issues(self, leaves: Sequence[Any], shapes: Sequence[Shape | None], shown: Callable[[Any], str]) -> list[Issue]:
-        """Every reason why a call does not run, but for layouts where inputs are copied; `shown` puts an argument into
-        words. Where a shape is None, a leaf's is not compared."""
+        """Every reason why a call does not run; where inputs are copied, their layouts do not count. `shown` formats an argument.
+        Where a shape is None, a leaf's is not compared."""
         layouts, others = self._differences(leaves, shapes, shown)
         if self.copies:
             return others

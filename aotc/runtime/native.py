@@ -182,7 +182,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def table_of(call: CompiledCall) -> dict[str, Any]:
-    """All that the evaluator compares of a call and decides by it, but for the facts."""
+    """The tables by which the evaluator checks and dispatches a call; `facts` are separate."""
     guards, dims = call._guards, call._dispatcher.dims
     autocast, elsewhere = _autocast_keys(call.device.type), "cuda" if call.device.type == "cpu" else "cpu"
     runs_in_c = [_runs_in_c(call, index) for index in range(len(call._libraries))]
@@ -293,7 +293,7 @@ def _library_of(call: CompiledCall, index: int) -> tuple[Any, ...]:
 
 
 def _launched(of: Callable[[], CompiledCall | None], plan: Plan, state: State, ran: list[Any], given: list[Any]) -> Any:
-    """A call that is not the library's alone. NotImplemented where inputs lie in memory that the model writes to."""
+    """A call that Python takes part in. NotImplemented where inputs share memory that the model writes to."""
     call = of()
     assert call is not None  # it is being called
     aliases = call._guards.state_aliases

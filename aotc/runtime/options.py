@@ -61,7 +61,7 @@ class Ranks(msgspec.Struct, frozen=True):
 
 
 class LoadOptions(msgspec.Struct, frozen=True):
-    """The arguments of `aotc.load` but for the module, as it documents them; `aotc.prepare` has some of them."""
+    """The arguments of `aotc.load` except the module, as documented there; `aotc.prepare` takes some of them."""
 
     ref: str = ""
     weights: Given = None

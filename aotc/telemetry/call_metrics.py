@@ -57,7 +57,7 @@ COUNTERS = (
 
 
 def values(counter: Counter, stats: Mapping[str, Stats]) -> Iterator[tuple[tuple[str, ...], int]]:
-    """What stands for the `labels`, and the value, for each series of a counter."""
+    """The values of `labels`, and the count, for each series of a counter."""
     for model, own in stats.items():
         if counter.of_bucket is not None:
             for bucket, of_bucket in own.buckets.items():

@@ -1,2 +1,2 @@
-"""Tensors, and what holds them: how they lie in memory, which of them overlap, how two results compare,
+"""Tensors, and what holds them: their layout in memory, which of them overlap, how two results compare,
 which tensors a subclass holds. Without torch: `formats`."""

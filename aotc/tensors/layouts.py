@@ -1,4 +1,4 @@
-"""The layouts of inputs: how the elements of a tensor lie in memory, exactly.
+"""The layouts of inputs: the exact strides of a tensor.
 
 Where an axis has one element its stride says nothing of where elements lie, and torch takes a tensor for contiguous
 whatever it is. ATen's convolutions look at it all the same: grey images that were permuted from channels last are
@@ -23,7 +23,7 @@ MEMORY_FORMATS = {
 
 
 def laid_out(tensor: Tensor, layout: str) -> Tensor:
-    """The tensor in that layout: itself, a view, or a copy where its elements lie otherwise."""
+    """The tensor in that layout: itself, a view, or a copy where its elements are in another order."""
     lying_so = tensor.contiguous(memory_format=MEMORY_FORMATS[layout])
     return with_strides(lying_so, strides_in(layout, tensor.shape))
 
@@ -36,7 +36,7 @@ def with_strides(tensor: Tensor, strides: Sequence[int], *, detached: bool = Tru
 
 
 def has_memory(tensor: Tensor) -> bool:
-    """Whether its elements lie at addresses: not those of a sparse tensor, of one on the meta device, of torch's lazy
+    """Whether its elements have addresses: not those of a sparse tensor, of one on the meta device, of torch's lazy
     zeros and functional wrappers, or of one whose storage was made empty."""
     if not tensor.numel() or tensor.layout is not torch.strided or tensor.is_meta:
         return False

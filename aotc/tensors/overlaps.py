@@ -1,4 +1,4 @@
-"""Which tensors lie in one memory: views of one storage, or what others made of one buffer."""
+"""Which tensors share memory: views of one storage, or tensors that other libraries made of one buffer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aotc.tensors.layouts import has_memory
 
 
 def overlapping(tensors: Sequence[Tensor], written: Container[int]) -> Iterator[tuple[int, int]]:
-    """The pairs of tensors, by their positions, of which elements lie at one place and one is `written` to."""
+    """The pairs of tensors, by their positions, that share elements and of which one is `written` to."""
     extents = sorted((*extent(tensor), index) for index, tensor in enumerate(tensors) if has_memory(tensor))
     open_ones: list[tuple[int, int]] = []
     for first, end, index in extents:
@@ -25,7 +25,7 @@ def overlapping(tensors: Sequence[Tensor], written: Container[int]) -> Iterator[
 
 
 class Places:
-    """Where some tensors lie, to be asked which of them others overlap."""
+    """The address ranges of some tensors, searched for those that another one overlaps."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         extents = sorted((*extent(tensor), index) for index, tensor in enumerate(tensors) if has_memory(tensor))
@@ -61,7 +61,7 @@ def extent(tensor: Tensor) -> tuple[int, int]:
 
 
 def _overlap(one: Tensor, other: Tensor) -> bool:
-    """Of two whose extents have bytes in common: like columns of a matrix, they may lie between each other."""
+    """Of two tensors with overlapping address ranges: like columns of a matrix, their elements may still alternate."""
     if one.is_contiguous() and other.is_contiguous():
         return True
     extents = extent(one), extent(other)

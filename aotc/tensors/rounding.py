@@ -1,4 +1,4 @@
-"""Whether two results of one model on the same inputs are the same but for rounding: one rule for a build's checks.
+"""Whether two results of one model on the same inputs differ by rounding alone: one rule for a build's checks.
 
 A result of a model is a list of tensors and other values, which are taken apart (`aotc.tensors.contents`). Two tensors
 of one form are measured in two norms: the root mean square of the error, in which a systematic deviation shows, and its
@@ -178,8 +178,8 @@ def largest(values: Tensor) -> float:
 
 
 class _RoundedOtherwise(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Each new floating-point result of an operator is off by a machine epsilon of its dtype, but for whole numbers:
-    positions, masks, counts."""
+    """Each new floating-point result of an operator is off by a machine epsilon of its dtype. Whole numbers stay:
+    they are positions, masks, counts."""
 
     supports_higher_order_operators = True  # FlexAttention is one
 

@@ -80,7 +80,7 @@ def _same_memory(one: Tensor, other: Tensor) -> bool:
 
 
 def _common_elements(one: Tensor, other: Tensor) -> tuple[int, ...]:
-    """A digest of which elements of both lie at the same places, wherever these are."""
+    """A digest of which elements of both have equal addresses; the addresses themselves do not count."""
     places = torch.cat([_addresses(one), _addresses(other)])
     # Number the places in the order in which they are met: gaps between elements make no difference.
     first_met: dict[int, int] = {}

@@ -21,7 +21,7 @@ WARP_SIZE = 10
 
 
 def load(paths: Sequence[str]) -> None:
-    """Load the libraries; they stand for any GPU until `become`: torch asks only once how many there are. Raises
+    """Load the libraries. Until `become` they report a GPU of no name: torch asks only once how many there are. Raises
     OSError."""
     for path in paths:
         _loaded.append(ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL))

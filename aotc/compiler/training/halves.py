@@ -80,7 +80,7 @@ def halves_of(captured: Capture, differentiable: Sequence[Argument], memory_budg
 
 
 class _Whole(nn.Module):
-    """The graph as a module that takes all its tensors as arguments, but for its constants."""
+    """The graph as a module that takes all its tensors except constants as arguments."""
 
     def __init__(self, graph: fx.GraphModule) -> None:
         super().__init__()

@@ -86,7 +86,7 @@ def remedies(lowering: Lowering, step: LoweringStep, part: Part, whole: Part) ->
 
 
 def _patches(lowering: Lowering, part: Part, mends: Any) -> Iterator[str]:
-    """The patches without each of which the part is right: by halves, since each try is a compilation."""
+    """The patches that break the part: without one of them it is right. By halving, since each try compiles."""
     suspects = lowering.patches()
     if not suspects or not mends(CompileOverrides(off=frozenset(suspects)), part):
         return

@@ -56,7 +56,7 @@ class Checkpoint(Protocol):
     def forms(self) -> Mapping[str, TensorHeader]: ...
 
     def read(self, name: str) -> Tensor:
-        """The tensor, wherever and in whatever layout it lies."""
+        """The tensor, from any file and in any layout."""
         ...
 
     owned: bool

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def described_in(header: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
-    """What a safetensors file's metadata, as torchao writes it, says of each quantised parameter."""
+    """The descriptions of quantised parameters in a safetensors file's metadata, as torchao writes it."""
     for name, text in header.items():
         try:
             found = msgspec.json.decode(text, type=_Described)

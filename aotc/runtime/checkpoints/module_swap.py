@@ -1,4 +1,4 @@
-"""Other tensors in the places of a module: which ones, and everywhere that the old ones lie."""
+"""Replace tensors of a module: which ones, and every place that holds an old one."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _all_specs(state: Mapping[str, Tensor], subclasses: Mapping[str, Any], own: 
 
 
 def swapped(state: ModuleState, placed: Mapping[str, Tensor]) -> Swap:
-    """The swap to tensors that are given for every place where one lies that they replace."""
+    """The swap to tensors that are given for every place of a tensor that they replace."""
     base = state.take()
     if placed.keys().isdisjoint(spec.name for spec in state._specs):  # the same state, so graphs stay as they are
         return Swap(base, base, placed)
@@ -105,7 +105,7 @@ def with_tensors(base: State, specs: Sequence[StateSpec], tensors: Mapping[str, 
 
 
 def in_every_place(now: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`tensors` in every place of a module, whose tensors are `now`, where one lies that they replace.
+    """`tensors` for every place of a module, whose tensors are `now`, that holds a tensor that they replace.
 
     Raises BindError where names of one tensor get different values, or another one has a part of its memory.
     """

@@ -79,7 +79,7 @@ class CudaLane:
 
 
 def copy_to_gpu(copies: Sequence[Copy], device: torch.device) -> list[Copy]:
-    """Copy what gains by it, and return the rest: what is small, lies on a GPU, or in another order than its place."""
+    """Copy the tensors that gain by it, and return the rest: small ones, ones on a GPU, ones with other strides."""
     chosen = [copy for copy in copies if can_be_staged(*copy)]
     if sum(tensor.nbytes for _, tensor in chosen) < SMALL:
         return list(copies)

@@ -26,7 +26,7 @@ def have_sizes(guards: Guards, leaves: Sequence[Any]) -> bool:
 
 
 def has_form(call: CompiledCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call binds, and has the tensors and the constants that were compiled for, but for their sizes."""
+    """Whether a call binds, and has the tensors and constants that were compiled for, of any sizes."""
     try:
         return have_form(call._guards, call._bind(args, kwargs))
     except (DoesNotBind, StructureMismatch):

@@ -1,4 +1,4 @@
-"""Tensors that a call leaves out, or gives as None, of which the manifest has the value (`default:`)."""
+"""Tensors that a call omits, or gives as None, and whose value the manifest states (`default:`)."""
 
 from __future__ import annotations
 

@@ -234,5 +234,5 @@ def lacks_values(tensor: Tensor) -> str:
 
 
 def used_strides(shape: Sequence[int], stride: Sequence[int]) -> list[int]:
-    """Strides with those of axes of size 1 set to 0, which do not say where elements lie: `aotc.tensors.layouts`."""
+    """Strides, with 0 for axes of size 1, whose strides move no element: `aotc.tensors.layouts`."""
     return [step if size != 1 else 0 for size, step in zip(shape, stride, strict=True)]

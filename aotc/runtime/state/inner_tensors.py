@@ -21,7 +21,7 @@ DictSlot = tuple[dict[str, Any], str]
 
 
 class InnerTensor(NamedTuple):
-    """What a tensor's name stands for: a parameter, the slot that it is in, and the path within it ("" for itself)."""
+    """What a tensor's name refers to: a parameter, its slot, and the path within it ("" for itself)."""
 
     parameter: str
     slot: DictSlot
@@ -37,7 +37,7 @@ class InnerTensor(NamedTuple):
 
 
 class SubclassState(ModuleState):
-    """As ModuleState, for tensors some of which lie within parameters of a subclass of Tensor."""
+    """As ModuleState, where some tensors are inside parameters of a subclass of Tensor."""
 
     _held: tuple[list[dict[str, Any]], list[str], list[Any]]
     """Where each wrapper is, and which one was there at the last look."""

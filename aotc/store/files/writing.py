@@ -39,7 +39,7 @@ def require_room(stream: BinaryIO, path: Path, size: int) -> None:
 
 
 def open_folder(root: Path, folder: Path) -> int:
-    """An open descriptor of `folder`, which is `root` or lies in it, for calls that take a `dir_fd`.
+    """An open descriptor of `folder`, which is `root` or inside it, for calls that take a `dir_fd`.
 
     `root` may be reached through a link. No folder below it may be one: a link may lead to a folder of another program.
     Raises OSError.

@@ -70,7 +70,7 @@ class BlobReader:
             (_copy if file.mapped else _unpack)(file, source, sink, self.path(file.blob))
 
     def open_mapped(self, file: File) -> BinaryIO:
-        """The open blob of a file that is mapped where it lies, checked. Raises as `unpack` does."""
+        """The open blob of a file that is mapped in place, checked. Raises as `unpack` does."""
         source = self._open(file)
         try:
             with open(os.devnull, "wb") as nothing:  # noqa: PTH123

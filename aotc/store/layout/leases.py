@@ -52,7 +52,7 @@ def lease(folder: Path, what: str) -> Iterator[None]:
 
 
 def leases(folder: Path) -> list[Lease]:
-    """Every lease in the folder, those of killed writers too; nothing else that lies there. Raises StoreError."""
+    """Every lease in the folder, those of killed writers too; other files are skipped. Raises StoreError."""
     with typed_errors("look into", folder):
         paths = sorted(folder.iterdir()) if folder.exists() else []
     return [found for path in paths if is_lease_name(path.name) and (found := _read(path)) is not None]

@@ -244,7 +244,7 @@ def unit_costs(store: Store) -> list[UnitCost]:
 
 
 def _heads(store: Store) -> Iterator[tuple[Path, _Head]]:
-    """The file and the head of each unit, but for those of another aotc. Raises StoreError."""
+    """The file and the head of each unit; those of another aotc are skipped. Raises StoreError."""
     for path in _unit_files(store):
         try:
             with typed_errors("read", path):

@@ -242,7 +242,7 @@ def _flaw(claims: Claims, digest: str, reference: Reference, trust: TrustedKeys,
 
 
 def signed_names(store: str | None, model: str, tag: str) -> tuple[str, ...]:
-    """What a bundle may be signed for to be loaded so: `model:tag`, wherever it lies.
+    """The name that a signature must be for: `model:tag`, in any store.
 
     In a registry the repository stands for the model: `host/team/tiny:tag`, or its last part alone, `tiny:tag`.
     """

@@ -33,7 +33,7 @@ def expression_cost(text: str, dims: Sequence[str]) -> Cost:
 
 
 class Term(NamedTuple):
-    """`ms` milliseconds for each unit of `work`; `text` says of what, "" for one call."""
+    """`ms` milliseconds for each unit of `work`; `text` names the unit, "" for one call."""
 
     ms: float
     text: str

@@ -1,4 +1,4 @@
-"""What a manifest says of one model's buckets today."""
+"""One model's buckets in the manifest as it is."""
 
 from __future__ import annotations
 

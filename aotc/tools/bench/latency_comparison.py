@@ -74,7 +74,7 @@ def percentile(ordered: Sequence[float], percent: int) -> float | None:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """The interval in which the median of the values' distribution lies; None of too few values."""
+    """The confidence interval of the median of the values' distribution; None for too few values."""
     ordered, count = sorted(values), len(values)
     below = 0
     outside = 0.0  # the probability that fewer than `below` of the values lie below the true median

@@ -1,4 +1,4 @@
-"""A cache by its reference: opened where it lies, saved where it is to. What is remote goes through a local store."""
+"""Open or save a cache by its reference. A remote one goes through a local store."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def _parts(data: bytes) -> dict[str, _Part]:
 
 
 def _symbols(elf: ELFFile, data: bytes) -> dict[int, dict[str, bytes]]:
-    """The bytes of each named function and object, by the file offset of the section in which it lies."""
+    """The bytes of each named function and object, by the file offset of its section."""
     sections: list[Section] = list(elf.iter_sections())
     found: dict[int, dict[str, bytes]] = {}
     for table in (section for section in sections if isinstance(section, SymbolTableSection)):

@@ -157,7 +157,7 @@ def _part(variant: BuiltVariant) -> str:
 
 
 def _record_changes(a: BuiltArtifact, b: BuiltArtifact) -> dict[str, tuple[ValueChange, ...]]:
-    """What differs in each part of two records, but for their variants and files, which are compared in detail."""
+    """The differences of two records by part, without variants and files, which are compared in detail."""
     found: dict[str, list[ValueChange]] = {}
     for change in changes(_without(a, "variants"), _without(b, "variants")):
         part, dot, rest = change.path.partition(".")

@@ -63,7 +63,8 @@ class SizeTexts:
 
 
 def strided_view(base: Tensor, value: Tensor, texts: SizeTexts) -> StridedView | None:
-    """How a view lies in its base; both are fake tensors on one storage. None where a record cannot say it."""
+    """Shape, strides and offset of a view in its base, two fake tensors on one storage. None where a record cannot hold
+    them."""
     if any(each.layout is not torch.strided for each in (base, value)) or base.is_conj() or base.is_neg():
         return None
     first, own = (each.storage_offset() * each.element_size() for each in (base, value))

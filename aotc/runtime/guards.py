@@ -119,8 +119,8 @@ class Guards:
         return not layouts and not others
 
     def issues(self, leaves: Sequence[Any], shapes: Sequence[Shape | None], shown: Callable[[Any], str]) -> list[Issue]:
-        """Every reason why a call does not run; where inputs are copied, their layouts do not count. `shown` formats an argument.
-        Where a shape is None, a leaf's is not compared."""
+        """Every reason why a call does not run; where inputs are copied, their layouts do not count. `shown` formats an
+        argument. Where a shape is None, a leaf's is not compared."""
         layouts, others = self._differences(leaves, shapes, shown)
         if self.copies:
             return others

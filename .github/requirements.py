@@ -4,5 +4,6 @@ import tomllib
 from pathlib import Path
 
 project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
-needed = [*project["dependencies"], *project["optional-dependencies"]["build"]]
-print(*(each for each in needed if not each.startswith("torch")), sep="\n")
+extras = project["optional-dependencies"]
+needed = [*project["dependencies"], *extras["torch"], *extras["build"]]
+print(*(each for each in needed if not each.startswith(("torch", "aotc["))), sep="\n")

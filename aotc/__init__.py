@@ -33,6 +33,7 @@ from aotc.errors import (
     SchemaVersionError,
     SignatureError,
     StoreError,
+    TorchMissingError,
     TraceError,
     UnverifiedError,
     VerifyError,
@@ -79,6 +80,7 @@ __all__ = [
     "SchemaVersionError",
     "SignatureError",
     "StoreError",
+    "TorchMissingError",
     "TraceError",
     "TrainingStep",
     "Trust",
@@ -121,10 +123,15 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """What imports torch comes with its first use."""
+    """What imports torch comes with its first use. Raises TorchMissingError without one."""
     if name in _MODULES:
-        with no_collection():
-            module = importlib.import_module(_MODULES[name])
+        try:
+            with no_collection():
+                module = importlib.import_module(_MODULES[name])
+        except ModuleNotFoundError as error:
+            from aotc.torch_missing import torch_missing
+
+            raise torch_missing(error, f"aotc.{name}") from None
         return module if module.__name__ == f"aotc.{name}" else getattr(module, name)
     raise AttributeError(f"module 'aotc' has no attribute '{name}'")
 

@@ -266,6 +266,10 @@ class OperatorError(AotcError, LookupError):
     """Compiled code calls operators that this process has not registered. `issues` names their modules."""
 
 
+class TorchMissingError(AotcError, ModuleNotFoundError):
+    """What was asked for needs torch, which is not installed: `aotc.standalone` and most commands on stores do not."""
+
+
 class MissError(AotcError, LookupError):
     """No variant may run this call. `issues` says for the nearest variants why not, with both values.
 

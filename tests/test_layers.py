@@ -89,6 +89,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aotc.picks": RECORDS,
     "aotc.provenance": RECORDS,
     "aotc.shim": RECORDS,
+    "aotc.torch_missing": {"aotc.errors", "aotc.store"},
     "aotc.verification": RECORDS,
     "aotc.tensors": TENSORS,
     "aotc.reads": MACHINE,
@@ -104,7 +105,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aotc.manifest": MANIFEST,
     "aotc.models": MODELS,
     "aotc.store": STORE,
-    "aotc.runtime": RUNTIME,
+    "aotc.runtime": {*RUNTIME, "aotc.standalone"},
     "aotc.standalone": {*LOADING, "aotc.core", "aotc.shim", "aotc.standalone"},
     "aotc.optim": {"torch"},
     "aotc.compiler": {
@@ -161,7 +162,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aotc.tools.gate": {*MODELS, *RUNTIME, "aotc.verify", VERDICTS, ADVISE, BENCH, "aotc.tools.gate"},
     BISECTION: {*MODELS, *RUNTIME, "aotc.compiler", MESSAGES, "aotc.verify", VERDICTS, BISECTION},
     "aotc.tools.audit": {*STORE, "aotc.tools.audit"},
-    "aotc.tools.doctor": {*MODELS, *RUNTIME, "aotc", "aotc.compiler", CACHES, "aotc.tools.doctor"},
+    "aotc.tools.doctor": {*MODELS, *RUNTIME, "aotc", "aotc.compiler", "aotc.standalone", CACHES, "aotc.tools.doctor"},
     "aotc.tools.inspection": {*STORE, *READING, "aotc.picks", "aotc.tools.inspection", PAGE, VERDICTS},
 }
 """For each part of aotc: the parts and the packages that it may import beside the standard library."""
@@ -421,6 +422,7 @@ def test_the_public_surface() -> None:
         "SchemaVersionError",
         "SignatureError",
         "StoreError",
+        "TorchMissingError",
         "TraceError",
         "TrainingStep",
         "Trust",

@@ -62,7 +62,7 @@ class _Main(click.Group):
     def invoke(self, context: click.Context) -> Any:
         """Print an AotcError as it is and exit with 2; everything else is a bug and keeps its traceback."""
         try:
-            with _temporary_folder_typed():
+            with _temporary_folder_typed(), _missing_torch_typed():
                 return super().invoke(context)
         except AotcError as error:
             with suppress(OSError):
@@ -86,6 +86,17 @@ def _temporary_folder_typed() -> Iterator[None]:
             raise
         hint = "set TMPDIR to a folder that can be written, as a volume or a tmpfs"
         raise StoreError(str(error.strerror), hint=hint) from error
+
+
+@contextmanager
+def _missing_torch_typed() -> Iterator[None]:
+    """Raise TorchMissingError where a command imports torch, which is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        from aotc.torch_missing import torch_missing
+
+        raise torch_missing(error, "this command") from None
 
 
 def _open_closed_streams() -> None:

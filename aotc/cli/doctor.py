@@ -28,8 +28,8 @@ def doctor(what: str | None, compat: Literal["minor", "abi"], store_path: Path |
     """Check this machine: can it load and build?
 
     With REF: would that bundle load here, rule by rule; by --compat abi, with each symbol that this torch lacks. With
-    MANIFEST: can it be built here. Each check is ok, warn or fail, with what to do. Writes nothing. Exit code 1 if a
-    check fails, 2 if the checks could not run.
+    MANIFEST: can it be built here. Where torch is not installed: can aotc.standalone load it. Each check is ok, warn
+    or fail, with what to do. Writes nothing. Exit code 1 if a check fails, 2 if the checks could not run.
     """
     with printing_to_stderr():
         checks = _checks(what, store_path, compat)
@@ -54,15 +54,22 @@ def _checks(what: str | None, store_path: Path | str, compat: Literal["minor", "
     if what is None:
         from aotc.tools.doctor.machine import check_machine
 
-        return [torch, *check_machine(str(store_path))]
+        return [torch, *check_machine(str(store_path), with_torch=torch.status == "ok")]
     if is_manifest(Path(what)):
+        if torch.status == "warn":
+            return [msgspec.structs.replace(torch, status="fail")]
         from aotc.tools.doctor.build_checks import check_manifest
 
         return [torch, *check_manifest(Path(what), str(store_path))]
     from aotc.store.reference import parse_reference
-    from aotc.tools.doctor.bundle_checks import check_bundle
 
     reference = parse_reference(what)
+    if torch.status == "warn":
+        from aotc.tools.doctor.standalone_checks import check_standalone_bundle
+
+        return [torch, *check_standalone_bundle(reference, store_of(store_path, reference)[0])]
+    from aotc.tools.doctor.bundle_checks import check_bundle
+
     return [torch, *check_bundle(reference, store_of(store_path, reference)[0], compat)]
 
 

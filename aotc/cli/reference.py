@@ -18,7 +18,8 @@ _INTRODUCTION = """\
 For users of the command line. This file is generated: `python -m aotc.cli.reference > aotc/cli/COMMANDS.md`.
 
 Install the command line with `pip install 'aotc[build]'`. `aotc --help` lists the commands, `aotc COMMAND --help` shows
-one of them. On a machine that only serves, `pip install aotc click` is enough for `aotc doctor`.
+one of them. On a machine that only serves, `aotc doctor` needs no more than `click`. Where torch is not installed,
+commands that need it, as `build`, `verify` and `bench`, say so; `ls`, `inspect`, `fetch` and `sign` do not need it.
 
 - **REF** is `[STORE#]model[:tag]` or `[STORE#]model@sha256:…`. `verify`, `inspect` and `aotc.load` also take
   `oci://HOST[:PORT]/REPO[:tag]` and `oci://HOST[:PORT]/REPO@sha256:…`. The tag is `latest` where none is given.

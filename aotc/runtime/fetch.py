@@ -7,14 +7,12 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never, cast
 
-import torch
-
 from aotc.errors import CorruptError, EnvironmentMismatchError, Issue, StoreError
 from aotc.runtime.options import options_error, refuse_unknown
-from aotc.runtime.select import select_artifact
 from aotc.store.cache_folder import cache_folder
 from aotc.store.files.temporary_folders import TemporaryFolder
 from aotc.store.layout.bundle import Bundle, BundleEntry, read_bundle
@@ -51,7 +49,7 @@ def fetch(
         ref: `oci://HOST[:PORT]/REPOSITORY[:tag]` or `…@sha256:…`, or `URL#model[:tag]` of object storage.
         store: the folder of the local store, made if there is none; else `$AOTC_STORE`, else `$AOTC_CACHE_DIR/store`.
         target: fetch the artifact for this target, as `cuda:sm_90`; else for each kind of device of this machine the
-            most capable one that it runs.
+            most capable one that it runs; where torch is not installed, that which `aotc.standalone.load` runs.
         trust: the keys and the time, as for `aotc.load`. Whether an artifact has run or passed is for the load to ask.
         compat: without a target, what this machine runs by `aotc.load(…, compat=compat)`.
 
@@ -94,31 +92,56 @@ def local_store(store: str | os.PathLike[str] | None = None) -> Path:
     return Path(store or set_here or "")
 
 
-def runnable(
-    entries: Sequence[BundleEntry], read: Callable[[BundleEntry], Artifact], compat: Compat = "minor"
-) -> list[BundleEntry]:
+ReadEntry = Callable[[BundleEntry], "Artifact"]
+Select = Callable[[Sequence[BundleEntry], ReadEntry], "Artifact"]
+"""The most capable artifact that this machine runs. Raises EnvironmentMismatchError."""
+
+
+def runnable(entries: Sequence[BundleEntry], read: ReadEntry, compat: Compat = "minor") -> list[BundleEntry]:
     """For each kind of device of this machine the most capable artifact. Raises EnvironmentMismatchError."""
-    devices = [torch.device("cpu")]
-    if torch.cuda.is_available():
-        devices.append(torch.device("cuda", torch.cuda.current_device()))
+    without_torch = find_spec("torch") is None
+    devices = _without_torch() if without_torch else _with_torch(compat)
     chosen = [entry for entry in entries if entry.is_cache]  # compared when it is restored
     rejected: list[Issue] = []
-    for device in devices:
-        ours = [entry for entry in entries if entry.target.partition(":")[0] == device.type]
+    for device, select in devices.items():
+        ours = [entry for entry in entries if entry.target.partition(":")[0] == device]
         try:
-            target = select_artifact(ours, device, read, compat).target if ours else ""
+            target = select(ours, read).target if ours else ""
         except EnvironmentMismatchError as error:
             rejected += error.issues
         else:
             chosen += [entry for entry in ours if entry.target == target]
     if not chosen:
         there = ", ".join(entry.target for entry in entries)
+        no_gpu = ", and no torch, which runs code for GPUs" if without_torch else ""
         raise EnvironmentMismatchError(
             f"the bundle holds {there}; none of it runs on this machine",
-            issues=tuple(rejected) or (Issue(f"this machine has {' and '.join(one.type for one in devices)}"),),
+            issues=tuple(rejected) or (Issue(f"this machine has {' and '.join(devices)}{no_gpu}"),),
             hint="say which to fetch for another machine: target=…, or `aotc fetch --target`",
         )
     return chosen
+
+
+def _with_torch(compat: Compat) -> dict[str, Select]:
+    """By device: what `aotc.load` would take."""
+    import torch
+
+    from aotc.runtime.select import select_artifact
+
+    devices = [torch.device("cpu")]
+    if torch.cuda.is_available():
+        devices.append(torch.device("cuda", torch.cuda.current_device()))
+    return {
+        device.type: lambda entries, read, device=device: select_artifact(entries, device, read, compat)  # type: ignore[misc]
+        for device in devices
+    }
+
+
+def _without_torch() -> dict[str, Select]:
+    """By device: what `aotc.standalone.load` would take."""
+    from aotc.standalone.loading import select_standalone
+
+    return {"cpu": select_standalone}
 
 
 def remove_damaged(store: Store, error: CorruptError) -> None:

@@ -1,4 +1,7 @@
-"""The options of `aotc.load`: those that belong together as one argument each, and all of them as one value."""
+"""The options of `aotc.load`: those that belong together as one argument each, and all of them as one value.
+
+Torch is not imported with this module: `aotc.fetch` uses it without one.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,21 @@ import difflib
 import inspect
 import math
 import os
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
-import torch
-from torch import Tensor, nn
 
 from aotc.errors import BindError, Issue
 from aotc.machine.this_host import Compat
-from aotc.reads.module_check import ModuleCheck
 from aotc.store.reference import Reference, parse_reference, store_named, store_of
 from aotc.store.signing.policy import Trust
 
 if TYPE_CHECKING:
+    import torch
+
+    from aotc.reads.module_check import ModuleCheck
     from aotc.runtime.call import OnMiss
     from aotc.runtime.checkpoints.checkpoint_files import Checkpoint, Weights
     from aotc.runtime.checkpoints.state import CheckpointState
@@ -98,6 +102,10 @@ OptionCheck = tuple[str, Any, bool, str]
 
 def check_options(options: LoadOptions, module: Any) -> None:
     """Raises BindError for options of a wrong type, which would otherwise be ignored on some machines."""
+    from torch import nn
+
+    from aotc.reads.module_check import ModuleCheck
+
     one_text = isinstance(options.ignore, str)
     checks: list[OptionCheck] = [
         ("ref", options.ref, isinstance(options.ref, str), "a text: [STORE#]model[:tag]"),
@@ -141,6 +149,8 @@ def _is_count(value: Any) -> bool:
 
 
 def _is_device(value: Any) -> bool:
+    import torch
+
     try:
         return value is None or torch.device(value) is not None
     except (RuntimeError, TypeError):
@@ -157,14 +167,17 @@ def options_error(wrong: Sequence[tuple[str, Any, str]], function: str = "load")
         Issue(f"{name} is {_shown(value)}, and may be {expected}", expected=expected, actual=_shown(value))
         for name, value, expected in wrong
     ]
-    swapped = any(name == "ref" and isinstance(value, nn.Module) for name, value, _ in wrong)
+    torch = sys.modules.get("torch")
+    module = torch.nn.Module if torch else ()
+    swapped = any(name == "ref" and isinstance(value, module) for name, value, _ in wrong)
     hint = 'the reference comes first: aotc.load("STORE#model:tag", module)' if swapped else ""
     return BindError(f"aotc.{function} was called with what it does not take", issues=tuple(issues), hint=hint)
 
 
 def _shown(value: Any) -> str:
     """Not the whole `repr` of a module or of tensors, which has many lines."""
-    if isinstance(value, nn.Module | Tensor | Mapping):
+    torch = sys.modules.get("torch")
+    if isinstance(value, (Mapping, torch.nn.Module, torch.Tensor) if torch else Mapping):
         return f"a {type(value).__qualname__}"
     text = repr(value)
     return text if len(text) <= 100 else f"{text[:99]}…"

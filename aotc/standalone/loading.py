@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 import logging
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from aotc.errors import BindError, Issue, UnverifiedError
 from aotc.machine.compatibility import rules_of_host
 from aotc.machine.this_host import numbers, refuse_free_threading
 from aotc.records import Artifact, Environment
-from aotc.selection import most_capable, of_target
+from aotc.selection import ForTarget, most_capable, of_target
 from aotc.standalone.cpu_environment import cpu_environment
 from aotc.standalone.openmp_threads import spin_briefly
 from aotc.standalone.shim_library import ShimLibrary
@@ -29,6 +31,8 @@ OLDEST, NEWEST = (2, 11), (2, 15)
 _LIMIT = (256 << 20) + (1 << 20)
 """Bytes that an artifact's file of constants may have."""
 _TRUST = {"AOTC_TRUSTED_KEYS", "AOTC_SIGNED_AFTER", "AOTC_REQUIRE"}
+
+C = TypeVar("C", bound=ForTarget)
 
 _log = logging.getLogger("aotc")
 
@@ -89,7 +93,7 @@ def load(
     here = [entry for entry in bundle.artifacts if opened.blobs.has(entry.digest, entry.size)]
     among = of_target(here if here and target is None else bundle.artifacts, target)
     read = functools.cache(functools.partial(read_artifact, opened))
-    artifact = most_capable(among, "cpu", read, _mismatches, cpu_environment)
+    artifact = select_standalone(among, read)
     _check_trust(artifact, trust)
     refuse_unsupported(artifact)
     state = state_tensors(artifact, weights, functools.partial(opened.blobs.load, limit=_LIMIT))
@@ -129,6 +133,11 @@ def _check_trust(artifact: Artifact, trust: Trust | None) -> None:
             target=artifact.target,
             reason="unverified",
         )
+
+
+def select_standalone(entries: Sequence[C], read: Callable[[C], Artifact]) -> Artifact:
+    """The most capable artifact that this machine runs without torch. Raises EnvironmentMismatchError."""
+    return most_capable(entries, "cpu", read, _mismatches, cpu_environment)
 
 
 def _mismatches(artifact: Artifact, here: Environment) -> list[Issue]:

@@ -1,15 +1,19 @@
-"""What `pip install aotc` brings, without extras, loads and serves; the command line asks for its own extra."""
+"""What `pip install aotc` brings serves without torch, and with the extra `torch` through it; the command line asks for
+its own extra."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import click
 import msgspec
@@ -27,6 +31,7 @@ from aotc.store.layout.publishing import publish
 from aotc.store.layout.store import Store
 from aotc.store.reference import parse_reference
 from aotc.store.tagging import set_tags
+from examples.models import transformer_block
 
 SERVE = """
 import sys
@@ -48,50 +53,162 @@ print("served")
 """
 
 
-def required(dist: Distribution, found: dict[str, Distribution]) -> dict[str, Distribution]:
-    """The distributions that `dist` requires here without extras, those that they require, and so on, by name."""
+def required(dist: Distribution, extra: str, found: dict[str, Distribution]) -> dict[str, Distribution]:
+    """The distributions that `dist` requires here with an extra ("" for none), those that they require, and so on."""
     for requirement in map(Requirement, dist.requires or ()):
-        if requirement.name not in found and (not requirement.marker or requirement.marker.evaluate({"extra": ""})):
+        wanted = not requirement.marker or requirement.marker.evaluate({"extra": extra})
+        if requirement.name not in found and wanted:
             found[requirement.name] = distribution(requirement.name)
-            required(found[requirement.name], found)
+            required(found[requirement.name], "", found)
     return found
 
 
-@pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Python in a new virtual environment with aotc's wheel, and all that it requires.
-
-    Links to what is installed here stand for downloads of the same.
-    """
-    folder = tmp_path_factory.mktemp("runtime")
-    environment, wheels = folder / "environment", folder / "wheels"
-    pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
-    wheel = ("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", wheels, ROOT)
-    for command in (
-        (sys.executable, "-m", "venv", "--without-pip", environment),
-        (*pip, *wheel),
-        (*pip, "--python", environment / "bin" / "python", "install", "--no-deps", "--no-index", "-f", wheels, "aotc"),
-    ):
-        subprocess.run(list(map(str, command)), check=True, timeout=300)
-    (packages,) = (environment / "lib").glob("python*/site-packages")
-    (installed,) = packages.glob("aotc-*.dist-info")
-    for dist in required(Distribution.at(installed), {}).values():
+def link(dists: Iterable[Distribution], folder: Path) -> None:
+    """Links to what is installed here, which stand for downloads of the same."""
+    for dist in dists:
         for top in {path.parts[0] for path in dist.files or () if path.parts[0] not in ("..", "__pycache__")}:
-            (packages / top).symlink_to(Path(str(dist.locate_file(top))))
-    return environment / "bin" / "python"
+            if not (folder / top).exists():
+                (folder / top).symlink_to(Path(str(dist.locate_file(top))))
 
 
-def run(python: Path, *arguments: object, folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = {"PATH": "", "HOME": str(folder), "PYTHONPATH": str(ZOO)}
+PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
+
+
+def done(*command: object) -> None:
+    subprocess.run(list(map(str, command)), check=True, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheels")
+    done(*PIP, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, ROOT)
+    (built,) = folder.glob("aotc-*.whl")
+    return built
+
+
+def installed(wheel: Path, environment: Path, extra: str) -> Path:
+    """Python in a new virtual environment with aotc's wheel, and all that it requires with an extra."""
+    python = environment / "bin" / "python"
+    done(sys.executable, "-m", "venv", "--without-pip", environment)
+    done(*PIP, "--python", python, "install", "--no-deps", "--no-index", "--ignore-installed", wheel)
+    (packages,) = (environment / "lib").glob("python*/site-packages")
+    (dist,) = packages.glob("aotc-*.dist-info")
+    link(required(Distribution.at(dist), extra, {}).values(), packages)
+    return python
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return installed(wheel, tmp_path_factory.mktemp("runtime") / "environment", "torch")
+
+
+@pytest.fixture(scope="module")
+def bare_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Without an extra, and so without torch."""
+    return installed(wheel, tmp_path_factory.mktemp("bare") / "environment", "")
+
+
+def run(
+    python: Path, *arguments: object, folder: Path, packages: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join(map(str, filter(None, (ZOO, packages))))
+    environment = {"PATH": "", "HOME": str(folder), "PYTHONPATH": path}
     command = list(map(str, (python, *arguments)))
     return subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
 
 
-def test_an_artifact_is_served_by_the_wheel_without_extras(
-    python: Path, zoo_store: Path, zoo: Any, tmp_path: Path
+# -- without torch ----------------------------------------------------------------------------------------------------
+
+WITHOUT_TORCH = """
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import aotc, aotc.standalone
+
+remote, folder = sys.argv[1], Path(sys.argv[2])
+assert aotc.__file__.startswith(sys.prefix), aotc.__file__
+others = ("torch", "numpy", "click", "safetensors", "filelock")
+assert not [name for name in others if find_spec(name)]
+fetched = aotc.fetch(remote, store=folder / "fetched")
+model = aotc.standalone.load(fetched, weights=folder / "model.safetensors")
+x = memoryview((folder / "x").read_bytes()).cast("f", [4, 128, 256])
+(folder / "y").write_bytes(model(x).tobytes())
+try:
+    aotc.load(fetched)
+except aotc.TorchMissingError as error:
+    print(error)
+try:
+    aotc.fetch(remote, signed_after=0)
+except aotc.BindError as error:
+    print(error.hint)
+"""
+
+
+def test_without_an_extra_an_artifact_is_fetched_and_served_without_torch(
+    bare_python: Path, quickstart_store: Path, tmp_path: Path
 ) -> None:
+    torch.manual_seed(0)
+    module, x = transformer_block(width=256, heads=4).eval(), torch.randn(4, 128, 256)
+    save_file(module.state_dict(), tmp_path / "model.safetensors")
+    (tmp_path / "x").write_bytes(x.numpy().tobytes())
+    ran = run(bare_python, "-c", WITHOUT_TORCH, f"file://{quickstart_store}#quickstart", tmp_path, folder=tmp_path)
+    message, install, moved = ran.stdout.splitlines()
+    assert (ran.returncode, message) == (0, "aotc.load needs torch, which is not installed"), ran.stderr
+    assert install.startswith("  hint: pip install 'torch") and "pip install 'aotc[torch]'" in install
+    assert moved == "write trust=aotc.Trust(signed_after=0)"
+    with torch.no_grad():
+        expected = module(x)
+    given = torch.frombuffer(bytearray((tmp_path / "y").read_bytes()), dtype=torch.float32).view(4, 128, 256)
+    assert torch.allclose(given, expected, atol=1e-4)
+
+
+def test_the_command_line_does_without_torch_what_needs_none(
+    bare_python: Path, quickstart_store: Path, zoo_store: Path, tmp_path: Path
+) -> None:
+    (packages := tmp_path / "packages").mkdir()
+    for name in ("click", "rich", "PyYAML", "jsonschema"):
+        link([distribution(name), *required(distribution(name), "", {}).values()], packages)
+    (tmp_path / "manifest.yaml").write_text("version: 1\nmodels: {one: {factory: 'torch.nn:Linear'}}\n")
+    fetch = ("fetch", f"file://{quickstart_store}#quickstart", "--store", "fetched")
+    of_zoo = ("--store", zoo_store)
+    for arguments, code, told in (
+        (("--help",), 0, "Compile PyTorch models"),
+        (("verify", "--help"), 0, "Compare compiled code with eager"),
+        (fetch, 0, "fetched fetched#quickstart:latest"),
+        (("ls", "--store", "fetched"), 0, "quickstart"),
+        (("inspect", "fetched#quickstart"), 0, "fits: it can run without torch"),
+        (("fsck", "--store", "fetched"), 0, ""),
+        (("doctor", "--store", "fetched"), 0, "aotc.standalone can run code for CPUs"),
+        (("doctor", "fetched#quickstart"), 0, "aotc.standalone.load takes cpu:"),
+        (("doctor", "pooled", *of_zoo), 1, "inputs are padded"),
+        (("doctor", "manifest.yaml"), 1, "not installed: aotc.load and builds need it"),
+        (("verify", "fetched#quickstart"), 2, "this command needs torch, which is not installed"),
+        (("build", "manifest.yaml"), 2, "pip install 'aotc[torch]'"),
+    ):
+        ran = run(bare_python, "-m", "aotc", *arguments, folder=tmp_path, packages=packages)
+        assert ran.returncode == code and told in ran.stdout + ran.stderr, (arguments, ran.stdout + ran.stderr)
+
+
+def test_the_wheel_is_for_every_python_from_3_11_on(wheel: Path) -> None:
+    """Both extensions are of the limited API, as its tag says."""
+    assert re.fullmatch(r"aotc-[\d.]+-cp311-abi3-linux_x86_64\.whl", wheel.name)
+    with ZipFile(wheel) as archive:
+        names = archive.namelist()
+        (described,) = [archive.read(name).decode() for name in names if name.endswith(".dist-info/WHEEL")]
+    assert "Tag: cp311-abi3-linux_x86_64" in described.splitlines()
+    assert {name for name in names if name.endswith(".so")} == {
+        "aotc/core/_cpu.abi3.so",
+        "aotc/core/_evaluator.abi3.so",
+    }
+
+
+# -- with torch -------------------------------------------------------------------------------------------------------
+
+
+def test_an_artifact_is_served_by_the_wheel_with_torch(python: Path, zoo_store: Path, zoo: Any, tmp_path: Path) -> None:
     torch.manual_seed(0)
     save_file(zoo.Linear().state_dict(), tmp_path / "model.safetensors")
     ran = run(python, "-c", SERVE, zoo_store, tmp_path / "model.safetensors", folder=tmp_path)
@@ -102,7 +219,7 @@ def test_the_last_stage_of_the_container_serves(python: Path, quickstart_store: 
     """Its files, its variables and its CMD, in this environment in the place of an image, with an empty PATH."""
     *_, stage, last = (ROOT / "examples" / "container" / "Dockerfile").read_text().split("\nFROM ")
     assert stage.startswith("base AS service") and last.startswith("service\n")
-    assert re.findall(r"RUN (.+)", stage) == ['pip install --no-cache-dir "$(echo /wheels/aotc-*.whl)[sign]"']
+    assert re.findall(r"RUN (.+)", stage) == ['pip install --no-cache-dir "$(echo /wheels/aotc-*.whl)[torch,sign]"']
     app, store = tmp_path / "app", tmp_path / "artifacts"
     for *sources, target in (line.split() for line in re.findall(r"^COPY (?!--)(.+)$", stage, re.MULTILINE)):
         (app / target).mkdir(parents=True, exist_ok=True)

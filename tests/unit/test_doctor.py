@@ -199,7 +199,8 @@ def test_this_machine(tmp_path: Path) -> None:
 
 def test_a_torch_older_than_aotc_requires_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bound is that of aotc's own package."""
-    monkeypatch.setattr("importlib.metadata.requires", lambda name: ["filelock>=3", "torch>=99.1"])
+    needed = ["msgspec>=0.19", 'torchvision>=98; extra == "torch"', 'torch<100,>=99.1; extra == "torch"']
+    monkeypatch.setattr("importlib.metadata.requires", lambda name: needed)
     code, checks = doctor()
     torch = checks["this machine", "torch"]
     assert code == 1 and (torch["needed"], torch["found"]) == ("99.1 or newer", HERE.torch)

@@ -27,6 +27,7 @@ BUILTINS = {
     "MemoryLimitError": MemoryError,
     "MissError": LookupError,
     "OperatorError": LookupError,
+    "TorchMissingError": ModuleNotFoundError,
     "GroupError": RuntimeError,
     "ForkError": RuntimeError,
     "VerifyError": RuntimeError,

@@ -19,14 +19,13 @@ from aotc.store.layout.store import Store
 from aotc.store.readable import ReadableStore
 from aotc.store.reference import Reference, is_remote
 from aotc.store.remote.remote_store import RemoteStore
-from aotc.store.signing.attachments import reader_of
-from aotc.store.signing.trust import check_signatures, read_trust
 from aotc.tools.caches.origin import rules as cache_rules
 from aotc.tools.caches.origin import this_origin, variable_rules
 from aotc.tools.caches.restore import cache_of
 from aotc.tools.doctor.checks import Check, CheckStatus, failing, from_error, from_issue
 from aotc.tools.doctor.machine import check_code_memory, targets_here
 from aotc.tools.doctor.remotes import open_once
+from aotc.tools.doctor.signature_check import check_signature
 
 _OF_MACHINE = {"operating system", "architecture", "CPU features", "packed weights", "GPU"}
 """Rules that another target keeps, and no other torch."""
@@ -47,7 +46,7 @@ def check_bundle(reference: Reference, where: str, compat: Compat = "minor") -> 
         bundle = read_bundle(store, reference)
         targets = ", ".join(entry.target for entry in bundle.artifacts)
         checks.append(Check("bundle", "reference", "ok", f"{reference.name} is {bundle.digest}, for {targets}"))
-        checks += (signed := _signed(store, bundle, reference))
+        checks += (signed := check_signature(store, bundle, reference))
         if any(entry.is_cache for entry in bundle.artifacts):
             cache = cache_of(store, bundle)
             here = this_origin()
@@ -55,18 +54,6 @@ def check_bundle(reference: Reference, where: str, compat: Compat = "minor") -> 
             return [*checks, *(_check_of(cache.target, rule, "warn") for rule in variable_rules(cache, here))]
         checks += check_code_memory("bundle")
         checks += _artifacts(store, bundle, compat, trusted=all(check.status != "fail" for check in signed))
-    return checks
-
-
-def _signed(store: ReadableStore, bundle: Bundle, reference: Reference) -> list[Check]:
-    checks: list[Check] = []
-    with failing(checks, "bundle", "signature"):
-        trust = read_trust()
-        if trust is None:
-            return [Check("bundle", "signature", "ok", "not checked: no AOTC_TRUSTED_KEYS are set")]
-        read, resolve = reader_of(store), store.attachment
-        signer = check_signatures(read, resolve, bundle.digest, reference, trust, remember=False)
-        checks.append(Check("bundle", "signature", "ok", f"trusted, by {signer.key.fingerprint[:23]}"))
     return checks
 
 

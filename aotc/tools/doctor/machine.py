@@ -10,15 +10,14 @@ import subprocess
 import sysconfig
 import tempfile
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
-
-import torch
 
 import aotc
 from aotc.machine.cpp_compiler import NOT_RUN, compiler_name, compiler_version
-from aotc.machine.environment import cpu_features
 from aotc.machine.targets import best_cpu_target, cuda_target
-from aotc.machine.this_host import glibc_version, libstdcxx_versions, refuse_free_threading
+from aotc.machine.this_host import cpu_flags, glibc_version, libstdcxx_versions, refuse_free_threading
+from aotc.standalone.cpu_environment import open_cpu
 from aotc.store.cache_folder import cache_folder
 from aotc.store.files.anonymous import anonymous_file
 from aotc.store.opening import open_readable
@@ -42,21 +41,22 @@ EXTRA = {
 """The modules of the extra `build` in pyproject.toml but click, without which no command runs, and their packages."""
 
 
-def check_machine(store: str) -> list[Check]:
+def check_machine(store: str, *, with_torch: bool) -> list[Check]:
     """Everything but torch's import (`check_torch`). `store` is the folder or URL that commands take by default."""
     return [
         *_python(),
-        _cpu(),
-        *_gpus(),
+        _cpu(targets_here() if with_torch else [best_cpu_target(cpu_flags())]),
+        *(_gpus() if with_torch else ()),
         _glibc(),
         _libstdcxx(),
         *check_code_memory(HERE),
-        _calls(),
+        *([_calls()] if with_torch else ()),
+        *check_runtime(HERE, "warn" if with_torch else "fail"),
         *_folders(),
         *check_store(store),
         *_keys(),
         *check_credentials(),
-        *check_toolchain(),
+        *(check_toolchain() if with_torch else ()),
     ]
 
 
@@ -79,19 +79,32 @@ def _calls() -> Check:
     return Check(HERE, "calls", "ok", "made by the extension aotc.core")
 
 
+def check_runtime(part: str, lack: CheckStatus) -> list[Check]:
+    """Whether the standalone runtime can be opened."""
+    checks: list[Check] = []
+    with failing(checks, part, "standalone", lack):
+        open_cpu()
+        checks.append(Check(part, "standalone", "ok", "aotc.standalone can run code for CPUs, without torch"))
+    return checks
+
+
 # -- hardware ---------------------------------------------------------------------------------------------------------
 
 
 def targets_here() -> list[str]:
     """The most capable target of this CPU, and the target of each kind of GPU that torch sees."""
+    import torch
+
+    from aotc.machine.environment import cpu_features
+
     cpu = best_cpu_target(cpu_features()) if platform.machine() in ("x86_64", "AMD64") else None
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     gpus = (cuda_target(torch.cuda.get_device_capability(index)) for index in range(count))
     return list(dict.fromkeys([*([cpu] if cpu else []), *gpus]))
 
 
-def _cpu() -> Check:
-    best = next((target for target in targets_here() if target.startswith("cpu:")), None)
+def _cpu(targets: Iterable[str | None]) -> Check:
+    best = next((target for target in targets if target and target.startswith("cpu:")), None)
     if best is None:
         machine = f"{platform.machine()}, below cpu:x86-64-v3"
         hint = "aotc runs on x86-64 CPUs with AVX2, and on CUDA GPUs of such machines"
@@ -100,6 +113,8 @@ def _cpu() -> Check:
 
 
 def _gpus() -> list[Check]:
+    import torch
+
     driver, build = _driver(), torch.version.cuda
     if build is None:
         if driver:

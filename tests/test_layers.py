@@ -34,7 +34,7 @@ RECORDS = {
 }
 TENSORS = {"aotc.tensors", "aotc.tensors.formats", "torch"}
 TARGETS = {"aotc.machine.targets", "aotc.machine.gpus"}
-HOST = {*TARGETS, "aotc.machine.elf", "aotc.machine.this_host", "aotc.machine.compatibility"}
+HOST = {*TARGETS, *(f"aotc.machine.{name}" for name in ("compatibility", "elf", "forks", "this_host"))}
 MACHINE = {
     *RECORDS,
     *HOST,
@@ -99,6 +99,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aotc.machine": {*RECORDS, *HOST, "aotc.machine", "torch", "filelock"},
     "aotc.machine.compatibility": {*RECORDS, *HOST},
     "aotc.machine.elf": set(),
+    "aotc.machine.forks": set(),
     "aotc.machine.this_host": {"aotc.errors"},
     "aotc.machine.targets": {"msgspec"},
     "aotc.machine.gpus": {*RECORDS, "aotc.machine.targets"},

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import platform
 import sys
+from pathlib import Path
 
 import torch
 
@@ -54,3 +56,9 @@ def this_environment(device: torch.device | str = "cpu") -> Environment:
         cuda=torch.version.cuda or "",
         gpu=torch.cuda.get_device_name(device) if gpu else "",
     )
+
+
+@functools.cache
+def torch_library() -> ctypes.CDLL:
+    """torch's own library for CPUs, which compiled code calls."""
+    return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))

@@ -16,10 +16,10 @@ from torch.autograd import forward_ad
 from aotc.call_table.bind import DoesNotBind, StructureMismatch, make_binder
 from aotc.call_table.dispatch import Dispatcher, Plan, Shape
 from aotc.errors import BindError, LibraryError
+from aotc.machine.forks import renew_in_child
 from aotc.reads.attributes import own_forward
 from aotc.records import Artifact, TensorLeaf, bucket_name
 from aotc.runtime.counters import Counters
-from aotc.runtime.forks import renew_in_child
 from aotc.runtime.guards import Guards, has_tangent, is_followed
 from aotc.runtime.state.call_state import ALIGNMENT, State
 from aotc.runtime.variant import Attached, direct_launch

@@ -15,6 +15,7 @@ from torch import nn
 from aotc.amounts import counted
 from aotc.call_table.misses import Explanation
 from aotc.errors import BindError, Issue
+from aotc.machine.forks import renew_in_child
 from aotc.reads.attributes import own_forward
 from aotc.reads.module_check import check_module, watch_module
 from aotc.reads.state_specs import submodules
@@ -23,7 +24,6 @@ from aotc.records import Artifact, Region, part_name
 from aotc.runtime.call import BoundModule, CompiledCall, OnMiss, streams_on
 from aotc.runtime.compiled import HOOKS, Compiled
 from aotc.runtime.conversions.call_forms import has_form
-from aotc.runtime.forks import renew_in_child
 from aotc.runtime.state.binding import bind_state
 from aotc.runtime.state.call_state import State
 from aotc.runtime.state.read_write_lock import ReadWriteLock, set_all

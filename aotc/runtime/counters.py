@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from aotc.runtime.forks import renew_in_child
+from aotc.machine.forks import renew_in_child
 
 if TYPE_CHECKING:
     from aotc.call_table.dispatch import Plan

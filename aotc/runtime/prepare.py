@@ -17,10 +17,10 @@ import torch
 from torch import nn
 
 from aotc.errors import BindError, ForkError, Issue
-from aotc.machine.environment import cpu_features
+from aotc.machine.environment import cpu_features, torch_library
+from aotc.machine.forks import end_threads, end_threads_before_forks
 from aotc.machine.this_host import Compat, refuse_free_threading
 from aotc.runtime.find import FoundBundle, find
-from aotc.runtime.forks import end_threads, end_threads_before_forks
 from aotc.runtime.libraries.files import opened
 from aotc.runtime.libraries.library import calls_back
 from aotc.runtime.libraries.required_operators import Imports, provide_operators
@@ -282,7 +282,7 @@ def _read_part(asked: LoadOptions, artifact: Artifact, found: FoundBundle, on_cp
         names = [files.library] if variant.backward is None else [files.library, variant.backward.library]
         for name in names:
             with opened(files.of(name)) as path:
-                end_threads_before_forks(ctypes.CDLL(path))
+                end_threads_before_forks(ctypes.CDLL(path), torch_library())
 
 
 def _prepared_weights(asked: LoadOptions, found: FoundBundle) -> Given:

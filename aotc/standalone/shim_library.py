@@ -18,6 +18,7 @@ import msgspec
 
 from aotc.errors import CorruptError, Issue, LibraryError
 from aotc.machine.elf import rename_needed, undefined_in
+from aotc.machine.forks import end_threads_before_forks, renew_in_child
 from aotc.records import CONSTANTS, Constant, File, Variant, bucket_name
 from aotc.standalone.cpu_environment import open_cpu
 from aotc.store.files.anonymous import anonymous_file, path_of, seal, typed_errors_of
@@ -32,19 +33,23 @@ _WITH_TORCH = "load it with aotc.load, where torch is installed; or compile the 
 
 
 class ShimLibrary:
-    """One variant's library. Several threads may run it: `concurrency` of them at a time, the others wait."""
+    """One variant's library. Several threads may run it: `concurrency` of them at a time, the others wait.
+
+    A forked child makes a container of its own at its first call, where its parent had other threads: the one that it
+    inherits may wait for threads that were inside at the fork, of which the child has none. It is left as it is.
+    """
 
     def __init__(self, variant: Variant, source: BlobReader, concurrency: int) -> None:
         """Raises LibraryError, and CorruptError where the library is not that of the record."""
         self._where = f"bucket {bucket_name(variant.bucket)}"
         files = {file.name: file for file in variant.files}
         self._library = _open(files[variant.library], source, self._where)
-        self._container = ctypes.c_void_p()
-        self._call("AOTInductorModelContainerCreateWithDevice", self._container, concurrency, b"cpu", None)
-        self._constants: list[Any] = []
-        self._handles: list[int] = []
-        if CONSTANTS in files:
-            self._bind_constants(variant, source)
+        end_threads_before_forks(self._library)
+        self._concurrency, self._making = concurrency, threading.RLock()
+        self._constants = self._map_constants(variant, source) if CONSTANTS in files else {}
+        self._handles = {name: open_cpu().handle_of(tensor) for name, tensor in self._constants.items()}
+        self._make_container()
+        renew_in_child(self, ShimLibrary._renew)
         taken, self._given = self._count("NumInputs"), self._count("NumOutputs")
         self._run = ctypes.cast(self._library.AOTInductorModelContainerRun, ctypes.c_void_p).value
         last = max((output.index for output in variant.outputs if output.index is not None), default=-1)
@@ -57,13 +62,32 @@ class ShimLibrary:
 
     def run(self, arguments: list[Any]) -> list[Any]:
         """From tensors of `aotc.core._cpu` to tensors of it, without Python's lock. Raises LibraryError."""
+        if not self._container:
+            with self._making:
+                if not self._container:
+                    self._make_container()
         outputs: list[Any] | None = open_cpu().run(self._run, self._container.value, arguments, self._given)
         if outputs is None:
             raise LibraryError(f"the library of {self._where} failed: {self._reason()}")
         return outputs
 
-    def _bind_constants(self, variant: Variant, source: BlobReader) -> None:
-        """Frozen weights, mapped where they lie in the store. The container keeps the handles, without owning them."""
+    def _make_container(self) -> None:
+        """The container keeps the handles of constants, without owning them."""
+        made = ctypes.c_void_p()
+        self._call("AOTInductorModelContainerCreateWithDevice", ctypes.byref(made), self._concurrency, b"cpu", None)
+        if self._handles:
+            pairs = [_ConstantEntry(name.encode(), handle) for name, handle in self._handles.items()]
+            entries = (_ConstantEntry * len(pairs))(*pairs)
+            function = "AOTInductorModelContainerUpdateUserManagedConstantBufferPairs"
+            # The buffer in use; every constant must be among them.
+            self._call(function, made, entries, len(entries), ctypes.c_bool(False), ctypes.c_bool(True))
+        self._container = made
+
+    def _renew(self) -> None:
+        self._making, self._container = threading.RLock(), ctypes.c_void_p()
+
+    def _map_constants(self, variant: Variant, source: BlobReader) -> dict[str, Any]:
+        """Frozen weights by their names, mapped where they lie in the store."""
         core = open_cpu()
         (index,) = [file for file in variant.files if file.name == CONSTANTS]
         source.unpack(index, text := io.BytesIO())
@@ -82,32 +106,19 @@ class ShimLibrary:
                 with source.open_mapped(file) as stream:
                     memory[file.name] = map_privately(stream)
         try:
-            for each in constants:
-                self._constants.append(_constant(core, each, memory))
+            return {each.name: _constant(core, each, memory) for each in constants}
         except (KeyError, ValueError) as error:
             raise CorruptError(
                 f"the frozen weights are not as the record says: {error}", hint="build it again"
             ) from error
-        self._handles = [core.handle_of(tensor) for tensor in self._constants]
-        pairs = zip(constants, self._handles, strict=True)
-        entries = (_ConstantEntry * len(constants))(
-            *(_ConstantEntry(each.name.encode(), handle) for each, handle in pairs)
-        )
-        function = "AOTInductorModelContainerUpdateUserManagedConstantBufferPairs"
-        # The buffer in use; every constant must be among them.
-        self._call(function, entries, len(entries), ctypes.c_bool(False), ctypes.c_bool(True), of_container=True)
 
     def _count(self, what: str) -> int:
         number = ctypes.c_size_t()
-        self._call(f"AOTInductorModelContainerGet{what}", ctypes.byref(number), of_container=True)
+        self._call(f"AOTInductorModelContainerGet{what}", self._container, ctypes.byref(number))
         return number.value
 
-    def _call(self, function: str, *arguments: Any, of_container: bool = False) -> None:
+    def _call(self, function: str, *arguments: Any) -> None:
         sized = [ctypes.c_size_t(each) if isinstance(each, int) else each for each in arguments]
-        if of_container:
-            sized.insert(0, self._container)
-        else:
-            sized[0] = ctypes.byref(sized[0])
         if getattr(self._library, function)(*sized):
             raise LibraryError(f"{function} failed for {self._where}: {self._reason()}")
 
@@ -125,7 +136,7 @@ class ShimLibrary:
     def __del__(self) -> None:
         if getattr(self, "_container", None):
             self._library.AOTInductorModelContainerDelete(self._container)
-        for handle in getattr(self, "_handles", ()):
+        for handle in getattr(self, "_handles", {}).values():
             open_cpu().drop_handle(handle)
 
 
@@ -153,7 +164,10 @@ class _Opened(NamedTuple):
 
 _opened: dict[str, _Opened] = {}
 """By the digest of a library. It stays mapped to the end: it is linked with `nodelete`."""
-_opening = threading.Lock()
+_opening = threading.RLock()
+os.register_at_fork(  # a child would find the lock held for ever
+    before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_opening.release
+)
 
 
 def _open(file: File, source: BlobReader, where: str) -> ctypes.CDLL:

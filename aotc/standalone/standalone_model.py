@@ -13,6 +13,7 @@ from aotc.call_table.obstacles import nearest, obstacles, unexplained
 from aotc.call_table.refusals import constant_hint, equal_constant, expected_issue, shape_hint, shape_issue
 from aotc.call_table.values import describe
 from aotc.errors import BindError, Issue
+from aotc.machine.forks import renew_in_child
 from aotc.records import Artifact, ConstantLeaf, TensorLeaf, bucket_name
 from aotc.standalone.array_views import Give, NoTensor, giving_like, tensor_of
 from aotc.standalone.call_results import ResultMaker, RunCall
@@ -96,8 +97,12 @@ class StandaloneModel:
         self._defaulted = [
             (at, leaf) for at, leaf in leaves if isinstance(leaf, TensorLeaf) and leaf.default is not None
         ]
-        self._counting, self._updating = threading.Lock(), threading.RLock()
+        self._renew()
+        renew_in_child(self, StandaloneModel._renew)
         self._calls, self._misses, self._copies, self._padded = [0] * len(variants), 0, 0, 0
+
+    def _renew(self) -> None:
+        self._counting, self._updating = threading.RLock(), threading.RLock()
 
     def __repr__(self) -> str:
         return f"<aotc.standalone {self.artifact.model} for {self.artifact.target}, {len(self._libraries)} buckets>"

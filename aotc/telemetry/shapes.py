@@ -13,9 +13,9 @@ from pathlib import Path
 
 from aotc.call_table.dispatch import Shape
 from aotc.errors import BindError
+from aotc.machine.forks import renew_in_child
 from aotc.runtime.call import CompiledCall
 from aotc.runtime.compiled import Compiled
-from aotc.runtime.forks import renew_in_child
 from aotc.store.files.writing import write_output
 
 

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from aotc.errors import CorruptError, LibraryError
+from aotc.machine.environment import torch_library
 from aotc.records import Constant, PackCall
-from aotc.runtime.forks import torch_library
 from aotc.store.files.disk import map_privately
 
 _tensors_of = cast(Any, torch._C)._aoti.alloc_tensors_by_stealing_from_void_ptrs

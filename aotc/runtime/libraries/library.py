@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from aotc.errors import CorruptError, LibraryError
-from aotc.machine.environment import cpu_features
+from aotc.machine.environment import cpu_features, torch_library
+from aotc.machine.forks import end_threads_before_forks, renew_in_child
 from aotc.records import Variant, bucket_name
-from aotc.runtime.forks import end_threads_before_forks, renew_in_child, torch_library
 from aotc.runtime.libraries.files import opened
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class CLibrary:
         self._constant_handles: list[ctypes.c_void_p] = []
         self._place = device.encode(), kernels and kernels.encode()
         self._library = self._open(path)
-        end_threads_before_forks(self._library)
+        end_threads_before_forks(self._library, torch_library())
         self._concurrency = ctypes.c_size_t(concurrency)
         self._making = threading.RLock()
         self._make_container()

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from aotc.errors import LibraryError
-from aotc.runtime.forks import end_threads_before_forks, renew_in_child
+from aotc.machine.environment import torch_library
+from aotc.machine.forks import end_threads_before_forks, renew_in_child
 from aotc.runtime.libraries.files import opened
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def open_runner(files: LibraryFiles, device: torch.device, concurrency: int, *, 
 
 def _open_runner(files: LibraryFiles, concurrency: int) -> RunnerLibrary:
     with opened(files) as path:
-        end_threads_before_forks(ctypes.CDLL(path))
+        end_threads_before_forks(ctypes.CDLL(path), torch_library())
         runner = _aoti.AOTIModelContainerRunnerCpu(path, concurrency)
         return RunnerLibrary(runner, files.constants(torch.device("cpu")))
 

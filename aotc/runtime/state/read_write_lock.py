@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from aotc.errors import BindError
-from aotc.runtime.forks import renew_in_child
+from aotc.machine.forks import renew_in_child
 
 T = TypeVar("T")
 

@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from aotc.errors import AotcError, BindError, GradientError, ManifestError, MissError
+from aotc.machine.forks import renew_in_child
 from aotc.machine.processes import last_lines
 from aotc.runtime.call import CompiledCall
-from aotc.runtime.forks import renew_in_child
 from aotc.tools.remembering.building.while_waiting import write_line
 from aotc.tools.remembering.call_counts import CallCounts, in_words
 from aotc.tools.remembering.code_loading import REFUSED

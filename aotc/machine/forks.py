@@ -1,23 +1,18 @@
 """A forked child has one thread. Locks that other threads held at the fork are never released in it.
 
 OpenMP's threads do not exist there either, and the child would wait for them in its first parallel loop: they end
-before a fork. GNU's OpenMP
-keeps a pool for each thread that has run such a loop. Only the forking thread's is known to the child; the parent's
-next loop starts its threads anew.
+before a fork. GNU's OpenMP keeps a pool for each thread that has run such a loop. Only the forking thread's is known to
+the child; the parent's next loop starts its threads anew.
 """
 
 from __future__ import annotations
 
 import ctypes
-import functools
 import os
 import sys
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
-
-import torch
 
 T = TypeVar("T")
 
@@ -54,19 +49,14 @@ _SOFT = 1
 _pauses: dict[int | None, Callable[[int], int]] = {}
 
 
-def end_threads_before_forks(library: ctypes.CDLL) -> None:
-    """From now on: those that torch runs, and those of a compiled library, whose OpenMP may be another file."""
-    for user in (library, torch_library()):
+def end_threads_before_forks(*libraries: ctypes.CDLL) -> None:
+    """From now on: those that each of the libraries runs, whose OpenMP may be another file."""
+    for user in libraries:
         try:
             pause = user.omp_pause_resource_all  # sought in what it is linked to, too
         except AttributeError:
             continue
         _pauses[ctypes.cast(pause, ctypes.c_void_p).value] = pause
-
-
-@functools.cache
-def torch_library() -> ctypes.CDLL:
-    return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
 
 
 def end_threads() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
@@ -37,6 +36,8 @@ def of_target(entries: Sequence[C], target: str | None) -> list[C]:
     hint = "leave `target` out: then the most capable one that this machine runs is taken"
     held = [entry.target for entry in entries]
     known = [*held, *CPU_FEATURES]
+    import difflib
+
     meant = [name for name in known if name.partition(":")[2] == target] or difflib.get_close_matches(
         str(target), known, n=1, cutoff=0.8
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
@@ -79,6 +78,8 @@ def mistyped(names: Sequence[str], known: Collection[str]) -> list[str]:
     prefixed = any(f".{name}".endswith(f".{one}") or f".{one}".endswith(f".{name}") for name in names for one in known)
     if prefixed:  # those of a model around this one or inside it
         return [""] * len(names)
+    import difflib
+
     found = (difflib.get_close_matches(name, known, n=1, cutoff=0.8) for name in names)
     return [f"did you mean `{matches[0]}`?" if matches else "" for matches in found]
 

@@ -1,14 +1,17 @@
 """CPU seconds from the start of a process to the first output, and of one call: with torch, without, and without numpy.
 
-    python tests/benchmarks/standalone_start.py STORE#quickstart WEIGHTS.safetensors [--rounds 5]
+    python tests/benchmarks/standalone_start.py STORE#quickstart WEIGHTS.safetensors [--rounds 5] [--python PYTHON]
 
-All in one run, in turns; the least of the rounds. The input is float32 [1, 128, 256], as of manifests/quickstart.yaml.
+All in one run, in turns; the least of the rounds. Modules have bytecode, as pip installs them: a round before the first
+one writes it. `--python` is for the ways without torch: of an environment in which aotc is installed without extras
+(and numpy), whose start has no more than it needs. The input is float32 [1, 128, 256], as of manifests/quickstart.yaml.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 
@@ -44,9 +47,11 @@ x = memoryview(bytes(4 * 128 * 256)).cast("f", [{SHAPE}])
 }
 
 
-def measured(code: str, calls: int, *arguments: str) -> list[float]:
-    command = [sys.executable, "-c", code + TIMED.replace("CALLS", str(calls)), *arguments]
-    found: list[float] = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+def measured(python: str, code: str, calls: int, *arguments: str) -> list[float]:
+    command = [python, "-c", code + TIMED.replace("CALLS", str(calls)), *arguments]
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    ran = subprocess.run(command, env=variables, stdout=subprocess.PIPE, text=True, check=True)
+    found: list[float] = json.loads(ran.stdout)
     return found
 
 
@@ -56,11 +61,13 @@ def main() -> None:
     parser.add_argument("weights")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--calls", type=int, default=50)
+    parser.add_argument("--python", default=sys.executable, help="the interpreter of the ways without torch")
     given = parser.parse_args()
+    pythons = {way: sys.executable if "import sys, torch" in code else given.python for way, code in WAYS.items()}
     rounds = [
-        {way: measured(code, given.calls, given.ref, given.weights) for way, code in WAYS.items()}
-        for _ in range(given.rounds)
-    ]
+        {way: measured(pythons[way], code, given.calls, given.ref, given.weights) for way, code in WAYS.items()}
+        for _ in range(given.rounds + 1)
+    ][1:]
     least = {way: [min(each[way][column] for each in rounds) for column in range(3)] for way in WAYS}
     base = least["aotc with torch"]
     print(f"{'':22}{'first output, CPU s':>22}{'ratio':>8}{'call, CPU ms':>14}{'ratio':>8}{'memory, MiB':>13}")

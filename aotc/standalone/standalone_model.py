@@ -235,10 +235,10 @@ class StandaloneModel:
     def _miss(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         with self._counting:
             self._misses += 1
-        error = error_of(self.artifact, self.explain(*args, **kwargs))
+        # No frame may hold the error: its traceback holds the frames, and they hold the inputs.
         if callable(self.on_miss):
-            return self.on_miss(error, *args, **kwargs)
-        raise error
+            return self.on_miss(error_of(self.artifact, self.explain(*args, **kwargs)), *args, **kwargs)
+        raise error_of(self.artifact, self.explain(*args, **kwargs))
 
     def _explain_leaves(self, bound: _Bound) -> Explanation:
         dispatcher, variants, state = self._dispatcher, self.artifact.variants, self._state

@@ -103,12 +103,21 @@ PyObject* checked(PyObject* object) {
   return object;
 }
 
+struct KeptError {  // a Python exception, set aside while code of others runs
+  PyObject *type, *value, *trace;
+  KeptError() { PyErr_Fetch(&type, &value, &trace); }
+  ~KeptError() { PyErr_Restore(type, value, trace); }
+};
+
 // Releases an owner of memory, which may need the GIL, from any thread.
 template <typename Owner, void (*RELEASE)(Owner*)>
 void release_owner(Storage* storage) {
   if (!Py_IsInitialized()) return;
   PyGILState_STATE state = PyGILState_Ensure();
-  RELEASE(static_cast<Owner*>(storage->owner));
+  {
+    KeptError kept;
+    RELEASE(static_cast<Owner*>(storage->owner));
+  }
   PyGILState_Release(state);
 }
 
@@ -234,6 +243,7 @@ PyObject* from_dlpack(PyObject* object) {
   } catch (const std::exception& error) {
     if (!PyErr_Occurred()) PyErr_SetString(PyExc_BufferError, error.what());
   }
+  KeptError kept;
   Py_DECREF(capsule);  // one that nobody took deletes its tensor
   return made;
 }

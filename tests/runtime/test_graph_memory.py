@@ -162,3 +162,21 @@ def test_a_call_while_the_caller_captures_is_launched_directly_and_its_first_one
     attached.run(leaves, State(), plan, leaves)
     assert run_captured(attached, leaves, State(), plan, leaves).tolist() == [2, 2]
     assert ran == ["graph", "direct", "direct"]
+
+
+def test_the_pools_of_freed_models_return_to_the_gpu_with_the_next_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch keeps a pool whose graphs are gone: ten releases in turn would hold ten. Not in a finalizer, which may run
+    while a graph is captured."""
+    returned: list[str] = []
+    monkeypatch.setattr("torch.cuda.empty_cache", lambda: returned.append("now"))
+    monkeypatch.setattr("aotc.runtime.cuda.graphs._freed", [])
+    serving = GraphPool(CPU)
+    other = GraphPool(CPU)
+    assert returned == []
+    del serving
+    assert returned == []
+    serving = GraphPool(CPU)
+    assert returned == ["now"]
+    third = GraphPool(CPU)
+    assert returned == ["now"]
+    del other, serving, third

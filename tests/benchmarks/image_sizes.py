@@ -11,7 +11,7 @@ import subprocess
 from importlib import metadata
 
 MB = 1e6
-STAGES = {"base": ("torch",), "service": ("aotc[sign]",), "tools": ("aotc[build,oci,sign]",)}
+STAGES = {"base": ("torch",), "service": ("aotc[torch,sign]",), "tools": ("aotc[build,oci,sign]",)}
 WITH_COMPILER = "tools"
 _NAME = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[([^\]]*)\])?")
 

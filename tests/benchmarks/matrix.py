@@ -5,7 +5,7 @@
         --load haswell="qemu-x86_64 -cpu Haswell …/bin/python" --load old-glibc="chroot … python3"
 
 `--on` is an environment that builds and loads, `--load` one that only loads: a name and a command that starts Python,
-with torch and what `aotc[build]` needs (`msgspec`, `safetensors`, `zstandard` and `filelock` to load). The stores are
+with torch and what `aotc[build]` needs (`msgspec`, `safetensors` and `zstandard` to load). The stores are
 built in FOLDER, which every environment must see under its path; units that are there already are not built again.
 
 On each builder, every patch of its torch version is applied, also those for GPUs (`--patches` does nothing else), a

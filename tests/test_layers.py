@@ -28,11 +28,12 @@ RECORDS = {
         "aotc.records",
         "aotc.provenance",
         "aotc.tensors.formats",
+        "aotc.tensors.strides",
         "aotc.verification",
     },
     *{"aotc.expressions", "msgspec"},
 }
-TENSORS = {"aotc.tensors", "aotc.tensors.formats", "torch"}
+TENSORS = {"aotc.tensors", "aotc.tensors.strides", "torch"}
 TARGETS = {"aotc.machine.targets", "aotc.machine.gpus"}
 HOST = {*TARGETS, *(f"aotc.machine.{name}" for name in ("compatibility", "elf", "forks", "this_host"))}
 MACHINE = {
@@ -85,6 +86,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aotc.expressions": RECORDS,
     "aotc.records": RECORDS,
     "aotc.tensors.formats": set(),
+    "aotc.tensors.strides": set(),
     "aotc.selection": {*RECORDS, *TARGETS, "aotc.store"},
     "aotc.picks": RECORDS,
     "aotc.provenance": RECORDS,
@@ -354,7 +356,9 @@ def test_importing_aotc_imports_no_torch(name: str) -> None:
 def test_the_standalone_loader_imports_neither_torch_nor_the_other_loader() -> None:
     names = imported_by("import aotc.standalone, aotc.standalone.loading, aotc.store.signing.trust")
     with_torch = ("torch", "numpy", "aotc.runtime", "aotc.tensors.")
-    assert not {name for name in names - {"aotc.tensors.formats"} if name.startswith(with_torch)}
+    assert not {
+        name for name in names - {"aotc.tensors.formats", "aotc.tensors.strides"} if name.startswith(with_torch)
+    }
 
 
 def test_advice_imports_neither_torch_nor_yaml() -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aotc.errors import CorruptError
 from aotc.records import Dims, Leaf, PadRule, Signature, TensorLeaf, Variant, bucket_name, has_range
-from aotc.tensors.formats import strides_in
+from aotc.tensors.strides import strides_in
 
 if TYPE_CHECKING:
     from aotc.call_table.rules import Rules

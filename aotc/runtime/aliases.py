@@ -13,8 +13,8 @@ from torch import Tensor
 
 from aotc.call_table.refusals import overlapping_elements_issue, shared_memory_issue, weight_memory_issue
 from aotc.errors import Issue
-from aotc.tensors.formats import overlaps_itself
 from aotc.tensors.overlaps import Places, overlapping
+from aotc.tensors.strides import overlaps_itself
 
 if TYPE_CHECKING:
     from aotc.records import Artifact

@@ -34,8 +34,8 @@ from aotc.runtime.call import CompiledCall
 from aotc.runtime.guards import PLAIN_TENSORS, Guards, is_followed
 from aotc.runtime.libraries.library import CLibrary
 from aotc.runtime.state.call_state import State
-from aotc.tensors.formats import strides_in
 from aotc.tensors.layouts import with_strides
+from aotc.tensors.strides import strides_in
 
 INTERFACE = 2
 """Of the tables that the extension reads: of another number, it was compiled before this module changed them."""

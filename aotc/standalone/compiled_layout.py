@@ -10,7 +10,7 @@ from aotc.call_table.dispatch import Crop, Pad, Plan
 from aotc.errors import CorruptError
 from aotc.records import Scalar, Signature, TensorLeaf
 from aotc.standalone.cpu_environment import open_cpu
-from aotc.tensors.formats import strides_in
+from aotc.tensors.strides import strides_in
 
 
 def lies_as(tensor: Any, strides: Sequence[int]) -> bool:

@@ -22,7 +22,7 @@ from aotc.standalone.cpu_environment import open_cpu
 from aotc.standalone.shim_library import ShimLibrary
 from aotc.standalone.state_tensors import StandaloneWeights, with_weights
 from aotc.standalone.written_memory import WrittenMemory
-from aotc.tensors.formats import strides_in
+from aotc.tensors.strides import strides_in
 
 StandaloneOnMiss = Literal["error"] | Callable[..., Any]
 

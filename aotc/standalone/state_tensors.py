@@ -16,7 +16,7 @@ from aotc.records import Artifact, File, StateSpec, names_of
 from aotc.standalone.array_views import NoTensor, tensor_of
 from aotc.standalone.cpu_environment import open_cpu
 from aotc.standalone.written_memory import written_names
-from aotc.tensors.formats import strides_in
+from aotc.tensors.strides import strides_in
 
 StandaloneWeights = str | os.PathLike[str] | Mapping[str, Any]
 """A safetensors file, a shard index (`*.safetensors.index.json`), a folder that holds either, or names and arrays."""

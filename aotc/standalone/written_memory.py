@@ -9,7 +9,7 @@ from aotc.call_table.refusals import overlapping_elements_issue, shared_memory_i
 from aotc.errors import Issue
 from aotc.records import Artifact, TensorLeaf, names_of
 from aotc.standalone.cpu_environment import open_cpu
-from aotc.tensors.formats import overlaps_itself
+from aotc.tensors.strides import overlaps_itself
 
 
 def written_names(artifact: Artifact) -> frozenset[str]:

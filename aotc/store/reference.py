@@ -124,8 +124,6 @@ def store_of(store: str | os.PathLike[str] | None) -> str:
 
 
 _FORM = "[STORE#]model[:tag] or [STORE#]model@sha256:<64 hex>"
-_HOST_FIRST = r"(localhost|[A-Za-z0-9-]+([.:][A-Za-z0-9.-]+)+)/[a-z0-9]"
-"""How Docker tells a registry from a folder: a dot or a port in front of the first slash."""
 
 
 def _form_error(text: str) -> ReferenceFormatError:
@@ -136,7 +134,8 @@ def _form_error(text: str) -> ReferenceFormatError:
             f"{text[:200]!r} is not a reference: it has a tag and a digest",
             hint=f"leave one of them out: {_FORM}",
         )
-    if not hash_sign and re.match(_HOST_FIRST, name):
+    # Docker tells a registry from a folder by a dot or a port in front of the first slash.
+    if not hash_sign and re.match(r"(localhost|[A-Za-z0-9-]+([.:][A-Za-z0-9.-]+)+)/[a-z0-9]", name):
         return ReferenceFormatError(
             f"{text[:200]!r} names a registry, and no scheme", hint=f"did you mean oci://{text[:200]}?"
         )

@@ -1,2 +1,2 @@
 """Tensors, and what holds them: their layout in memory, which of them overlap, how two results compare,
-which tensors a subclass holds. Without torch: `formats`."""
+which tensors a subclass holds. Without torch: `formats`, `strides`."""

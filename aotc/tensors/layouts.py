@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from aotc.tensors.formats import strides_in
+from aotc.tensors.strides import strides_in
 
 MEMORY_FORMATS = {
     "contiguous": torch.contiguous_format,

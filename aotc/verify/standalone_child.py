@@ -50,7 +50,7 @@ def main() -> None:
     from aotc.records import names_of
     from aotc.standalone.cpu_environment import open_cpu
     from aotc.standalone.loading import load
-    from aotc.tensors.formats import strides_in
+    from aotc.tensors.strides import strides_in
 
     core = open_cpu()
 

@@ -7,8 +7,8 @@ import itertools
 import pytest
 import torch
 
-from aotc.tensors.formats import strides_in
 from aotc.tensors.layouts import MEMORY_FORMATS, laid_out
+from aotc.tensors.strides import strides_in
 
 
 @pytest.mark.parametrize(("layout", "rank"), [*(("contiguous", rank) for rank in range(6)), ("channels_last", 4)])

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotc.tensors.formats import overlaps_itself
 from aotc.tensors.layouts import has_memory
 from aotc.tensors.overlaps import Places, overlapping
+from aotc.tensors.strides import overlaps_itself
 
 ADDRESSES = torch.arange(80)
 views = st.builds(

@@ -25,8 +25,8 @@ from aotc.errors import BindError, Issue
 from aotc.reads.tensors import NO_SUBCLASSES, dtype_name, same_bits
 from aotc.records import names_of
 from aotc.runtime.state.call_state import ALIGNMENT, DENSE_COPY, lacks_values, used_strides
-from aotc.tensors.formats import overlaps_itself
 from aotc.tensors.layouts import with_strides
+from aotc.tensors.strides import overlaps_itself
 
 if TYPE_CHECKING:
     from aotc.records import StateSpec

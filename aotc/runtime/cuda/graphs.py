@@ -36,7 +36,7 @@ from aotc.runtime.cuda.memset_nodes import clear_by_kernels
 from aotc.runtime.options import Graphs, OutputMode
 from aotc.runtime.state.call_state import State, TakeState
 from aotc.runtime.variant import Attached, Launch
-from aotc.tensors.formats import strides_in
+from aotc.tensors.strides import strides_in
 
 _log = logging.getLogger("aotc")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -40,7 +41,7 @@ from aotc.records import (
 )
 from aotc.store.layout import oci
 from aotc.store.layout.bundle import CONFIG_LIMIT, FILE, MAPPED_FILE, BundleEntry, each_file, read_artifact
-from aotc.store.layout.names import check_file_name, folded, hex_of
+from aotc.store.layout.names import check_file_name, hex_of
 from aotc.store.layout.oci import ImageManifest
 from aotc.store.readable import ReadableStore
 
@@ -171,9 +172,14 @@ def _check_file(file: File) -> None:
         )
 
 
+def _folded(name: str) -> str:
+    """Equal for names that a file system without upper and lower case, or one that normalises, takes for one."""
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
+
+
 def _check_variant_names(variant: Variant) -> None:
     names = [file.name for file in variant.files]
-    if len(set(map(folded, names))) < len(names):
+    if len(set(map(_folded, names))) < len(names):
         raise CorruptError(
             f"the variant {bucket_name(variant.bucket)} has two files of one name, or of names that some file systems "
             "take for one",

@@ -70,10 +70,3 @@ def check_file_name(name: str) -> None:
             expected="a single path component",
             actual=name[:100],
         )
-
-
-def folded(name: str) -> str:
-    """Equal for names that a file system without upper and lower case, or one that normalises, takes for one."""
-    import unicodedata
-
-    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())

@@ -212,26 +212,45 @@ def _show_copied(did: str, copied: Copied, as_json: bool) -> None:
 @click.argument("ref")
 @click.option(
     "--pt2",
-    "path",
-    required=True,
     type=click.Path(path_type=Path, dir_okay=False),
     help="The file to write: an AOTInductor package, which torch's AOTIModelPackageLoader opens in C++.",
+)
+@click.option(
+    "--standalone",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="The folder to write: code and weights with a runtime, a C header and a Python file, which need no torch.",
+)
+@click.option(
+    "--weights",
+    type=click.Path(path_type=Path, exists=True),
+    help="With --standalone: a safetensors file, a shard index, or their folder.  [default: (frozen weights)]",
 )
 @click.option("--target", show_default="the bundle's, if it has one", help="The artifact for this target.")
 @store_option
 @json_option
-def export(ref: str, path: Path, target: str | None, store_path: Path | str, as_json: bool) -> None:
-    """Write the libraries of an artifact as a file that programs without Python load.
+def export(
+    ref: str,
+    pt2: Path | None,
+    standalone: Path | None,
+    weights: Path | None,
+    target: str | None,
+    store_path: Path | str,
+    as_json: bool,
+) -> None:
+    """Write an artifact for programs without aotc: a file for torch in C++, or a folder that needs no torch.
 
     A package has no guards: the program passes the right tensors, and each library's metadata says which. Weights are
-    arguments.
+    arguments. A folder has the call table, compares every call with it, and holds the weights.
     """
-    from aotc.pt2 import write_package
     from aotc.store.layout.bundle import read_artifact, read_bundle
     from aotc.store.layout.store import Store
     from aotc.store.reference import parse_reference
     from aotc.store.signing.verified import check_verified
 
+    if (pt2 is None) == (standalone is None):
+        raise click.UsageError("give one of --pt2 and --standalone")
+    if weights and not standalone:
+        raise click.UsageError("--weights goes with --standalone: a package takes weights as arguments")
     reference = parse_reference(ref)
     store = Store.open(local_folder(*store_of(store_path, reference)))
     bundle = read_bundle(store, reference)
@@ -244,10 +263,23 @@ def export(ref: str, path: Path, target: str | None, store_path: Path | str, as_
     artifact = read_artifact(store, entries[0])
     if artifact.untested:  # a program without aotc would not ask
         check_verified(store, bundle.digest, entries[0], ref)
-    named = write_package(artifact, store.blobs, path)
-    if as_json:
-        print_json({"file": str(path), "target": entries[0].target, "models": list(named)})
-        return
-    echo(f"wrote {path}  {size_text(path.stat().st_size)} for {entries[0].target}")
-    for name in named:
-        echo(f"  {name}")
+    if standalone:
+        from aotc.standalone.exporting.exported_folder import export_folder
+
+        written = export_folder(artifact, store.blobs, weights, standalone)
+        if as_json:
+            print_json(written)
+            return
+        echo(f"wrote {standalone}  {size_text(sum(written.files.values()))} for {written.target}")
+        for name, size in written.files.items():
+            echo(f"  {name}  {size_text(size)}")
+    elif pt2:
+        from aotc.pt2 import write_package
+
+        named = write_package(artifact, store.blobs, pt2)
+        if as_json:
+            print_json({"file": str(pt2), "target": entries[0].target, "models": list(named)})
+            return
+        echo(f"wrote {pt2}  {size_text(pt2.stat().st_size)} for {entries[0].target}")
+        for name in named:
+            echo(f"  {name}")

@@ -9,6 +9,7 @@
   arguments. `written_memory`: whether what the model writes to is shared. `compiled_layout`: copies into the compiled
   layout, pads, crops and what is written back. `call_results`: the model's own result. `openmp_threads`: how many
   threads a call uses.
+- `exporting`: a model as a folder that needs neither aotc nor Python.
 
 Neither torch nor `aotc.runtime` is imported. numpy is not needed.
 """

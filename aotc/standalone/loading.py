@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -142,10 +142,14 @@ def select_standalone(entries: Sequence[C], read: Callable[[C], Artifact]) -> Ar
 
 def _mismatches(artifact: Artifact, here: Environment) -> list[Issue]:
     issues = [rule.issue for rule in rules_of_host(artifact, here) if rule.issue is not None]
+    return [*issues, *other_torch(artifact)]
+
+
+def other_torch(artifact: Artifact) -> Iterator[Issue]:
+    """Why the shim is not for code of the artifact's torch, if it is not."""
     built = numbers(artifact.environment.torch, 2)
     if not OLDEST <= built <= NEWEST:
         supported = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
         said = f"built with torch {artifact.environment.torch}, the standalone runtime runs code of {supported}"
         hint = "build it with one of these, or load it with aotc.load"
-        issues.append(Issue(said, expected=supported, actual=artifact.environment.torch, hint=hint))
-    return issues
+        yield Issue(said, expected=supported, actual=artifact.environment.torch, hint=hint)

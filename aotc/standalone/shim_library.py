@@ -88,19 +88,7 @@ class ShimLibrary:
 
     def _map_constants(self, variant: Variant, source: BlobReader) -> dict[str, Any]:
         """Frozen weights by their names, mapped where they lie in the store."""
-        core = open_cpu()
-        (index,) = [file for file in variant.files if file.name == CONSTANTS]
-        source.unpack(index, text := io.BytesIO())
-        try:
-            constants = msgspec.json.decode(text.getvalue(), type=tuple[Constant, ...])
-        except ValueError as error:
-            raise CorruptError(f"the index of frozen weights cannot be read: {error}", hint="build it again") from error
-        if packed := [each.name for each in constants if each.packing]:
-            raise LibraryError(
-                f"{len(packed)} weights of {self._where} are packed by oneDNN, which is a part of torch",
-                hint="build with `weights: live`, or load it with aotc.load, where torch is installed",
-            )
-        memory = {}
+        core, constants, memory = open_cpu(), constants_of(variant, source), {}
         for file in variant.files:
             if file.mapped:
                 with source.open_mapped(file) as stream:
@@ -138,6 +126,23 @@ class ShimLibrary:
             self._library.AOTInductorModelContainerDelete(self._container)
         for handle in getattr(self, "_handles", {}).values():
             open_cpu().drop_handle(handle)
+
+
+def constants_of(variant: Variant, source: BlobReader) -> tuple[Constant, ...]:
+    """The frozen weights that a library takes from files beside it. Raises LibraryError where oneDNN packed them, and
+    CorruptError."""
+    (index,) = [file for file in variant.files if file.name == CONSTANTS]
+    source.unpack(index, text := io.BytesIO())
+    try:
+        constants = msgspec.json.decode(text.getvalue(), type=tuple[Constant, ...])
+    except ValueError as error:
+        raise CorruptError(f"the index of frozen weights cannot be read: {error}", hint="build it again") from error
+    if packed := [each.name for each in constants if each.packing]:
+        raise LibraryError(
+            f"{len(packed)} weights of bucket {bucket_name(variant.bucket)} are packed by oneDNN, a part of torch",
+            hint="build with `weights: live`, or load it with aotc.load, where torch is installed",
+        )
+    return constants
 
 
 class _ConstantEntry(ctypes.Structure):
@@ -178,11 +183,18 @@ def _open(file: File, source: BlobReader, where: str) -> ctypes.CDLL:
         return _opened[file.digest].library
 
 
-def _open_bytes(data: bytearray, file: File, where: str) -> _Opened:
+def prepared_library(variant: Variant, source: BlobReader, runtime: str) -> bytearray:
+    """A variant's library that names `runtime` in the place of torch's. Raises as `ShimLibrary`."""
+    (file,) = [file for file in variant.files if file.name == variant.library]
+    source.unpack(file, data := io.BytesIO())
+    return _over(runtime, bytearray(data.getbuffer()), file, f"bucket {bucket_name(variant.bucket)}")
+
+
+def _over(runtime: str, data: bytearray, file: File, where: str) -> bytearray:
     shim = ctypes.CDLL(open_cpu().__file__)
     try:
         missing = [symbol for symbol in undefined_in(data) if not hasattr(shim, symbol)]
-        renamed = rename_needed(data, OF_TORCH, OURS)
+        renamed = rename_needed(data, OF_TORCH, runtime)
     except ValueError as error:
         raise LibraryError(
             f"the library {file.name} of {where} cannot be read: {error}", hint="build it again"
@@ -191,6 +203,11 @@ def _open_bytes(data: bytearray, file: File, where: str) -> _Opened:
         raise missing_functions(missing, where)
     if not renamed:
         raise LibraryError(f"the library {file.name} of {where} names none of torch's: it is not AOTInductor's")
+    return data
+
+
+def _open_bytes(data: bytearray, file: File, where: str) -> _Opened:
+    _over(OURS, data, file, where)
     _refuse_global_torch()
     with typed_errors_of(file):
         stream = anonymous_file(file.name)

@@ -1,4 +1,5 @@
-"""CPU seconds from the start of a process to the first output, and of one call: with torch, without, and without numpy.
+"""CPU seconds from the start of a process to the first output, and of one call: with torch, without, without numpy, and
+of an exported folder.
 
     python tests/benchmarks/standalone_start.py STORE#quickstart WEIGHTS.safetensors [--rounds 5] [--python PYTHON]
 
@@ -14,6 +15,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 
 SHAPE = "1, 128, 256"
 TIMED = """
@@ -44,6 +46,13 @@ import sys, aotc.standalone
 model = aotc.standalone.load(sys.argv[1], weights=sys.argv[2])
 x = memoryview(bytes(4 * 128 * 256)).cast("f", [{SHAPE}])
 """,
+    "exported folder, buffers": f"""
+import sys
+sys.path.insert(0, sys.argv[3])
+from aotc_exported import ExportedModel
+model = ExportedModel()
+x = memoryview(bytes(4 * 128 * 256)).cast("f", [{SHAPE}])
+""",
 }
 
 
@@ -64,15 +73,20 @@ def main() -> None:
     parser.add_argument("--python", default=sys.executable, help="the interpreter of the ways without torch")
     given = parser.parse_args()
     pythons = {way: sys.executable if "import sys, torch" in code else given.python for way, code in WAYS.items()}
-    rounds = [
-        {way: measured(pythons[way], code, given.calls, given.ref, given.weights) for way, code in WAYS.items()}
-        for _ in range(given.rounds + 1)
-    ][1:]
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = f"{scratch}/exported"
+        arguments = given.ref, given.weights, folder
+        exporting = ["export", given.ref, "--standalone", folder, "--weights", given.weights]
+        subprocess.run([sys.executable, "-m", "aotc", *exporting], check=True, stdout=subprocess.DEVNULL)
+        rounds = [
+            {way: measured(pythons[way], code, given.calls, *arguments) for way, code in WAYS.items()}
+            for _ in range(given.rounds + 1)
+        ][1:]
     least = {way: [min(each[way][column] for each in rounds) for column in range(3)] for way in WAYS}
     base = least["aotc with torch"]
-    print(f"{'':22}{'first output, CPU s':>22}{'ratio':>8}{'call, CPU ms':>14}{'ratio':>8}{'memory, MiB':>13}")
+    print(f"{'':25}{'first output, CPU s':>22}{'ratio':>8}{'call, CPU ms':>14}{'ratio':>8}{'memory, MiB':>13}")
     for way, (first, call, memory) in least.items():
-        print(f"{way:22}{first:22.3f}{first / base[0]:8.3f}{1000 * call:14.2f}{call / base[1]:8.2f}{memory:13.0f}")
+        print(f"{way:25}{first:22.3f}{first / base[0]:8.3f}{1000 * call:14.2f}{call / base[1]:8.2f}{memory:13.0f}")
 
 
 if __name__ == "__main__":

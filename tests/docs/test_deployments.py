@@ -29,7 +29,7 @@ from aotc.store.reference import is_remote, parse_reference
 
 PODS = sorted((ROOT / "examples" / "kubernetes").glob("*.yaml"))
 ACTION = ROOT / "examples" / "ci" / "action.yml"
-DOCKERFILES = [ROOT / "examples" / folder / "Dockerfile" for folder in ("container", "bert")]
+DOCKERFILES = [ROOT / "examples" / folder / "Dockerfile" for folder in ("container", "bert", "small_image")]
 DOCKERFILE_USER = re.search(r"^USER (\d+):\d+$", DOCKERFILES[0].read_text(), re.MULTILINE) or ["", "0"]
 WORKFLOW = ROOT / "examples" / "ci" / "aotc-build.yml"
 OURS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -161,8 +161,8 @@ def test_an_image_pins_torch_once_and_runs_as_a_number(path: Path) -> None:
     assert len(pinned) == 1 and text.count('pip install --no-cache-dir "torch==${TORCH}"') == 1
     assert not constraints.exists() or f"torch=={pinned[0]}" in constraints.read_text().splitlines()
     assert re.findall(r"^USER (\S+)$", text, re.MULTILINE)[-1] == "10001:10001"
-    assert f"useradd --uid {DOCKERFILE_USER[1]} " in text
-    context = ROOT if path.parent.name == "container" else path.parent
+    assert f"useradd --uid {DOCKERFILE_USER[1]} " in text or text.split("\nFROM ")[-1].startswith("scratch\n")
+    context = ROOT if path.parent.name in ("container", "small_image") else path.parent
     kept = {line.removeprefix("!") for line in (context / ".dockerignore").read_text().splitlines() if line[:1] == "!"}
     for *sources, _ in (line.split() for line in re.findall(r"^COPY (?!--)(.+)$", text, re.MULTILINE)):
         assert {source.partition("/")[0] for source in sources} <= kept

@@ -35,7 +35,9 @@ RUN = [
         "aotc/runtime/FAST_START.md",
         "aotc/store/REMOTES.md",
         "aotc/store/SECURITY.md",
+        "examples/c/README.md",
         "examples/kubernetes/README.md",
+        "examples/small_image/README.md",
         "examples/warm/README.md",
     )
 ]

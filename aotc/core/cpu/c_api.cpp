@@ -1,0 +1,425 @@
+// `libaotc.so`: the standalone runtime for programs in C, without Python. It runs the folders that
+// `aotc.standalone.exporting` writes; `aotc.h` is its whole interface.
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <omp.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <mutex>
+#include <sstream>
+#include <utility>
+
+#include "../openmp.h"
+#include "call_table.h"
+#include "cpu_features.h"
+#include "dlpack.h"
+
+// Of code that runs before the CPU was looked at: nothing newer than any x86-64 has.
+#define AOTC_FOR_ANY_CPU __attribute__((target("arch=x86-64")))
+
+AOTC_EXPORTED int32_t aoti_torch_get_data_ptr(aotc::cpu::Tensor*, void**);
+
+namespace aotc::cpu {
+namespace {
+
+struct Refused : std::runtime_error {
+  AotcStatus status;
+  Refused(AotcStatus why, const std::string& words) : std::runtime_error(words), status(why) {}
+};
+
+struct Drop { void operator()(Tensor* tensor) const { drop(tensor); } };
+using Owned = std::unique_ptr<Tensor, Drop>;
+
+std::string joined(const std::vector<std::string>& lines) {
+  std::string text;
+  for (const std::string& line : lines) text += (text.empty() ? "" : "\n") + line;
+  return text;
+}
+
+// -- this machine -----------------------------------------------------------------------------------------------------
+
+void check_features(const CallTable& table) {
+  std::ifstream lines("/proc/cpuinfo");
+  std::string line, feature;
+  while (std::getline(lines, line) && line.rfind("flags", 0)) continue;
+  std::istringstream words(line);
+  std::vector<std::string> here, missing;
+  while (words >> feature) here.push_back(feature);
+  each_absent_feature([&](const char* name) { std::erase(here, name); });
+  bool tiles = false;
+  for (const std::string& needed : table.features) {
+    tiles = tiles || needed == "amx_tile";
+    if (std::find(here.begin(), here.end(), needed) == here.end()) missing.push_back(needed);
+  }
+  if (!missing.empty()) {
+    std::string names;
+    for (const std::string& name : missing) names += (names.empty() ? "" : ", ") + name;
+    const char* why = here.empty() ? "; /proc/cpuinfo, which names its features, cannot be read" : "";
+    throw Refused(AOTC_ERROR_MACHINE, "built for " + table.target + ", this CPU has no " + names + why);
+  }
+  constexpr long REQUEST = 0x1023, TILES = 18;  // ARCH_REQ_XCOMP_PERM, man 2 arch_prctl
+  if (tiles && syscall(SYS_arch_prctl, REQUEST, TILES))
+    throw Refused(AOTC_ERROR_MACHINE, "built for " + table.target + ", and the kernel refuses AMX to this process");
+}
+
+// OpenMP's threads wait for each other for microseconds and not milliseconds, as of `aotc.standalone.openmp_threads`.
+void spin_briefly() {
+  constexpr int MOST_IDLE = 8;
+  static std::once_flag once;
+  std::call_once(once, [] {
+    cpu_set_t own;
+    int cpus = sched_getaffinity(0, sizeof own, &own) ? 1 : CPU_COUNT(&own), threads = omp_get_max_threads();
+    int spare = std::max(cpus - threads, 0);
+    if (threads == 1 || std::getenv("OMP_WAIT_POLICY") || std::getenv("GOMP_SPINCOUNT") || spare + 2 > MOST_IDLE) return;
+    add_idle_teams(spare + 2);
+  });
+}
+
+// -- files ------------------------------------------------------------------------------------------------------------
+
+Refused unreadable(const std::string& path, const std::string& why) {
+  return {AOTC_ERROR_FOLDER, path + " cannot be read: " + why};
+}
+
+std::string text_of(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  if (!file || !(text << file.rdbuf())) throw unreadable(path, std::strerror(errno));
+  return text.str();
+}
+
+int64_t size_of(const std::string& path) {
+  struct stat known;
+  if (stat(path.c_str(), &known)) throw unreadable(path, std::strerror(errno));
+  return known.st_size;
+}
+
+void check_size(const std::string& path, int64_t expected) {
+  if (int64_t size = size_of(path); size != expected)
+    throw unreadable(path, std::to_string(expected) + " bytes are expected, it has " + std::to_string(size));
+}
+
+Storage* mapped(const std::string& path, int64_t bytes) {
+  check_size(path, bytes);
+  int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  void* memory = file < 0 ? MAP_FAILED : mmap(nullptr, static_cast<size_t>(bytes), PROT_READ, MAP_PRIVATE, file, 0);
+  int why = errno;
+  if (file >= 0) close(file);
+  if (memory == MAP_FAILED) throw unreadable(path, std::strerror(why));
+  return new Storage{static_cast<char*>(memory), bytes, [](Storage* own) { munmap(own->data, static_cast<size_t>(own->bytes)); }};
+}
+
+Owned tensor_of(const Form& form, Storage* weights) {
+  auto rank = static_cast<int64_t>(form.sizes.size());
+  int64_t bytes = storage_bytes(rank, form.sizes.data(), form.strides.data(), form.dtype);
+  if (!bytes) return Owned(new_empty(rank, form.sizes.data(), form.strides.data(), form.dtype));
+  int64_t itemsize = itemsize_of(form.dtype);
+  require(weights && form.offset % itemsize == 0 && bytes <= weights->bytes && form.offset <= weights->bytes - bytes,
+          "a weight lies beyond the end of the file of weights");
+  weights->keep();
+  return Owned(new_tensor(weights, rank, form.sizes.data(), form.strides.data(), form.offset / itemsize, form.dtype));
+}
+
+// -- a bucket's library -----------------------------------------------------------------------------------------------
+
+struct ConstantEntry { const char* name; Tensor* handle; };  // AOTInductorConstantMapEntry
+
+class Library {  // the interface of AOTInductor (torch/csrc/inductor/aoti_runtime/interface.h)
+ public:
+  Library(const std::string& folder, const Bucket& bucket, int32_t concurrency, Storage* weights) : bucket_(bucket) {
+    std::string path = folder + "/" + bucket.library;
+    check_size(path, bucket.bytes);
+    library_ = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);  // for good: it stays mapped
+    if (!library_) throw Refused(AOTC_ERROR_MACHINE, path + " cannot be opened: " + dlerror());
+    if (dlsym(library_, "aoti_torch_get_data_ptr") != reinterpret_cast<void*>(aoti_torch_get_data_ptr))
+      throw Refused(AOTC_ERROR_MACHINE, path + " was opened over another libaotc.so, which this process has loaded before");
+    set_failure("");
+    auto create = find<int32_t (*)(void**, size_t, const char*, const char*)>("CreateWithDevice");
+    check(create(&container_, static_cast<size_t>(concurrency), "cpu", nullptr), AOTC_ERROR_FOLDER);
+    try {
+      run_ = find<Run>("Run");
+      if (!bucket.constants.empty()) bind(weights);
+      size_t taken = count("GetNumInputs"), given = count("GetNumOutputs");
+      for (const Place& place : bucket.results) require(place.kind != Place::INDEX || place.index < given, "a result that its library does not give");
+      require(taken == bucket.arguments.size(), "its library takes another number of tensors");
+      outputs_ = given;
+    } catch (...) {
+      close();
+      throw;
+    }
+  }
+  Library(const Library&) = delete;
+  ~Library() { close(); }
+
+  std::vector<Owned> run(const std::vector<Owned>& inputs, const std::vector<Owned>& state) const {
+    std::vector<Tensor*> given, taken(outputs_, nullptr);
+    for (const Place& place : bucket_.arguments)  // which the library takes over
+      given.push_back(shared(*(place.kind == Place::INPUT ? inputs : state)[place.index]));
+    set_failure("");
+    int32_t status = run_(container_, given.data(), given.size(), taken.data(), taken.size(), nullptr, nullptr);
+    std::vector<Owned> raw, results;
+    for (Tensor* tensor : taken) raw.emplace_back(tensor);
+    check(status, AOTC_ERROR_FAILED);
+    for (const Place& place : bucket_.results) {
+      if (place.kind == Place::INDEX) require(raw[place.index] != nullptr, "a result that its library did not give");
+      results.emplace_back(place.kind == Place::INDEX ? shared(*raw[place.index])
+                                                      : shared(*(place.kind == Place::INPUT ? inputs : state)[place.index]));
+    }
+    return results;
+  }
+
+ private:
+  using Run = int32_t (*)(void*, Tensor**, size_t, Tensor**, size_t, void*, void*);
+
+  template <typename Function>
+  Function find(const char* name) const {
+    std::string symbol = std::string("AOTInductorModelContainer") + name;
+    void* address = dlsym(library_, symbol.c_str());
+    if (!address) throw Refused(AOTC_ERROR_FOLDER, bucket_.library + " has no " + symbol);
+    return reinterpret_cast<Function>(address);
+  }
+
+  size_t count(const char* name) const {
+    size_t number = 0;
+    check(find<int32_t (*)(void*, size_t*)>(name)(container_, &number), AOTC_ERROR_FOLDER);
+    return number;
+  }
+
+  void bind(Storage* weights) {  // the container keeps the handles, without owning them
+    std::vector<ConstantEntry> entries;
+    for (const Form& form : bucket_.constants) {
+      constants_.push_back(tensor_of(form, weights));
+      entries.push_back({form.name.c_str(), constants_.back().get()});
+    }
+    auto update = find<int32_t (*)(void*, const ConstantEntry*, size_t, bool, bool)>("UpdateUserManagedConstantBufferPairs");
+    check(update(container_, entries.data(), entries.size(), false, true), AOTC_ERROR_FOLDER);
+  }
+
+  void check(int32_t status, AotcStatus why) const {
+    if (!status) return;
+    const char* raised = nullptr;
+    if (failure().empty())  // torch before 2.13 writes it to standard error
+      if (void* last = dlsym(library_, "AOTInductorGetLastError")) reinterpret_cast<int32_t (*)(const char**)>(last)(&raised);
+    std::string said = !failure().empty() ? failure() : raised ? raised : "it wrote its reason to standard error";
+    throw Refused(why, "the code of " + bucket_.name + " failed: " + said);
+  }
+
+  void close() {
+    if (container_) find<int32_t (*)(void*)>("Delete")(container_);
+  }
+
+  const Bucket& bucket_;
+  void *library_ = nullptr, *container_ = nullptr;
+  Run run_ = nullptr;
+  size_t outputs_ = 0;
+  std::vector<Owned> constants_;
+};
+
+// Names that are global in the process come before a library's own: torch's functions would take ours' place.
+void refuse_global_torch() {
+  void* global = dlsym(RTLD_DEFAULT, "aoti_torch_get_data_ptr");
+  if (global && global != reinterpret_cast<void*>(aoti_torch_get_data_ptr))
+    throw Refused(AOTC_ERROR_MACHINE, "functions of torch, or of another libaotc.so, are global in this process (RTLD_GLOBAL, LD_PRELOAD), and would be called in place of this one's");
+}
+
+// -- from a call's tensors and to its results -------------------------------------------------------------------------
+
+bool lies_as(const Tensor& tensor, const Sizes& strides) {  // the stride of an axis of one element is any
+  if (!tensor.elements()) return true;
+  for (int axis = 0; axis < tensor.rank; axis++)
+    if (tensor.sizes[axis] != 1 && tensor.strides[axis] != strides[axis]) return false;
+  return true;
+}
+
+std::string name_of(const DLDataType& dtype) {
+  if (const char* name = name_of_dtype(dtype_of(dtype))) return name;
+  return "DLPack's code " + std::to_string(dtype.code) + " of " + std::to_string(dtype.bits) + " bits and " + std::to_string(dtype.lanes) + " lanes";
+}
+
+// The tensor in the layout that was compiled, with further `reasons` where the call is a miss; null where it has no sizes
+// that could be compared.
+Owned input_of(const DLTensor& given, const Input& input, bool copies, std::vector<std::string>& reasons) {
+  size_t before = reasons.size();
+  auto differs = [&](const std::string& words) { reasons.push_back("`" + input.name + "`: " + words); };
+  if (given.device.device_type != kDLCPU && given.device.device_type != kDLCUDAHost)
+    differs("the CPU's memory is expected, it lies on device " + std::to_string(given.device.device_type) + ":" + std::to_string(given.device.device_id) + " of DLPack");
+  if (dtype_of(given.dtype) != input.dtype)
+    differs(std::string("dtype ") + name_of_dtype(input.dtype) + " is expected, " + name_of(given.dtype) + " came");
+  bool sized = given.ndim == 0 || (given.ndim > 0 && given.shape && std::all_of(given.shape, given.shape + given.ndim, [](int64_t size) { return size >= 0; }));
+  if (!sized || given.ndim != static_cast<int32_t>(input.sizes.size())) {
+    differs(input.shown + " is expected, " + (sized ? shown(given.shape, given.ndim) : "no shape") + " came");
+    return nullptr;
+  }
+  auto* storage = new Storage{static_cast<char*>(given.data) + given.byte_offset, 0, [](Storage*) {}};
+  Owned tensor(new_tensor(storage, given.ndim, given.shape, given.strides, 0, input.dtype));
+  if (tensor->elements() && !given.data) differs("a tensor with values in memory is expected, one without came");
+  else if (tensor->elements() && reinterpret_cast<uintptr_t>(tensor->bytes()) % static_cast<uintptr_t>(itemsize_of(input.dtype)))
+    differs("its address is no multiple of " + std::to_string(itemsize_of(input.dtype)) + ", the bytes of an element");
+  Sizes strides = strides_in(input.layout, Sizes(given.shape, given.shape + given.ndim));
+  bool fits = lies_as(*tensor, strides);
+  if (!fits && !copies) differs("the layout " + input.layout + " is expected, strides " + shown(tensor->strides, tensor->rank) + " came");
+  if (reasons.size() != before) return tensor;
+  if (!fits) {
+    Owned laid(new_empty(tensor->rank, tensor->sizes, strides.data(), tensor->dtype));
+    copy(*laid, *tensor);
+    return laid;
+  }
+  std::copy(strides.begin(), strides.end(), tensor->strides);
+  storage->bytes = storage_bytes(tensor->rank, tensor->sizes, tensor->strides, tensor->dtype);
+  return tensor;
+}
+
+struct Result {
+  DLManagedTensor managed;
+  Owned tensor;
+};
+
+// A contiguous tensor with memory that nothing else holds, as the caller's own.
+DLManagedTensor* given_away(Owned tensor) {
+  bool alone = tensor->storage->references.load(std::memory_order_acquire) == 1;
+  Sizes strides = strides_in("contiguous", Sizes(tensor->sizes, tensor->sizes + tensor->rank));
+  if (!alone || !lies_as(*tensor, strides)) {
+    Owned made(new_empty(tensor->rank, tensor->sizes, nullptr, tensor->dtype));
+    copy(*made, *tensor);
+    tensor = std::move(made);
+  }
+  std::copy(strides.begin(), strides.end(), tensor->strides);
+  auto result = std::make_unique<Result>();
+  result->tensor = std::move(tensor);
+  Tensor& own = *result->tensor;
+  require(dlpack_dtype(own.dtype).bits, "a result is of a dtype that DLPack does not have");
+  result->managed = {{own.bytes(), {kDLCPU, 0}, own.rank, dlpack_dtype(own.dtype), own.sizes, own.strides, 0},
+                     result.get(),
+                     [](DLManagedTensor* managed) { delete static_cast<Result*>(managed->manager_ctx); }};
+  return &result.release()->managed;
+}
+
+}  // namespace
+}  // namespace aotc::cpu
+
+using namespace aotc::cpu;
+
+struct AotcModel {
+  CallTable table;
+  std::vector<Owned> state;
+  std::vector<std::unique_ptr<Library>> libraries;
+
+  AotcModel(const std::string& folder, int32_t concurrency) : table(text_of(folder + "/table.txt")) {
+    check_features(table);
+    refuse_global_torch();
+    struct Release { void operator()(Storage* storage) const { storage->drop(); } };
+    std::unique_ptr<Storage, Release> weights(table.weights ? mapped(folder + "/weights.bin", table.weights) : nullptr);
+    for (const Form& form : table.state) state.push_back(tensor_of(form, weights.get()));
+    for (const Bucket& bucket : table.buckets)
+      libraries.push_back(std::make_unique<Library>(folder, bucket, concurrency, weights.get()));
+    spin_briefly();
+  }
+
+  void run(const DLTensor* given, int32_t input_count, DLManagedTensor** outputs, int32_t output_count) const {
+    auto expect = [](const char* what, size_t expected, int32_t came) {
+      if (static_cast<int64_t>(expected) != came)
+        throw Refused(AOTC_ERROR_INPUT, std::to_string(expected) + " " + what + " are expected, " + std::to_string(came) + " came");
+    };
+    expect("inputs", table.inputs.size(), input_count), expect("outputs", table.outputs.size(), output_count);
+    std::vector<std::string> reasons;
+    std::vector<Owned> inputs;
+    for (size_t at = 0; at < table.inputs.size(); at++)
+      inputs.push_back(input_of(given[at], table.inputs[at], table.copies_layout, reasons));
+    if (int now = omp_get_max_threads(); table.threads && table.threads != now)
+      reasons.push_back("built for " + std::to_string(table.threads) + " threads, there are " + std::to_string(now) + " now: call aotc_set_num_threads");
+    std::vector<const Tensor*> tensors;
+    for (const Owned& each : inputs) tensors.push_back(each.get());
+    bool sized = std::find(tensors.begin(), tensors.end(), nullptr) == tensors.end();
+    const Bucket* bucket = sized ? table.choose(tensors, reasons) : nullptr;
+    if (!bucket) throw Refused(AOTC_ERROR_INPUT, joined(reasons));
+    std::vector<Owned> results = libraries[static_cast<size_t>(bucket - table.buckets.data())]->run(inputs, state);
+    for (size_t at = 0; at < results.size(); at++) outputs[at] = given_away(std::move(results[at]));
+  }
+};
+
+namespace {
+
+thread_local const char* said_for_any_cpu = nullptr;  // an error of a CPU that can run nothing else in here
+
+template <typename Work>
+AotcStatus guarded(AotcStatus otherwise, Work work) {
+  try {
+    work();
+    return AOTC_OK;
+  } catch (const Refused& refused) {
+    set_failure(std::string(refused.what()).c_str());
+    return refused.status;
+  } catch (const std::bad_alloc&) {
+    set_failure("memory is short");
+    return AOTC_ERROR_FAILED;
+  } catch (const std::exception& error) {
+    set_failure(std::string(error.what()).c_str());
+    return otherwise;
+  }
+}
+
+AotcStatus load(const char* folder, int32_t concurrency, AotcModel** model) {
+  return guarded(AOTC_ERROR_FOLDER, [&] {
+    if (concurrency < 1) throw Refused(AOTC_ERROR_INPUT, "concurrency is " + std::to_string(concurrency) + ", and may be 1 or more");
+    *model = new AotcModel(folder, concurrency);
+  });
+}
+
+template <typename Item>
+const char* name_at(const std::vector<Item>& items, int32_t index, std::string Item::*member) {
+  return index >= 0 && static_cast<size_t>(index) < items.size() ? (items[static_cast<size_t>(index)].*member).c_str() : nullptr;
+}
+
+}  // namespace
+
+extern "C" {
+
+#define API __attribute__((visibility("default")))
+
+API AOTC_FOR_ANY_CPU AotcStatus aotc_load(const char* folder, int32_t concurrency, AotcModel** model) {
+  *model = nullptr;
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("bmi2")) {
+    said_for_any_cpu = "libaotc.so needs a CPU with avx2, bmi2 and fma";
+    return AOTC_ERROR_MACHINE;
+  }
+  return load(folder, concurrency, model);
+}
+
+API AOTC_FOR_ANY_CPU const char* aotc_error(void) { return said_for_any_cpu ? said_for_any_cpu : failure().c_str(); }
+
+API void aotc_destroy(AotcModel* model) { delete model; }
+
+API int32_t aotc_input_count(const AotcModel* model) { return static_cast<int32_t>(model->table.inputs.size()); }
+API int32_t aotc_output_count(const AotcModel* model) { return static_cast<int32_t>(model->table.outputs.size()); }
+API const char* aotc_input_name(const AotcModel* model, int32_t index) { return name_at(model->table.inputs, index, &Input::name); }
+API const char* aotc_input_form(const AotcModel* model, int32_t index) { return name_at(model->table.inputs, index, &Input::shown); }
+API const char* aotc_output_name(const AotcModel* model, int32_t index) {
+  bool there = index >= 0 && index < aotc_output_count(model);
+  return there ? model->table.outputs[static_cast<size_t>(index)].c_str() : nullptr;
+}
+
+API AotcStatus aotc_run(AotcModel* model, const DLTensor* inputs, int32_t input_count, DLManagedTensor** outputs,
+                        int32_t output_count) {
+  std::fill(outputs, outputs + std::max(output_count, 0), nullptr);
+  AotcStatus status = guarded(AOTC_ERROR_FAILED, [&] { model->run(inputs, input_count, outputs, output_count); });
+  for (int32_t at = 0; status && at < output_count; at++)
+    if (DLManagedTensor* made = std::exchange(outputs[at], nullptr)) made->deleter(made);
+  return status;
+}
+
+API int32_t aotc_set_num_threads(int32_t count) {
+  if (count > 0) omp_set_num_threads(count);
+  return omp_get_max_threads();
+}
+
+}  // extern "C"

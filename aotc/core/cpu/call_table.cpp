@@ -1,0 +1,321 @@
+#include "call_table.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+#include <sstream>
+#include <tuple>
+
+namespace aotc::cpu {
+namespace {
+
+constexpr const char* HEADING = "aotc-call-table 1";
+constexpr size_t SHOWN_BUCKETS = 3;  // that a miss explains
+constexpr int MOST_DEPTH = 200;
+
+// -- text -------------------------------------------------------------------------------------------------------------
+
+struct Line {  // words, one at a time
+  std::istringstream words;
+
+  explicit Line(const std::string& text) : words(text) {}
+  std::string word() {
+    std::string found;
+    if (!(words >> found)) throw std::runtime_error("a line of the call table ends too early");
+    return found;
+  }
+  int64_t number() {
+    std::string text = word();
+    int64_t value = 0;
+    auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (failed != std::errc() || end != text.data() + text.size())
+      throw std::runtime_error("the call table has `" + text + "` where a number is expected");
+    return value;
+  }
+  size_t index(size_t below, const char* what) {
+    int64_t value = number();
+    if (value < 0 || static_cast<size_t>(value) >= below)
+      throw std::runtime_error(std::string("the call table names ") + what + " " + std::to_string(value) + ", of " + std::to_string(below));
+    return static_cast<size_t>(value);
+  }
+  std::string text() {  // %20 for a space, as in a URL
+    std::string raw = word(), made;
+    for (size_t at = 0; at < raw.size(); at++) {
+      unsigned value = 0;
+      if (raw[at] == '%' && at + 2 < raw.size() &&
+          std::from_chars(raw.data() + at + 1, raw.data() + at + 3, value, 16).ptr == raw.data() + at + 3)
+        made += static_cast<char>(value), at += 2;
+      else
+        made += raw[at];
+    }
+    return made;
+  }
+  int32_t dtype() {
+    std::string name = word();
+    int32_t found = dtype_named(name.c_str());
+    if (found < 0) throw std::runtime_error("the call table names the dtype `" + name + "`, which is unknown");
+    return found;
+  }
+  Sizes sizes(int64_t count) {
+    Sizes found;
+    while (count-- > 0) found.push_back(number());
+    return found;
+  }
+};
+
+Form form_of(Line& line) {
+  Form form{line.text(), line.dtype(), line.number(), {}, {}};
+  int64_t rank = line.number();
+  require(rank >= 0 && rank <= MOST_AXES && form.offset >= 0, "a tensor of the call table has another form");
+  form.sizes = line.sizes(rank), form.strides = line.sizes(rank);
+  return form;
+}
+
+Place place_of(Line& line, size_t inputs, size_t state) {
+  std::string kind = line.word();
+  if (kind == "input") return {Place::INPUT, line.index(inputs, "input")};
+  if (kind == "state") return {Place::STATE, line.index(state, "state")};
+  require(kind == "index", "a place of another kind");
+  return {Place::INDEX, line.index(1 << 20, "output")};
+}
+
+// -- expressions ------------------------------------------------------------------------------------------------------
+
+constexpr const char* UNARY[] = {"neg", "not", "abs", "==", "!=", "<", "<=", ">", ">="};  // the last six: in a `chain`
+constexpr const char* BINARY[] = {"+", "-", "*", "//", "%"};
+constexpr const char* SEVERAL[] = {"and", "or", "min", "max", "chain"};
+
+template <size_t COUNT>
+bool is_among(const char* const (&names)[COUNT], const std::string& name) {
+  return std::find(names, names + COUNT, name) != names + COUNT;
+}
+
+Expression expression_of(Line& line, const std::vector<Dim>& dims, int depth = 0) {
+  require(depth < MOST_DEPTH, "an expression of the call table is nested too deeply");
+  std::string word = line.word();
+  int64_t value = 0;
+  auto [end, failed] = std::from_chars(word.data(), word.data() + word.size(), value);
+  if (failed == std::errc() && end == word.data() + word.size()) return {Expression::NUMBER, "", value, {}};
+  if (word[0] == '@') {
+    for (size_t at = 0; at < dims.size(); at++)
+      if (dims[at].name == word.substr(1)) return {Expression::DIM, "", static_cast<int64_t>(at), {}};
+    throw std::runtime_error("an expression of the call table has the dim `" + word.substr(1) + "`, which is unknown");
+  }
+  Expression made{Expression::UNARY, word, 0, {}};
+  int64_t count = 1;
+  if (is_among(BINARY, word)) made.kind = Expression::BINARY, count = 2;
+  else if (is_among(SEVERAL, word)) made.kind = Expression::SEVERAL, count = line.number();
+  else if (!is_among(UNARY, word)) throw std::runtime_error("an expression of the call table has `" + word + "`");
+  require(count > 0, "an expression of the call table has no operands");
+  while (count-- > 0) made.parts.push_back(expression_of(line, dims, depth + 1));
+  return made;
+}
+
+using Value = std::optional<int64_t>;
+
+Value arithmetic(const std::string& name, int64_t left, int64_t right) {
+  int64_t value = 0;
+  if (name == "+") return __builtin_add_overflow(left, right, &value) ? Value() : value;
+  if (name == "-") return __builtin_sub_overflow(left, right, &value) ? Value() : value;
+  if (name == "*") return __builtin_mul_overflow(left, right, &value) ? Value() : value;
+  if (right == 0 || (right == -1 && left == INT64_MIN)) return {};
+  int64_t rest = left % right;
+  bool below = rest != 0 && (rest < 0) != (right < 0);  // Python rounds down
+  if (name == "%") return below ? rest + right : rest;
+  return left / right - below;
+}
+
+bool compared(const std::string& name, int64_t left, int64_t right) {
+  if (name == "==") return left == right;
+  if (name == "!=") return left != right;
+  if (name == "<") return left < right;
+  if (name == "<=") return left <= right;
+  return name == ">" ? left > right : left >= right;
+}
+
+// As Python: what stands behind the first value that decides is not asked for.
+Value several(const Expression& own, const Sizes& dims) {
+  Value first = own.parts[0].at(dims);
+  if (own.name == "chain") {
+    Value left = first;
+    for (size_t at = 1; at < own.parts.size(); at++) {
+      Value right = own.parts[at].parts.empty() ? Value() : own.parts[at].parts[0].at(dims);
+      if (!left || !right) return {};
+      if (!compared(own.parts[at].name, *left, *right)) return 0;
+      left = right;
+    }
+    return 1;
+  }
+  bool all = own.name == "and", any = own.name == "or";
+  if (all || any) {
+    for (const Expression& part : own.parts) {
+      Value value = part.at(dims);
+      if (!value) return {};
+      if ((*value != 0) == any) return any;
+    }
+    return all;
+  }
+  for (const Expression& part : own.parts) {
+    Value value = part.at(dims);
+    if (!first || !value) return {};
+    first = own.name == "min" ? std::min(*first, *value) : std::max(*first, *value);
+  }
+  return first;
+}
+
+}  // namespace
+
+std::optional<int64_t> Expression::at(const Sizes& dims) const {
+  if (kind == NUMBER) return value;
+  if (kind == DIM) return dims[static_cast<size_t>(value)];
+  if (kind == SEVERAL) return several(*this, dims);
+  Value left = parts[0].at(dims);
+  if (!left) return {};
+  if (kind == BINARY) {
+    Value right = parts[1].at(dims);
+    return right ? arithmetic(name, *left, *right) : Value();
+  }
+  if (name == "not") return *left == 0;
+  if (name == "neg") return arithmetic("-", 0, *left);
+  require(name == "abs", "a comparison outside of a chain");
+  return *left < 0 ? arithmetic("-", 0, *left) : left;
+}
+
+// -- the table --------------------------------------------------------------------------------------------------------
+
+CallTable::CallTable(const std::string& text) {
+  std::istringstream lines(text);
+  std::string row;
+  std::getline(lines, row);
+  if (row != HEADING) throw std::runtime_error("the call table begins with `" + row.substr(0, 40) + "`, and this libaotc.so reads `" + HEADING + "`");
+  bool whole = false;
+  while (std::getline(lines, row)) {
+    Line line(row);
+    std::string kind = line.word();
+    if (kind == "model") model = line.text(), target = line.text();
+    else if (kind == "feature") features.push_back(line.word());
+    else if (kind == "threads") threads = line.number();
+    else if (kind == "weights") weights = line.number();
+    else if (kind == "copies-layout") copies_layout = true;
+    else if (kind == "dim") dims.push_back({line.text(), static_cast<size_t>(line.number()), line.number(), line.number(), line.number()});
+    else if (kind == "input") {
+      Input& input = inputs.emplace_back(Input{line.text(), line.text(), line.dtype(), line.word(), {}});
+      for (int64_t rank = line.number(); rank > 0; rank--) input.sizes.push_back(expression_of(line, dims));
+      require(input.sizes.size() <= MOST_AXES, "an input of more than 16 axes");
+    }
+    else if (kind == "output") outputs.push_back(line.text());
+    else if (kind == "state") state.push_back(form_of(line));
+    else if (kind == "bucket") buckets.push_back({line.text(), line.text(), line.number(), line.number(), {}, {}, {}, {}, {}});
+    else if (kind == "end") whole = true;
+    else {
+      require(!buckets.empty(), "the call table has a line of a bucket before the first bucket");
+      Bucket& bucket = buckets.back();
+      if (kind == "size") {
+        int64_t size = line.number();
+        bucket.extents.push_back({size, size, 1, size, false});
+      }
+      else if (kind == "range") bucket.extents.push_back({line.number(), line.number(), line.number(), line.number(), true});
+      else if (kind == "condition") bucket.conditions.push_back(expression_of(line, dims));
+      else if (kind == "constant") bucket.constants.push_back(form_of(line));
+      else if (kind == "argument") bucket.arguments.push_back(place_of(line, inputs.size(), state.size()));
+      else if (kind == "result") bucket.results.push_back(place_of(line, inputs.size(), state.size()));
+      else throw std::runtime_error("the call table has a line `" + kind + "`, which this libaotc.so does not know");
+    }
+  }
+  require(whole && !buckets.empty(), "the call table is cut off");
+  for (const Bucket& bucket : buckets) {
+    for (const Place& place : bucket.arguments) require(place.kind != Place::INDEX, "an argument of the call table is a result");
+    require(bucket.extents.size() == dims.size() && bucket.results.size() == outputs.size(), "a bucket of the call table has another form");
+    for (const Extent& extent : bucket.extents) require(extent.multiple > 0, "a range of the call table has multiples of 0");
+  }
+  for (const Dim& dim : dims)
+    require(dim.input < inputs.size() && dim.axis >= 0 && static_cast<size_t>(dim.axis) < inputs[dim.input].sizes.size() && dim.scale > 0,
+            "a dim of the call table is read where no axis is");
+}
+
+bool Bucket::ranges() const {
+  return std::any_of(extents.begin(), extents.end(), [](const Extent& extent) { return extent.ranges; });
+}
+
+// The first of the fixed buckets, else of those with ranges the narrowest, else that which is tuned nearest above the sizes.
+const Bucket* CallTable::best(const Sizes& sizes) const {
+  const Bucket* found = nullptr;
+  std::tuple<bool, int64_t, int64_t> least;
+  for (const Bucket& bucket : buckets) {
+    if (!obstacle(bucket, sizes).empty()) continue;
+    int64_t distance = 0;
+    for (size_t at = 0; at < sizes.size(); at++)
+      if (const Extent& extent = bucket.extents[at]; extent.ranges)
+        distance += extent.tuned >= sizes[at] ? extent.tuned - sizes[at] : (int64_t{1} << 40) + sizes[at] - extent.tuned;
+    std::tuple<bool, int64_t, int64_t> own{bucket.ranges(), bucket.rank, distance};
+    if (!bucket.ranges()) return &bucket;
+    if (!found || own < least) found = &bucket, least = own;
+  }
+  return found;
+}
+
+std::string CallTable::obstacle(const Bucket& bucket, const Sizes& sizes) const {
+  std::string words;
+  for (size_t at = 0; at < sizes.size(); at++) {
+    const Extent& extent = bucket.extents[at];
+    if (extent.takes(sizes[at])) continue;
+    std::string taken = std::to_string(extent.min);
+    if (extent.ranges) taken += " to " + std::to_string(extent.max);
+    if (extent.multiple != 1) taken += " in steps of " + std::to_string(extent.multiple);
+    words += (words.empty() ? "" : ", ") + dims[at].name + " is " + std::to_string(sizes[at]) + ", the bucket takes " + taken;
+  }
+  if (words.empty() && bucket.ranges())
+    for (const Expression& condition : bucket.conditions)
+      if (!condition.at(sizes).value_or(0)) return "a condition of its code does not hold";
+  return words;
+}
+
+const Bucket* CallTable::choose(const std::vector<const Tensor*>& given, std::vector<std::string>& reasons) const {
+  Sizes sizes;
+  for (const Dim& dim : dims) {
+    int64_t size = given[dim.input]->sizes[dim.axis] - dim.offset;
+    if (size % dim.scale || size < 0) {
+      reasons.push_back("`" + inputs[dim.input].name + "`: " + inputs[dim.input].shown + " is expected, no whole " + dim.name +
+                        " gives " + shown(given[dim.input]->sizes, given[dim.input]->rank));
+      return nullptr;
+    }
+    sizes.push_back(size / dim.scale);
+  }
+  for (size_t at = 0; at < inputs.size(); at++) {
+    for (size_t axis = 0; axis < inputs[at].sizes.size(); axis++) {
+      Value size = inputs[at].sizes[axis].at(sizes);
+      if (size && *size == given[at]->sizes[axis]) continue;
+      reasons.push_back("`" + inputs[at].name + "`: " + inputs[at].shown + " is expected, " + shown(given[at]->sizes, given[at]->rank) + " came");
+      break;
+    }
+  }
+  const Bucket* found = best(sizes);
+  if (!found) {
+    std::string came;
+    for (size_t at = 0; at < sizes.size(); at++) came += (at ? "," : "") + dims[at].name + "=" + std::to_string(sizes[at]);
+    reasons.push_back("no bucket takes " + came);
+    for (size_t at = 0; at < std::min(buckets.size(), SHOWN_BUCKETS); at++)
+      reasons.push_back("  " + buckets[at].name + ": " + obstacle(buckets[at], sizes));
+    if (buckets.size() > SHOWN_BUCKETS) reasons.push_back("  and " + std::to_string(buckets.size() - SHOWN_BUCKETS) + " more");
+  }
+  return reasons.empty() ? found : nullptr;
+}
+
+Sizes strides_in(const std::string& layout, const Sizes& sizes) {
+  std::vector<size_t> fastest_first;
+  if (layout != "contiguous" && sizes.size() > 1) fastest_first.push_back(1);
+  for (size_t axis = sizes.size(); axis-- > 0;)
+    if (axis != 1 || layout == "contiguous") fastest_first.push_back(axis);
+  Sizes strides(sizes.size());
+  int64_t step = 1;
+  for (size_t axis : fastest_first) strides[axis] = step, step *= std::max<int64_t>(sizes[axis], 1);
+  return strides;
+}
+
+std::string shown(const int64_t* numbers, int64_t count) {
+  std::string text = "[";
+  for (int64_t at = 0; at < count; at++) text += (at ? ", " : "") + std::to_string(numbers[at]);
+  return text + "]";
+}
+
+}  // namespace aotc::cpu

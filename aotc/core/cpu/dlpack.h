@@ -1,10 +1,18 @@
-// DLPack's dtypes as ours.
+// DLPack, and its dtypes as ours.
 #pragma once
 
 #include "aotc.h"
 #include "tensor.h"
 
 namespace aotc::cpu {
+
+struct DLManagedTensorVersioned {  // of DLPack 1
+  struct { uint32_t major, minor; } version;
+  void* manager_ctx;
+  void (*deleter)(DLManagedTensorVersioned*);
+  uint64_t flags;
+  DLTensor dl_tensor;
+};
 
 struct Coded { DLDataType dtype; int32_t ours; };
 constexpr Coded CODED[] = {

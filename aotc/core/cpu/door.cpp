@@ -12,46 +12,15 @@
 #include <vector>
 
 #include "../openmp.h"
-#include "tensor.h"
+#include "cpu_features.h"
+#include "dlpack.h"
 
 namespace aotc::cpu {
 namespace {
 
-// -- DLPack (https://dmlc.github.io/dlpack/latest/c_api.html) -----------------------------------------------------------
-
-struct DLDevice { int32_t type, id; };
-struct DLDataType { uint8_t code, bits; uint16_t lanes; };
-struct DLTensor {
-  void* data;
-  DLDevice device;
-  int32_t rank;
-  DLDataType dtype;
-  int64_t *sizes, *strides;  // strides may be null
-  uint64_t byte_offset;
-};
-struct DLManagedTensor {
-  DLTensor tensor;
-  void* context;
-  void (*deleter)(DLManagedTensor*);
-};
-struct DLManagedTensorVersioned {
-  struct { uint32_t major, minor; } version;
-  void* context;
-  void (*deleter)(DLManagedTensorVersioned*);
-  uint64_t flags;
-  DLTensor tensor;
-};
-constexpr int32_t DL_CPU = 1, DL_CUDA_HOST = 3;
 constexpr uint32_t DL_VERSION = 1;
 constexpr uint64_t DL_READ_ONLY = 1;
 constexpr const char *CAPSULE = "dltensor", *CAPSULE_VERSIONED = "dltensor_versioned";
-
-struct Coded { DLDataType dtype; int32_t ours; };
-constexpr Coded CODED[] = {
-    {{0, 8, 1}, INT8}, {{0, 16, 1}, INT16}, {{0, 32, 1}, INT32}, {{0, 64, 1}, INT64}, {{1, 8, 1}, UINT8},
-    {{1, 16, 1}, UINT16}, {{1, 32, 1}, UINT32}, {{1, 64, 1}, UINT64}, {{2, 16, 1}, FLOAT16}, {{2, 32, 1}, FLOAT32},
-    {{2, 64, 1}, FLOAT64}, {{4, 16, 1}, BFLOAT16}, {{5, 64, 1}, COMPLEX64}, {{5, 128, 1}, COMPLEX128}, {{6, 8, 1}, BOOL},
-};
 
 // -- the object -------------------------------------------------------------------------------------------------------
 
@@ -213,13 +182,11 @@ PyObject* consumed(PyObject* capsule, const char* name, const char* used) {
   if (!PyCapsule_IsValid(capsule, name)) return nullptr;
   auto* managed = static_cast<Managed*>(PyCapsule_GetPointer(capsule, name));
   if (!takes(*managed)) return nullptr;
-  const DLTensor& given = managed->tensor;
-  int32_t dtype = -1;
-  for (const Coded& each : CODED)
-    if (!std::memcmp(&each.dtype, &given.dtype, sizeof each.dtype)) dtype = each.ours;
+  const DLTensor& given = managed->dl_tensor;
+  int32_t dtype = dtype_of(given.dtype);
   require(dtype >= 0, "its dtype is one of DLPack's that no tensor holds here");
-  require(given.rank >= 0 && given.rank <= MOST_AXES && (!given.rank || given.sizes), "it has not 0 to 16 axes");
-  Tensor* tensor = tensor_over(static_cast<char*>(given.data) + given.byte_offset, given.rank, given.sizes, given.strides,
+  require(given.ndim >= 0 && given.ndim <= MOST_AXES && (!given.ndim || given.shape), "it has not 0 to 16 axes");
+  Tensor* tensor = tensor_over(static_cast<char*>(given.data) + given.byte_offset, given.ndim, given.shape, given.strides,
                                dtype, release_owner<Managed, release_managed<Managed>>, managed);
   if (PyCapsule_SetName(capsule, used)) throw Failed();
   return wrapped(tensor, is_read_only(*managed));
@@ -231,7 +198,7 @@ PyObject* from_dlpack(PyObject* object) {
   bool known = PyArg_ParseTuple(device, "ii", &kind, &number);
   Py_DECREF(device);
   if (!known) return nullptr;
-  if (kind != DL_CPU && kind != DL_CUDA_HOST)
+  if (kind != kDLCPU && kind != kDLCUDAHost)
     return PyErr_Format(PyExc_BufferError, "it lies on the device %d:%d of DLPack, and not in the CPU's memory", kind, number);
   PyObject* capsule = capsule_of(object);
   if (!capsule) return nullptr;
@@ -418,7 +385,7 @@ PyObject* representation(PyObject* self) {
   return text;
 }
 
-PyObject* dlpack_device(PyObject*, PyObject*) { return Py_BuildValue("(ii)", DL_CPU, 0); }
+PyObject* dlpack_device(PyObject*, PyObject*) { return Py_BuildValue("(ii)", kDLCPU, 0); }
 
 // A capsule that a consumer renames; one that nobody takes deletes its tensor itself.
 template <typename Managed>
@@ -438,30 +405,28 @@ PyObject* dlpack(PyObject* self, PyObject* args, PyObject* options) {
   PyObject *stream = Py_None, *version = Py_None, *device = Py_None, *copied = Py_None;
   if (!PyArg_ParseTupleAndKeywords(args, options, "|$OOOO", const_cast<char**>(names), &stream, &version, &device, &copied))
     return nullptr;
-  int kind = DL_CPU, number = 0;
+  int kind = kDLCPU, number = 0;
   if (device != Py_None && !PyArg_ParseTuple(device, "ii", &kind, &number)) return nullptr;
-  if (kind != DL_CPU) return PyErr_Format(PyExc_BufferError, "the tensor lies in the CPU's memory, and not on device %d", kind);
+  if (kind != kDLCPU) return PyErr_Format(PyExc_BufferError, "the tensor lies in the CPU's memory, and not on device %d", kind);
   if (stream != Py_None) return PyErr_Format(PyExc_BufferError, "memory of the CPU has no streams");
   long major = 0;
   if (version != Py_None && PyTuple_Check(version) && PyTuple_Size(version)) major = PyLong_AsLong(PyTuple_GetItem(version, 0));
   if (PyErr_Occurred()) return nullptr;
   const Tensor& own = *of(self)->tensor;
   bool read_only = of(self)->read_only, versioned = major >= static_cast<long>(DL_VERSION);
-  DLDataType dtype{};
-  for (const Coded& each : CODED)
-    if (each.ours == own.dtype) dtype = each.dtype;
+  DLDataType dtype = dlpack_dtype(own.dtype);
   if (!dtype.bits) return PyErr_Format(PyExc_BufferError, "DLPack has no dtype %s", name_of_dtype(own.dtype));
   if (read_only && !versioned) return PyErr_Format(PyExc_BufferError, "the tensor is read-only, which DLPack before 1.0 cannot say");
   return translated([&] {
     Tensor* kept = nullptr;
     if (copied == Py_True) copy(*(kept = new_dense_like(own)), own), read_only = false;
     else kept = shared(own);
-    DLTensor given{kept->bytes(), {DL_CPU, 0}, kept->rank, dtype, kept->sizes, kept->strides, 0};
+    DLTensor given{kept->bytes(), {kDLCPU, 0}, kept->rank, dtype, kept->sizes, kept->strides, 0};
     if (!versioned) {
-      auto deleter = [](DLManagedTensor* managed) { drop(static_cast<Tensor*>(managed->context)), delete managed; };
+      auto deleter = [](DLManagedTensor* managed) { drop(static_cast<Tensor*>(managed->manager_ctx)), delete managed; };
       return capsule_with(new DLManagedTensor{given, kept, deleter}, CAPSULE);
     }
-    auto deleter = [](DLManagedTensorVersioned* managed) { drop(static_cast<Tensor*>(managed->context)), delete managed; };
+    auto deleter = [](DLManagedTensorVersioned* managed) { drop(static_cast<Tensor*>(managed->manager_ctx)), delete managed; };
     return capsule_with(
         new DLManagedTensorVersioned{{DL_VERSION, 0}, kept, deleter, read_only ? DL_READ_ONLY : 0, given}, CAPSULE_VERSIONED);
   });
@@ -601,16 +566,10 @@ PyObject* threads(PyObject*, PyObject* args) {
 
 PyObject* absent_features(PyObject*, PyObject*) {  // of the CPU, in Linux's names: an emulator leaves /proc/cpuinfo as it is
   PyObject* names = PyList_New(0);
-  auto put = [&](const char* name, bool here) {
-    PyObject* text = here || !names ? nullptr : PyUnicode_FromString(name);
+  each_absent_feature([&](const char* name) {
+    PyObject* text = names ? PyUnicode_FromString(name) : nullptr;
     if (text) PyList_Append(names, text), Py_DECREF(text);
-  };
-  put("avx", __builtin_cpu_supports("avx")), put("avx2", __builtin_cpu_supports("avx2"));
-  put("fma", __builtin_cpu_supports("fma")), put("bmi1", __builtin_cpu_supports("bmi"));
-  put("bmi2", __builtin_cpu_supports("bmi2")), put("avx512f", __builtin_cpu_supports("avx512f"));
-  put("avx512bw", __builtin_cpu_supports("avx512bw")), put("avx512cd", __builtin_cpu_supports("avx512cd"));
-  put("avx512dq", __builtin_cpu_supports("avx512dq")), put("avx512vl", __builtin_cpu_supports("avx512vl"));
-  put("avx512_vnni", __builtin_cpu_supports("avx512vnni")), put("avx512_bf16", __builtin_cpu_supports("avx512bf16"));
+  });
   return names;
 }
 

@@ -33,8 +33,6 @@ def _of_calls(artifact: Artifact) -> Iterator[Issue]:
     for leaf in artifact.signature.leaves:
         if isinstance(leaf, TensorLeaf) and leaf.pad:
             yield Issue("inputs are padded", where=leaf.path, hint="give the dim a range or buckets, without `pad:`")
-        if isinstance(leaf, TensorLeaf) and leaf.default is not None:
-            yield Issue("None stands for a tensor of one value", where=leaf.path, hint="drop `default:` and pass it")
     first = list(result_names(artifact.variants[0])) if artifact.variants else []
     for variant in artifact.variants:
         yield from _of_variant(variant, first)

@@ -2,6 +2,7 @@
  *
  * Link with FOLDER/libaotc.so, or open it with dlopen. Tensors are DLPack's, in the CPU's memory. Every function may be
  * called by any thread, and a model by several at a time; only `aotc_destroy` needs that no other call is under way.
+ * After a fork, the child loads anew.
  * A function that gives a status gives AOTC_OK, or says why not in `aotc_error`. The text is UTF-8.
  */
 #ifndef AOTC_H_

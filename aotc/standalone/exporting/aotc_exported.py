@@ -244,8 +244,8 @@ class ExportedTensor:
         kind = ctypes.c_char * (count * self.bits // 8)
         values: Any = kind.from_address(self._managed.contents.tensor.data or 0) if count else kind()
         values.owner = self
-        flat = memoryview(values).cast("B").cast(form)
-        return flat.cast("B").cast(form, self.shape) if count else flat  # type: ignore[call-overload, no-any-return]
+        flat: Any = memoryview(values).cast("B")
+        return flat.cast(form, self.shape) if count else flat.cast(form)  # type: ignore[no-any-return]
 
     def __del__(self) -> None:
         if getattr(self, "_managed", None) is not None:

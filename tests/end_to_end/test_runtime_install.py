@@ -183,7 +183,7 @@ def test_the_command_line_does_without_torch_what_needs_none(
         (("fsck", "--store", "fetched"), 0, ""),
         (("doctor", "--store", "fetched"), 0, "aotc.standalone can run code for CPUs"),
         (("doctor", "fetched#quickstart"), 0, "aotc.standalone.load takes cpu:"),
-        (("doctor", "pooled", *of_zoo), 1, "inputs are padded"),
+        (("doctor", "bag", *of_zoo), 1, "it calls aoti_torch_cpu__embedding_bag"),
         (("doctor", "manifest.yaml"), 1, "not installed: aotc.load and builds need it"),
         (("verify", "fetched#quickstart"), 2, "this command needs torch, which is not installed"),
         (("build", "manifest.yaml"), 2, "pip install 'aotc[torch]'"),

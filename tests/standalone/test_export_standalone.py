@@ -307,15 +307,46 @@ def test_arguments_that_do_not_bind_are_a_type_error(linear: Exported, x: numpy.
             model(*args, **kwargs)
 
 
-def test_many_threads_call_one_model_and_memory_is_given_back(linear: Exported) -> None:
-    model = linear.python.ExportedModel(concurrency=2)
-    given = numpy.random.default_rng(0).standard_normal((4, 8)).astype(numpy.float32)
+def test_many_threads_call_one_model_and_memory_is_given_back(quickstart: Exported) -> None:
+    model = quickstart.python.ExportedModel(concurrency=2)
+    given = numpy.random.default_rng(0).standard_normal((1, 128, 256)).astype(numpy.float32)
     first = model(given)
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda _: model(given), range(200)))
+        list(pool.map(lambda _: model(given), range(20)))
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        same = list(pool.map(lambda _: bool((model(given) == first).all()), range(4000)))
-    assert all(same) and resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2048  # KiB
+        same = list(pool.map(lambda _: bool((model(given) == first).all()), range(200)))
+    assert all(same) and 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) < 100 * first.nbytes
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "int64", "bool", "bfloat16"])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 0, 4), (2, 3)])
+def test_results_of_any_dtype_and_shape_are_given(linear: Exported, dtype: str, shape: tuple[int, ...]) -> None:
+    """In numpy, in buffers and by DLPack; what numpy or Python's buffers lack is given by DLPack alone."""
+    tensor = (10 * torch.rand(shape)).to(getattr(torch, dtype))
+    python = linear.python
+    for like, lacking in ((numpy.zeros(1), {"bfloat16"}), (b"", {"bfloat16", "float16"}), (tensor, set[str]())):
+        result = python._giving_like(like)(python.ExportedTensor(managed(python, tensor)))
+        if dtype in lacking:
+            assert type(result) is python.ExportedTensor and result.shape == shape
+            result = torch.from_dlpack(result)
+        elif 0 not in shape:
+            assert tuple(result.shape) == shape
+        values = result if isinstance(result, torch.Tensor) else torch.from_numpy(numpy.array(result))
+        flat = [float(each) for each in values.float().ravel()]
+        assert flat == [float(each) for each in tensor.float().ravel()]
+
+
+def managed(python: Any, tensor: torch.Tensor) -> Any:
+    """A DLManagedTensor over a copy of the tensor's values, as the runtime gives one."""
+    capsule = tensor.clone().__dlpack__()
+    pointer = python._pointer_of(capsule, b"dltensor")
+    rename = python.ctypes.PyDLL(None).PyCapsule_SetName
+    rename.argtypes = [python.ctypes.py_object, python.ctypes.c_char_p]
+    assert rename(capsule, USED) == 0
+    return python.ctypes.cast(pointer, python.ctypes.POINTER(python._DLManagedTensor))
+
+
+USED = b"used_dltensor"  # which is kept: a capsule holds no copy of its name
 
 
 # -- damage ------------------------------------------------------------------------------------------------------------

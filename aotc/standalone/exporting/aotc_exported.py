@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 _OK, _ERROR_INPUT = 0, 3
-_FORMATS = {  # of Python's buffers, by DLPack's code and bits
+_FORMATS = {  # of Python's `struct`, by DLPack's code and bits
     (0, 8): "b",
     (0, 16): "h",
     (0, 32): "i",
@@ -236,16 +236,13 @@ class ExportedTensor:
             raise BufferError("the result was taken before")
         return _new_capsule(ctypes.cast(managed, ctypes.c_void_p), _CAPSULE, None)
 
-    def memory(self) -> memoryview | None:
-        """The values, which hold this tensor; None for a dtype that Python's buffers lack, as bfloat16."""
-        form, count = _FORMATS.get((self.code, self.bits)), math.prod(self.shape)
-        if form is None or self._managed is None:
-            return None
-        kind = ctypes.c_char * (count * self.bits // 8)
-        values: Any = kind.from_address(self._managed.contents.tensor.data or 0) if count else kind()
+    def memory(self) -> Any:
+        """The bytes of the values, in an object that has a buffer and holds this tensor."""
+        count = math.prod(self.shape) * self.bits // 8
+        kind = ctypes.c_char * count
+        values: Any = kind.from_address(self._managed.contents.tensor.data) if count else kind()
         values.owner = self
-        flat: Any = memoryview(values).cast("B")
-        return flat.cast(form, self.shape) if count else flat.cast(form)  # type: ignore[no-any-return]
+        return values
 
     def __del__(self) -> None:
         if getattr(self, "_managed", None) is not None:
@@ -260,10 +257,18 @@ def _giving_like(value: Any) -> Callable[[ExportedTensor], Any]:
         return sys.modules["torch"].from_dlpack  # type: ignore[no-any-return]
     if hasattr(value, "__array_namespace__"):
         return value.__array_namespace__().from_dlpack  # type: ignore[no-any-return]
-    return lambda tensor: tensor if (memory := tensor.memory()) is None else memory
+    return _as_memoryview
 
 
 def _as_numpy(tensor: ExportedTensor) -> Any:
-    if (memory := tensor.memory()) is None:
+    if (form := _FORMATS.get((tensor.code, tensor.bits))) is None:
         return tensor
-    return sys.modules["numpy"].asarray(memory).reshape(tensor.shape)
+    return sys.modules["numpy"].frombuffer(tensor.memory(), form).reshape(tensor.shape)
+
+
+def _as_memoryview(tensor: ExportedTensor) -> Any:
+    form = _FORMATS.get((tensor.code, tensor.bits))
+    if form is None or form == "e":  # which a memoryview does not take
+        return tensor
+    flat: Any = memoryview(tensor.memory()).cast("B")
+    return flat.cast(form, tensor.shape) if math.prod(tensor.shape) else flat.cast(form)

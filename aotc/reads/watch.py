@@ -165,7 +165,7 @@ class ModuleWatch:
             outside=self.look_outside(slots),
             orders=[(part, list(part._modules)) for part in ordered],
             other_tables=[(table, dict(table)) for table in own_tables if type(table) not in IN_STEP],
-            hooks_of={id(part): [*map(here, forward_hooks(part))] for part in hooked},
+            hooks_of={id(part): [*map(fingerprint, forward_hooks(part))] for part in hooked},
         )
 
     def look(self) -> tuple[Tree, list[Slot]]:
@@ -174,8 +174,8 @@ class ModuleWatch:
 
     def look_outside(self, slots: Iterable[Slot]) -> dict[str, Any]:
         """What each name outside the module is in this process, and what classes have for what their objects lack."""
-        of_classes = {f"{step.owner.__qualname__}.{step.key}": here(step.value) for step in _of_classes(slots)}
-        return of_classes | {name: here(value) for name, value in Outside(self.module).found(self._outside)}
+        of_classes = {f"{step.owner.__qualname__}.{step.key}": fingerprint(step.value) for step in _of_classes(slots)}
+        return of_classes | {name: fingerprint(value) for name, value in Outside(self.module).found(self._outside)}
 
     def check(self) -> None:
         """Raises BindError where something is another than it was."""
@@ -230,33 +230,35 @@ def look_inside(slots: Iterable[Slot], parts: Collection[int]) -> dict[str, Any]
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
             found[path] = f"a {type(value).__qualname__}"
         else:
-            found[path] = NO_VALUE if value is NO_VALUE or is_compiled(value, part, key) else here(value, parts)
+            found[path] = NO_VALUE if value is NO_VALUE or is_compiled(value, part, key) else fingerprint(value, parts)
     return found
 
 
-def here(value: Any, parts: Collection[int] = (), depth: int = 4) -> Any:
-    """What a value is within this process, to compare it with a later one: plain, as far as that is possible; a
-    function with its code, a partial one with its function; a tensor with the number of writes; a module by what is in
-    it, unless it is one of `parts`, by their ids; an object of a class of the model's own by that class, since its
-    attributes are compared; any other by its identity."""
+def fingerprint(value: Any, parts: Collection[int] = (), depth: int = 4) -> Any:
+    """A value of this process in a form that a later one is compared with.
+
+    Plain values are kept. A function is kept with its code, a partial one with its function, a tensor with its number
+    of writes, a module with its contents, unless its id is in `parts`. An object of a class of the model's own is its
+    class, since its attributes are compared; any other object is its identity.
+    """
     if isinstance(value, MethodType):
         value = value.__func__
     if isinstance(value, property):
         value = value.fget
     if isinstance(value, FunctionType):
         cells = [each for each in map(contents_of, value.__closure__ or ()) if isinstance(each, FunctionType) and depth]
-        return [plain_value(value), hash(value.__code__), *(here(each, parts, depth - 1) for each in cells)]
+        return [plain_value(value), hash(value.__code__), *(fingerprint(each, parts, depth - 1) for each in cells)]
     if isinstance(value, partial):
-        return [here(item, parts, depth - 1) for item in (value.func, value.args, value.keywords)]
+        return [fingerprint(item, parts, depth - 1) for item in (value.func, value.args, value.keywords)]
     if isinstance(value, nn.Module):
         return f"the part {id(value):#x}" if id(value) in parts else digests_of(value)
     if isinstance(value, Tensor):
         known = (value.data_ptr(), value._version) if _counts_writes(value) else ()
         return f"the tensor {id(value):#x} {known}"
     if depth and isinstance(container_of(value), list | tuple | deque | array):
-        return [here(item, parts, depth - 1) for item in container_of(value)]
+        return [fingerprint(item, parts, depth - 1) for item in container_of(value)]
     if depth and (inner := _inner(container_of(value))) is not None:
-        return {str(key): here(item, parts, depth - 1) for key, item in inner.items()}
+        return {str(key): fingerprint(item, parts, depth - 1) for key, item in inner.items()}
     if (plain := plain_value(value)) is not NO_VALUE:
         return plain
     if isinstance(value, MethodWrapperType):  # of C, another object at each look
@@ -436,12 +438,12 @@ def _inner_changes(steps: Iterable[Step], tree: Tree) -> Iterator[Issue]:
     for owner, key, built in steps:
         now = owner.get(key) if isinstance(owner, dict) else attribute_of(owner, key)
         if now is not built:
-            yield from _value_changes({str(key): here(built, tree.ids)}, {str(key): here(now, tree.ids)})
+            yield from _value_changes({str(key): fingerprint(built, tree.ids)}, {str(key): fingerprint(now, tree.ids)})
 
 
 def _hook_changes(seen: Seen, tree: Tree, trains: bool) -> Iterator[Issue]:
     for path, part in tree.parts.items():
-        built, now = seen.hooks_of.get(id(part)), [*map(here, forward_hooks(part))]
+        built, now = seen.hooks_of.get(id(part)), [*map(fingerprint, forward_hooks(part))]
         if built is not None and now != built:
             yield _hooks(path or type(part).__qualname__, len(built), len(now))
         if trains and built is not None and (count := sum(map(len, backward_hooks([part])))):

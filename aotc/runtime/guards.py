@@ -197,7 +197,7 @@ class Guards:
         """Of tensors that are otherwise as they must be: memory that is shared with what is written to, tangents, and
         storages that begin elsewhere."""
         found: list[Issue] = []
-        if self.mutated and not (dense and self.lie_apart(leaves)):
+        if self.mutated and not (dense and self.do_not_overlap(leaves)):
             from aotc.runtime.aliases import input_alias_issues
 
             found += input_alias_issues(self, leaves)
@@ -272,8 +272,8 @@ class Guards:
             ]
         return found
 
-    def lie_apart(self, leaves: Sequence[Any]) -> bool:
-        """Whether inputs that are written to meet no other one, and those read as storages begin where these do."""
+    def do_not_overlap(self, leaves: Sequence[Any]) -> bool:
+        """Whether inputs that are written to overlap no other input, and those read as storages begin at offset 0."""
         if self._meet is not None and self._meet(leaves):
             return False
         return not any(leaves[index].storage_offset() for index in self.from_storage)

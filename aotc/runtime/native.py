@@ -297,7 +297,11 @@ def _launched(of: Callable[[], CompiledCall | None], plan: Plan, state: State, r
     call = of()
     assert call is not None  # it is being called
     aliases = call._guards.state_aliases
-    if not call._guards.lie_apart(ran) or call.unaligned(ran) or (aliases is not None and aliases.issues(given, state)):
+    if (
+        not call._guards.do_not_overlap(ran)
+        or call.unaligned(ran)
+        or (aliases is not None and aliases.issues(given, state))
+    ):
         return NotImplemented
     if call._streams:
         call._streams.note()

@@ -240,11 +240,13 @@ def export(
     """Write an artifact for programs without aotc: a file for torch in C++, or a folder that needs no torch.
 
     A package has no guards: the program passes the right tensors, and each library's metadata says which. Weights are
-    arguments. A folder has the call table, compares every call with it, and holds the weights.
+    arguments. A folder has the call table, compares every call with it, and holds the weights. With $AOTC_TRUSTED_KEYS,
+    the bundle must be signed.
     """
     from aotc.store.layout.bundle import read_artifact, read_bundle
     from aotc.store.layout.store import Store
     from aotc.store.reference import parse_reference
+    from aotc.store.signing.trust import check_bundle
     from aotc.store.signing.verified import check_verified
 
     if (pt2 is None) == (standalone is None):
@@ -254,6 +256,7 @@ def export(
     reference = parse_reference(ref)
     store = Store.open(local_folder(*store_of(store_path, reference)))
     bundle = read_bundle(store, reference)
+    check_bundle(store, bundle, reference)  # as a load: a program without aotc would not ask
     artifacts = bundle.artifacts
     entries = [one for one in artifacts if target in (None, one.target)]
     if len(entries) != 1:
@@ -261,7 +264,7 @@ def export(
         given = f"{reference} holds no artifact for {target}; " if target and not entries else ""
         raise click.UsageError(f"{given}name one of the bundle's targets with --target: {known}")
     artifact = read_artifact(store, entries[0])
-    if artifact.untested:  # a program without aotc would not ask
+    if artifact.untested:
         check_verified(store, bundle.digest, entries[0], ref)
     if standalone:
         from aotc.standalone.exporting.exported_folder import export_folder

@@ -37,7 +37,6 @@ RUN = [
         "aotc/store/SECURITY.md",
         "examples/c/README.md",
         "examples/kubernetes/README.md",
-        "examples/small_image/README.md",
         "examples/warm/README.md",
     )
 ]

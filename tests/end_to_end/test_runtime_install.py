@@ -193,7 +193,7 @@ def test_the_command_line_does_without_torch_what_needs_none(
 
 
 def test_the_wheel_is_for_every_python_from_3_11_on(wheel: Path) -> None:
-    """Both extensions are of the limited API, as its tag says."""
+    """Both extensions are of the limited API, as its tag says. The runtime for C has no Python in it."""
     assert re.fullmatch(r"aotc-[\d.]+-cp311-abi3-linux_x86_64\.whl", wheel.name)
     with ZipFile(wheel) as archive:
         names = archive.namelist()
@@ -202,7 +202,9 @@ def test_the_wheel_is_for_every_python_from_3_11_on(wheel: Path) -> None:
     assert {name for name in names if name.endswith(".so")} == {
         "aotc/core/_cpu.abi3.so",
         "aotc/core/_evaluator.abi3.so",
+        "aotc/core/_libaotc.abi3.so",
     }
+    assert "aotc/core/cpu/aotc.h" in names
 
 
 # -- with torch -------------------------------------------------------------------------------------------------------

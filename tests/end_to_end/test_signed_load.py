@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from doctoring import copy_store
 from forked_python import forked_python
 from in_process import run_here
+from safetensors.torch import save_file
 
 import aotc
 from aotc.cli import main
@@ -171,3 +172,17 @@ def test_a_load_that_requires_it_takes_only_what_has_passed_verify(store: Store,
     attest(store, bundle, passed, read_private_key(str(key), lambda: b"a password"))
     aotc.load("quickstart", module(), store=store.path, trust=trusted)
     aotc.load(remote, module(), cache=tmp_path / "fetched", trust=trusted)
+
+
+def test_an_export_asks_for_a_trusted_signature_as_a_load_does(
+    store: Store, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody asks for it later: the program that opens what was exported has no aotc."""
+    save_file(module().state_dict(), tmp_path / "model.safetensors")
+    exporting = ["export", "quickstart", "--store", store.path, "--weights", tmp_path / "model.safetensors"]
+    monkeypatch.setenv("AOTC_TRUSTED_KEYS", str(key.with_suffix(".pub")))
+    refused = command(*exporting, "--standalone", tmp_path / "model")
+    assert refused.exit_code == 2 and "sign" in refused.output and not (tmp_path / "model").exists()
+    assert command("sign", "quickstart", "--store", store.path, "--key", key).exit_code == 0
+    assert command(*exporting, "--standalone", tmp_path / "model").exit_code == 0
+    assert (tmp_path / "model" / "libaotc.so").exists()

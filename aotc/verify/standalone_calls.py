@@ -129,7 +129,7 @@ def _placed(tensor: Tensor, data: bytearray, places: list[tuple[int, Tensor]]) -
 
 
 def _tensor(data: bytearray, begin: int, dtype: str, shape: list[int], strides: list[int]) -> Tensor:
-    made = torch.empty(shape, dtype=getattr(torch, dtype))
+    made = torch.empty_strided(shape, strides, dtype=getattr(torch, dtype))
     ctypes.memmove(made.data_ptr(), bytes(data[begin : begin + made.nbytes]), made.nbytes)
     return made
 

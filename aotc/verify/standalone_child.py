@@ -11,7 +11,7 @@ import ctypes
 import json
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,16 @@ def decoded(value: Any, get: Callable[[list[Any]], Any]) -> Any:
     return held
 
 
+def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether the elements lie without gaps, each in a place of its own, in any order of the axes."""
+    step = 1
+    for stride, size in sorted((stride, size) for size, stride in zip(shape, strides, strict=True) if size != 1):
+        if stride != step:
+            return False
+        step *= size
+    return True
+
+
 def main() -> None:
     from aotc.records import names_of
     from aotc.standalone.cpu_environment import open_cpu
@@ -55,7 +65,7 @@ def main() -> None:
     core = open_cpu()
 
     def put(part: Any, data: bytearray) -> list[Any]:
-        strides = strides_in("contiguous", part.shape)
+        strides = part.strides if is_dense(part.shape, part.strides) else strides_in("contiguous", part.shape)
         dense = core.copied(part, part.shape, strides)
         data.extend(bytes(-len(data) % ALIGNMENT))
         begin = len(data)

@@ -18,7 +18,7 @@ from aotc.store.layout.bundle import read_bundle
 from aotc.store.layout.reader import StoreReader
 from aotc.store.reference import parse_reference
 from aotc.verify.standalone_calls import StandaloneCalls
-from aotc.verify.standalone_child import decoded, encoded
+from aotc.verify.standalone_child import decoded, encoded, is_dense
 
 
 def calls_of(store: Path, name: str, module: torch.nn.Module) -> StandaloneCalls:
@@ -98,3 +98,19 @@ def test_values_come_back_as_they_were() -> None:
     assert decoded(json.loads(text), lambda at: held[at[0]]) == value
     with pytest.raises(TypeError, match="Compiled cannot be given to a process without torch"):
         encoded(object.__new__(aotc.Compiled), put)
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "dense"),
+    [
+        ((3, 4), (4, 1), True),
+        ((3, 4), (1, 3), True),  # transposed: a result beside its transpose is in the same memory
+        ((2, 3, 1, 4), (12, 1, 7, 3), True),
+        ((), (), True),
+        ((3, 4), (8, 1), False),
+        ((3, 4), (0, 1), False),
+        ((2, 2), (1, 1), False),
+    ],
+)
+def test_what_is_dense_is_sent_as_it_lies(shape: tuple[int, ...], strides: tuple[int, ...], dense: bool) -> None:
+    assert is_dense(shape, strides) == dense

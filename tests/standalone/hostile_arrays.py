@@ -244,6 +244,7 @@ def try_call(model: Any, seed: int) -> str:
 
 def main(store: str, first: int, count: int) -> None:
     import aotc.standalone
+    from aotc.standalone.cpu_environment import open_cpu
 
     numpy.seterr(all="ignore")
     gc.disable()  # what a call has taken goes with it, and waits for no collection
@@ -252,7 +253,8 @@ def main(store: str, first: int, count: int) -> None:
     wrong = {seed: words for seed, words in said.items() if words not in ("ran", "missed")}
     counts = [list(said.values()).count(word) for word in ("ran", "missed")]
     stats = model.stats()
-    print(json.dumps({"wrong": wrong, "counts": counts, "stats": [stats.calls, stats.misses, stats.contiguous_copies]}))
+    told = {"wrong": wrong, "counts": counts, "stats": [stats.calls, stats.misses, stats.contiguous_copies]}
+    print(json.dumps({**told, "runtime": open_cpu().__file__}))
 
 
 if __name__ == "__main__":

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sysconfig
+import tomllib
 from pathlib import Path
 
 import pytest
-from processes import finish, start
+from processes import ROOT, finish, start
 from test_swaps_without_torch import told
 
 HERE = Path(__file__).parent
 CALLS = 1200
+TOOLS = ("asan", "ubsan", "stdc++")
 
 
 def test_a_call_with_any_array_is_numpy_s_of_a_copy_or_a_miss_and_what_it_took_is_deleted_once(zoo_store: Path) -> None:
@@ -24,6 +30,27 @@ def test_a_call_with_any_array_is_numpy_s_of_a_copy_or_a_miss_and_what_it_took_i
     assert found["wrong"] == {} and ran.stderr == ""
     assert calls + misses == CALLS and min(calls, misses) > CALLS / 5
     assert found["stats"][:2] == [calls, misses] and found["stats"][2] > CALLS / 10
+
+
+def test_with_sanitizers_a_call_with_any_array_reads_and_writes_no_other_memory(
+    zoo_store: Path, tmp_path: Path
+) -> None:
+    """AddressSanitizer's and UndefinedBehaviorSanitizer's build of the runtime, in a copy of the package."""
+    tools = [subprocess.check_output(["g++", f"-print-file-name=lib{name}.so"], text=True).strip() for name in TOOLS]
+    if not all(map(os.path.isabs, tools)):
+        pytest.skip("this g++ has no sanitizers")
+    shutil.copytree(ROOT / "aotc", tmp_path / "aotc", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    modules = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["ext-modules"]
+    (built,) = [each for each in modules if each["name"] == "aotc.core._cpu"]
+    options = [*built["extra-compile-args"], "-O0", "-g1", "-fsanitize=address,undefined", "-shared", "-fPIC"]
+    made = ["-I", sysconfig.get_path("include"), "-o", tmp_path / "aotc" / "core" / "_cpu.abi3.so"]
+    subprocess.run(["g++", *options, *built["sources"], *made, *built["extra-link-args"]], cwd=ROOT, check=True)
+    settings = {"ASAN_OPTIONS": "detect_leaks=0:verify_asan_link_order=0", "LD_PRELOAD": " ".join(tools)}
+    paths = f"{tmp_path}{os.pathsep}{ROOT / 'tests'}"
+    ran = finish(start(HERE / "hostile_arrays.py", zoo_store, 0, CALLS, PYTHONPATH=paths, **settings))
+    assert ran.returncode == 0 and ran.stderr == "", ran.stderr
+    found = json.loads(ran.stdout)
+    assert found["wrong"] == {} and found["runtime"].startswith(str(tmp_path))
 
 
 @pytest.mark.parametrize("kind", ["KeyboardInterrupt", "SystemExit"])

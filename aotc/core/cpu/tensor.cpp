@@ -11,6 +11,7 @@ namespace aotc::cpu {
 namespace {
 
 constexpr int64_t ALIGNMENT = 64;
+constexpr int64_t MOST = int64_t{1} << 58;  // elements, so that their bytes are a number
 
 struct Known { int32_t dtype; int64_t itemsize; const char* name; };
 constexpr Known KNOWN[] = {
@@ -82,7 +83,6 @@ void set_failure(const char* words) { last_failure = words; }
 const std::string& failure() { return last_failure; }
 
 Reach reach_of(int64_t rank, const int64_t* sizes, const int64_t* strides) {
-  constexpr int64_t MOST = int64_t{1} << 58;
   Reach reach{0, 0};
   int64_t dense = 1;
   for (int64_t axis = 0; axis < rank; axis++)
@@ -108,7 +108,8 @@ Tensor* new_tensor(Storage* storage, int64_t rank, const int64_t* sizes, const i
   auto* tensor = new Tensor{storage, offset, static_cast<int32_t>(rank), dtype, {}, {}};
   int64_t dense = 1;
   for (int64_t axis = rank - 1; axis >= 0; axis--) {
-    tensor->sizes[axis] = sizes[axis], tensor->strides[axis] = strides ? strides[axis] : dense;
+    int64_t step = strides ? strides[axis] : dense;
+    tensor->sizes[axis] = sizes[axis], tensor->strides[axis] = -MOST < step && step < MOST ? step : 0;  // nobody steps so far
     dense *= std::max<int64_t>(sizes[axis], 1);
   }
   return tensor;

@@ -173,7 +173,7 @@ def table_of(found: Found) -> str:
         others += [state for state in one.get("verified", []) if state != "ok"]
         cells = [", ".join(calls_of(one[way])) if way in one else "" for way in WAYS]
         lines.append(f"| {name} | {' | '.join(map(short, (*cells, '; '.join(others))))} |")
-    lines += ["", *(f"- {count} families call {reason}" for reason, count in refused.most_common())]
+    lines += ["", *(f"- {reason} is called by {count}" for reason, count in refused.most_common())]
     return "\n".join(lines).rstrip()
 
 

@@ -15,7 +15,8 @@ from aotc.errors import ManifestError
 from aotc.manifest import Manifest, read_manifest
 from aotc.models.auto_inputs import auto_inputs, with_inputs
 from aotc.models.factory import build_modules
-from aotc.tools.recording.first_manifest import to_yaml, write_first_manifest
+from aotc.tools.recording.first_manifest import write_first_manifest
+from aotc.tools.recording.manifest_text import to_yaml
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 

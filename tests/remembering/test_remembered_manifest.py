@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from remembered_nets import Pictures
 
 import aotc
 from aotc.errors import CorruptError, ManifestError
 from aotc.manifest import ModelSpec, read_manifest
+from aotc.models.factory import build_module
 from aotc.records import SizeRange
 from aotc.tools.remembering.forms import ambient_here, form_of
 from aotc.tools.remembering.making.functions import function_of, with_function
 from aotc.tools.remembering.making.made_from import made_from
+from aotc.tools.remembering.making.weight_layouts import with_layouts
 from aotc.tools.remembering.memory.manifest import manifest_of
 from aotc.tools.remembering.memory.memory import Kind, Memory, Place
-from aotc.tools.remembering.memory.remembered_calls import as_json, from_json, seen_call
+from aotc.tools.remembering.memory.remembered_calls import as_json, from_json, seen_with_caches
 
 
 def memory_of(*sizes: tuple[int, int], **fields: Any) -> Memory:
@@ -64,7 +68,7 @@ def test_a_call_in_training_says_which_inputs_require_gradients(tmp_path: Path) 
             return x + y
 
     net, x, y = Sum(), torch.ones(2, 3, requires_grad=True), torch.ones(2, 3)
-    seen = as_json(seen_call(net, net, (x, y), {}, gradients=True))
+    seen = as_json(seen_with_caches(net, None, (x, y), {}, gradients=True))
     memory = Memory(
         {"class": "Sum", "target": "cpu:x86-64-v3"}, {"train": True}, "nets:Sum", {}, "", [Kind({}, [seen])]
     )
@@ -72,8 +76,10 @@ def test_a_call_in_training_says_which_inputs_require_gradients(tmp_path: Path) 
     assert spec.train
     assert [spec.inputs[name].get("requires_grad", False) for name in ("x", "y")] == [True, False]
     with torch.no_grad():
-        assert seen_call(net, net, (x, y), {}, gradients=True) == seen_call(net, net, (y, y), {}, gradients=True)
-    assert from_json(seen) == seen_call(net, net, (x, y), {}, gradients=True) != seen_call(net, net, (x, y), {})
+        other = seen_with_caches(net, None, (y, y), {}, gradients=True)
+        assert seen_with_caches(net, None, (x, y), {}, gradients=True) == other
+    assert from_json(seen) == seen_with_caches(net, None, (x, y), {}, gradients=True)
+    assert from_json(seen) != seen_with_caches(net, None, (x, y), {})
 
 
 def test_the_modes_of_a_call_are_the_model_s_and_part_of_its_form(tmp_path: Path) -> None:
@@ -96,7 +102,7 @@ def test_what_was_seen_survives_the_file() -> None:
 
     net = Nested()
     more = {"images": [torch.ones(1, 3, 4, 4).to(memory_format=torch.channels_last)], "name": "a"}
-    seen = seen_call(net, net, (torch.arange(6),), {"more": more, "scale": 2.0})
+    seen = seen_with_caches(net, None, (torch.arange(6),), {"more": more, "scale": 2.0})
     assert from_json(as_json(seen)) == seen
     assert as_json(seen)["x"] == {"shape": (6,), "dtype": "int64", "low": 0, "high": 5}
 
@@ -105,7 +111,7 @@ def test_a_tensor_on_another_device_than_the_module_s_is_refused() -> None:
     net = torch.nn.Linear(2, 2)
     here, elsewhere = torch.ones(1, 2), torch.ones(1, 2, device="meta")
     with pytest.raises(ManifestError, match="`input` is on the device meta, and the module on cpu"):
-        seen_call(net, net, (elsewhere,), {})
+        seen_with_caches(net, None, (elsewhere,), {})
     assert form_of((here,), {}, "cpu") != form_of((elsewhere,), {}, "cpu")
 
 
@@ -152,3 +158,23 @@ def test_a_damaged_memory_is_told_with_its_file(tmp_path: Path) -> None:
     (tmp_path / "net.json").write_text("{")
     with pytest.raises(CorruptError, match=r"net\.json cannot be read"):
         place.read()
+
+
+def test_weights_that_lie_otherwise_are_made_so(tmp_path: Path) -> None:
+    """Those of channels last, and of any other order; not the views that the module makes of its own tensors."""
+    net = Pictures().to(memory_format=torch.channels_last).eval()
+    net.turned.data = net.turned.data.t().contiguous().t()
+    made = made_from(net, None, {})
+    kwargs = json.loads(json.dumps(made.kwargs))
+    spec = ModelSpec(name="net", inputs={}, buckets=(), factory=made.factory, kwargs=kwargs)
+    again = build_module(spec, tmp_path)
+    dummy = build_module(spec, tmp_path, dummy_weights=True)
+    strides = {name: tensor.stride() for name, tensor in net.state_dict().items()}
+    assert strides["conv.weight"] == (27, 1, 9, 3) and strides["turned"] == (1, 4) and strides["window"] == (4, 1)
+    for other in (again, dummy):
+        assert {name: tensor.stride() for name, tensor in other.state_dict().items()} == strides
+    torch.manual_seed(0)
+    assert torch.equal(again.conv.weight, Pictures().conv.weight)
+    assert "strides" not in made_from(Pictures(), None, {}).kwargs
+    with pytest.raises(ManifestError, match=r"\[1, 1\] are not strides of `turned`"):
+        with_layouts(Pictures(), {"turned": [1, 1]})

@@ -27,6 +27,7 @@ from aotc.store.remote.interface import Limits
 from aotc.store.remote.push import change_attachment
 from aotc.store.signing.attachments import Layer, encode_layers
 from aotc.tools.remembering.memory import remote_memory
+from aotc.tools.remembering.memory.kind_index import key_of
 from aotc.tools.remembering.memory.manifest import write_remembered
 from aotc.tools.remembering.memory.memory import Kind, Memory, Place, remembered_in
 from aotc.tools.remembering.memory.remote_memory import REMEMBERED, RemoteMemory, remembered_of
@@ -51,10 +52,11 @@ class Machine:
     def sees(self, *calls: dict[str, Any]) -> None:
         def keep(memory: Memory) -> None:
             for one in calls:
-                if (number := next((n for n, kind in enumerate(memory.kinds) if kind.takes(one, {})), None)) is None:
-                    memory.kinds.append(Kind({}, [one]))
+                like = [kind for kind in memory.kinds if key_of(kind) == key_of(kind, one)]
+                if like:
+                    like[0].calls.append(one)
                 else:
-                    memory.kinds[number].calls.append(one)
+                    memory.kinds.append(Kind({}, [one]))
 
         self.place.change(new(), keep)
 

@@ -2,6 +2,7 @@
 
 - `record`: the calls that a program makes (`aotc.record`); `recorded_manifest`: their manifest.
 - `first_manifest`: from a module and one call (`aotc init`).
+- `manifest_text`: the text and the file, of these two and of `aotc.compile`.
 - `check_written`: other buckets, and regions, where a model cannot be captured as it was written.
 - `values_file`: integers that the model reads as values, beside the manifest.
 - `seen_calls`: inputs and buckets from calls. `module_factories`: the factory of a module that is there.

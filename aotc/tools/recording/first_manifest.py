@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,12 @@ from aotc.manifest.read import check_path, read_manifest
 from aotc.manifest.schema import MODEL_NAME
 from aotc.manifest.types import ModelSpec
 from aotc.models.auto_inputs import auto_inputs
-from aotc.models.casting import changed_by_cast
 from aotc.models.factory import build_module, build_modules, import_object
-from aotc.reads.tensors import dtype_name
 from aotc.tools.recording.check_written import check_written, is_small
-from aotc.tools.recording.seen_calls import SeenArgument, bound_arguments, inputs_of_calls, left_out_arguments, look_at
-from aotc.tools.recording.values_file import values_file, write_values
+from aotc.tools.recording.manifest_text import integers_comment, recorded_lines, to_yaml, write_checked, writing
+from aotc.tools.recording.module_factories import Made
+from aotc.tools.recording.seen_calls import SeenArgument, inputs_of_calls, left_out_arguments, seen_call
+from aotc.tools.recording.values_file import values_file
 
 
 def write_first_manifest(
@@ -56,39 +55,15 @@ def write_first_manifest(
     torch.manual_seed(0)
     random.seed(0)
     module = build_module(spec, folder)
-    values = values_file(output.absolute())
-    inputs, buckets, left_out, calls = _inputs_of(module, call, folder, f"{values.name}#{spec.name}")
+    reference = f"{values_file(output.absolute()).name}#{spec.name}"
+    inputs, buckets, left_out, calls = _inputs_of(module, call, folder, reference)
     sizes = buckets[0]
     guessed = call is not None or hasattr(module, "example_inputs")
-    text = _text(spec, module, inputs, sizes, left_out, output.name, guessed)
-    unfinished = output.with_name(f".{output.name}.{spec.name}.tmp.yaml")
-    with writing(output):
-        folder.mkdir(parents=True, exist_ok=True)
-        unfinished.write_text(text)
-        write_values(values, {spec.name: (inputs, calls)})
-    try:
-        build_modules(read_manifest(unfinished))
-        unfinished.rename(output)
-    except BaseException:
-        values.unlink(missing_ok=True)
-        raise
-    finally:
-        unfinished.unlink(missing_ok=True)
+    lines = _lines(spec, module, inputs, sizes, left_out, output.name, guessed)
+    write_checked(output, lines, {spec.name: (inputs, calls)}, lambda path: build_modules(read_manifest(path)))
     if check and is_small(module):
         check_written(output, {spec.name: [dict(sizes)]})
     return output.read_text()
-
-
-@contextmanager
-def writing(output: Path) -> Iterator[None]:
-    """Turn an OSError within into a ManifestError that names the file."""
-    try:
-        yield
-    except OSError as error:
-        raise ManifestError(
-            f"cannot write {output}: {error.strerror or error}",
-            hint="name a file in a folder that you can write to, with --output",
-        ) from error
 
 
 def _model_name(factory: str) -> str:
@@ -124,8 +99,7 @@ def _inputs_of(
             raise ManifestError(f"there is no example call: {error.message}", hint=hint) from None
         return inputs, [{dim: size for dim, size in _AUTO_SIZES.items() if f'"{dim}"' in json.dumps(inputs)}], {}, []
     args, kwargs = _arguments(given)
-    given = bound_arguments(module, args, kwargs)
-    seen = {name: look_at(value, name, values=True) for name, value in given.items()}
+    seen = seen_call(module, args, kwargs, values=True)
     inputs, buckets, _ = inputs_of_calls([seen], reference)
     return inputs, buckets, left_out_arguments(module, args, kwargs), [seen]
 
@@ -150,7 +124,7 @@ def _arguments(given: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
 # -- the text ---------------------------------------------------------------------------------------------------------
 
 
-def _text(
+def _lines(
     spec: ModelSpec,
     module: nn.Module,
     inputs: Mapping[str, Any],
@@ -158,13 +132,13 @@ def _text(
     left_out: Mapping[str, Any],
     file: str,
     guessed: bool,
-) -> str:
+) -> list[str]:
     """YAML with comments on what was `guessed` from an example, and on the arguments that were `left_out`."""
     lines = [
         f"# A first version, by `aotc init`. Edit it, then:  aotc build {file}",
         "version: 1",
         "models:",
-        *model_lines(spec, module, inputs),
+        *recorded_lines(spec.name, Made(spec.factory, dict(spec.kwargs)), module, inputs),
     ]
     if left_out:
         lines.append("      # arguments of the example that are None or forward's default, and need not be inputs:")
@@ -179,62 +153,9 @@ def _text(
             f"      - {to_yaml(dict(sizes))}",
             *([f"      # - {{{other}}}   # every length, with dynamic shapes"] if len(sizes) > 1 else []),
         ]
-    return "\n".join(lines) + "\n"
-
-
-def integers_comment(inputs: Mapping[str, Any]) -> list[str]:
-    """What to know of integers that are drawn as far as those of calls, or are those of calls."""
-    if "'recorded'" not in str(inputs) and "'randint'" not in str(inputs):
-        return []
-    told = "integers as in the calls: recorded, or randint as far as they went"
-    return [f"      # {told}; where any will do, write the whole range, such as the vocabulary"]
-
-
-def model_lines(spec: ModelSpec, module: nn.Module, inputs: Mapping[str, Any], comment: str = "") -> list[str]:
-    """A model's lines, but for its buckets."""
-    return [
-        f"  {to_yaml(spec.name)}:{comment and f' # {comment}'}",
-        f"    factory: {to_yaml(spec.factory)}",
-        *([f"    kwargs: {to_yaml(spec.kwargs)}"] if spec.kwargs else []),
-        *([f"    method: {spec.method}"] if spec.method else []),
-        *_dtype_lines(module),
-        "    inputs:" if inputs else "    inputs: {}",
-        *(f"      {name}: {to_yaml(form)}" for name, form in inputs.items()),
-    ]
-
-
-def _dtype_lines(module: nn.Module) -> list[str]:
-    """The dtype of all parameters, where a cast to that dtype leaves the buffers as they are."""
-    dtypes = {parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()}
-    if len(dtypes) != 1:
-        return []
-    (dtype,) = dtypes
-    if others := changed_by_cast(module, dtype):
-        listed = ", ".join(others[:3]) + (", …" if len(others) > 3 else "")
-        return [
-            f"    # no `dtype: {dtype_name(dtype)}`: it would cast {listed}; the factory has to make them as they are"
-        ]
-    return [f"    dtype: {dtype_name(dtype)}"]
+    return lines
 
 
 def _constant(value: Any) -> str:
     plain = value is None or isinstance(value, bool | int | float | str)
     return to_yaml(value) if plain else " ".join(repr(value).split())
-
-
-_PLAIN = re.compile(r"[A-Za-z_][\w./:-]*")
-_WORDS = ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
-
-
-def to_yaml(value: Any) -> str:
-    """A value on one line; words without quotes where YAML reads them as text."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{to_yaml(key)}: {to_yaml(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(to_yaml, value)) + "]"
-    if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _WORDS and not value.endswith(":"):
-        return value
-    text = json.dumps(value, ensure_ascii=False)
-    if isinstance(value, float) and "." not in text:
-        return text.replace("e", ".0e")  # YAML 1.1 takes `1e-06` for text
-    return text

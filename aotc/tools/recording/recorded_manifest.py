@@ -15,22 +15,19 @@ from torch import nn
 from aotc.errors import Issue, ManifestError
 from aotc.manifest.read import check_path, read_manifest
 from aotc.manifest.schema import MODEL_NAME
-from aotc.manifest.types import ModelSpec
 from aotc.records import Dims
 from aotc.tools.recording.check_written import is_small
-from aotc.tools.recording.first_manifest import integers_comment, model_lines, to_yaml, writing
+from aotc.tools.recording.manifest_text import bucket_lines, integers_comment, recorded_lines, write_checked
 from aotc.tools.recording.module_factories import Made, factory_of
 from aotc.tools.recording.seen_calls import (
-    InputsOfCalls,
     SeenArgument,
-    bound_arguments,
     inputs_of_calls,
     kind_of_call,
-    look_at,
+    seen_call,
     sizes_of_call,
     without_values,
 )
-from aotc.tools.recording.values_file import MOST_BYTES, MOST_CALLS, bytes_of, values_file, write_values
+from aotc.tools.recording.values_file import MOST_BYTES, MOST_CALLS, bytes_of, values_file
 
 _log = logging.getLogger("aotc")
 
@@ -88,8 +85,7 @@ class RecordedCalls:
     ) -> Callable[[], None]:
         """Look at the arguments now, before the module may write to them; they are kept when the result is called."""
         try:
-            given = bound_arguments(module, args, kwargs, method)
-            call = {key: look_at(value, key, values=True) for key, value in given.items()}
+            call = seen_call(module, args, kwargs, method, values=True)
         except ManifestError as error:
             issue = Issue(error.message, where=name, hint=error.hint)
             return lambda: self.issues.update({issue: None})
@@ -106,7 +102,7 @@ def write_recorded(output: Path, calls: RecordedCalls, factories: Mapping[str, A
     """Write the manifest, which is read back. Adds to the issues of `calls`. Returns the models that can be checked by
     making them again, each with the sizes of its calls. Raises ManifestError."""
     check_path(output.absolute())
-    values, with_values = values_file(output), {}
+    reference, with_values = values_file(output).name, {}
     lines: list[str] = []
     to_check: dict[str, list[Dims]] = {}
     for name, (module, method, kinds) in calls.of.items():
@@ -121,28 +117,18 @@ def write_recorded(output: Path, calls: RecordedCalls, factories: Mapping[str, A
         made = _factory(name, module, factories, output)
         for number, kind in enumerate(list(kinds.values())[:MOST_KINDS]):
             recorded, shown = kind.calls, _shown(f"{name}-{number + 1}" if number else name)
-            of_calls = inputs_of_calls(recorded, f"{values.name}#{shown}")
+            of_calls = inputs_of_calls(recorded, f"{reference}#{shown}")
             with_values[shown] = of_calls.inputs, recorded
-            lines += _lines(shown, module, method, made, len(recorded), of_calls)
+            count = "1 call" if len(recorded) == 1 else f"{len(recorded)} calls"
+            lines += recorded_lines(shown, made, module, of_calls.inputs, method, count)
+            lines += [*integers_comment(of_calls.inputs), *bucket_lines(of_calls.buckets)]
             if not made.comment and is_small(module):
                 to_check[shown] = of_calls.sizes
     if not lines:
         return {}
-    count = sum(len(kind.calls) for _, _, kinds in calls.of.values() for kind in kinds.values())
-    head = f"# By `aotc.record`, from {count} calls. Edit it, then:  aotc build {output.name}"
-    unfinished = output.with_name(f".{output.name}.recorded.tmp.yaml")
-    with writing(output):
-        output.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_text("\n".join([head, "version: 1", "models:", *lines]) + "\n")
-        write_values(values, with_values)
-        try:
-            read_manifest(unfinished)
-            unfinished.rename(output)
-        except BaseException:
-            values.unlink(missing_ok=True)
-            raise
-        finally:
-            unfinished.unlink(missing_ok=True)
+    total = sum(len(kind.calls) for _, _, kinds in calls.of.values() for kind in kinds.values())
+    head = f"# By `aotc.record`, from {total} calls. Edit it, then:  aotc build {output.name}"
+    write_checked(output, [head, "version: 1", "models:", *lines], with_values, read_manifest)
     return to_check
 
 
@@ -163,15 +149,3 @@ def _factory(name: str, module: nn.Module, factories: Mapping[str, Any], output:
 
 def _shown(name: str) -> str:
     return name if re.search(MODEL_NAME, name) else re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._") or "model"
-
-
-def _lines(name: str, module: nn.Module, method: str, made: Made, count: int, calls: InputsOfCalls) -> list[str]:
-    inputs, buckets, _ = calls
-    spec = ModelSpec(name=name, factory=made.factory, inputs={}, buckets=({},), kwargs=made.kwargs, method=method)
-    lines = model_lines(spec, module, inputs, "1 call" if count == 1 else f"{count} calls")
-    if made.comment:
-        lines[1] += f" # {made.comment}"
-    lines += integers_comment(inputs)
-    if buckets != [{}]:
-        lines += ["    buckets:", *(f"      - {to_yaml(bucket)}" for bucket in buckets)]
-    return lines

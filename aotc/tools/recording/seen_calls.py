@@ -118,6 +118,21 @@ def _is_default(argument: BoundArgument) -> bool:
     return value is None or value is default or (isinstance(value, _COMPARED) and bool(value == default))
 
 
+def seen_call(
+    module: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    method: Callable[..., Any] | None = None,
+    *,
+    gradients: bool = False,
+    device: torch.device | None = None,
+    values: bool = False,
+) -> dict[str, SeenArgument]:
+    """A call as all that record calls see it: `bound_arguments`, looked at. Raises ManifestError."""
+    bound = bound_arguments(module, args, kwargs, method)
+    return {name: look_at(value, name, gradients, device, values) for name, value in bound.items()}
+
+
 def look_at(
     value: Any, path: str, gradients: bool = False, device: torch.device | None = None, values: bool = False
 ) -> SeenArgument:

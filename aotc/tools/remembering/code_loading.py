@@ -24,6 +24,8 @@ _log = logging.getLogger("aotc")
 
 REFUSED = object()
 """What loaded code gives for a call that it does not take."""
+UNLOADED = "unloaded"
+"""What the note is about that says why code that the store has is not loaded."""
 
 
 def _refused(error: AotcError, /, *args: Any, **kwargs: Any) -> object:
@@ -75,7 +77,7 @@ class CodeLoading:
                 self._refused(kind, model, memory, error)
             except CorruptError as error:  # all of it can be built again
                 if known.place is None or context.options.build == "never":
-                    context.note(f"{model} cannot be loaded: {error}")
+                    context.note(f"{model} cannot be loaded: {error}", UNLOADED)
                     break
                 context.builds.repairs = True
                 if memory is None:
@@ -83,7 +85,7 @@ class CodeLoading:
                     break
                 self._build_anew(kind, error)
             except AotcError as error:
-                context.note(f"{model} cannot be loaded: {error}")
+                context.note(f"{model} cannot be loaded: {error}", UNLOADED)
                 break
             else:
                 call: CompiledCall = getattr(compiled, context.options.method or "forward")
@@ -107,7 +109,7 @@ class CodeLoading:
         say. It is built anew, but not if it was built just now."""
         context, known = self._context, self._context.known
         if memory is None or known.place is None or context.options.build == "never":
-            context.note(f"{model} is not for this module: {error}")
+            context.note(f"{model} is not for this module: {error}", UNLOADED)
         elif context.by_calls:
             context.note(
                 f"a call in eager has changed {listed([*context.by_calls], 3)}: calls run in eager, and the next run "

@@ -20,7 +20,7 @@ from aotc.machine.processes import last_lines
 from aotc.runtime.call import CompiledCall
 from aotc.tools.remembering.building.while_waiting import write_line
 from aotc.tools.remembering.call_counts import CallCounts, in_words
-from aotc.tools.remembering.code_loading import REFUSED
+from aotc.tools.remembering.code_loading import REFUSED, UNLOADED
 from aotc.tools.remembering.compile_context import FAILED, CompileContext
 from aotc.tools.remembering.compile_options import Options
 from aotc.tools.remembering.compile_state import CompileState, in_line
@@ -325,7 +325,8 @@ class Remembering:
         if self.known.compiled:
             return f"no code takes it: {taker_of(self.known.compiled, args, kwargs).said}"
         if self.context.options.build == "never":
-            return f'{self.context.options.store} has no code for this module, and build="never"'
+            none = f'{self.context.options.store} has no code for this module, and build="never"'
+            return self.known.notes.get(UNLOADED, none)
         return next(reversed(self.known.notes.values()), "there is no code for it")
 
     def _refused_again(self, form: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any], failure: str = "") -> str:

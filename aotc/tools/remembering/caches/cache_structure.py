@@ -98,7 +98,10 @@ def _structure(value: Any, tensors: list[Tensor]) -> Any:
             f"the class {cls.__qualname__} of the cache is none of transformers, and a build does not know it"
         )
     if any(each.startswith("cumulative_length") and type(item) is int for each, item in members.items()):
-        raise TypeError(f"a {cls.__name__} counts its tokens in a Python number, which code would have built in")
+        told = (
+            "; `generate(cache=DynamicCache())` keeps all tokens, and is compiled" if "Sliding" in cls.__name__ else ""
+        )
+        raise TypeError(f"a {cls.__name__} counts its tokens in a Python number, which code would have built in{told}")
     keys = members.get("keys")
     items = [
         (member, ("size", axis) if _is_size(item, keys, axis) else _structure(item, tensors))

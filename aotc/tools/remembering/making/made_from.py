@@ -10,15 +10,14 @@ from typing import Any
 from torch import nn
 
 from aotc.errors import ManifestError
-from aotc.models.casting import changed_by_cast
 from aotc.reads.attributes import NO_VALUE, plain_forward, training_differs
 from aotc.reads.sources import cells_file, public_name
-from aotc.reads.tensors import dtype_name
 from aotc.tools.recording.module_factories import Made, factory_of
 from aotc.tools.remembering.caches.cache_module import CallsWithCache, with_cache
 from aotc.tools.remembering.making.functions import FunctionOf, undecorated, with_function
 from aotc.tools.remembering.making.part_modes import with_modes
 from aotc.tools.remembering.making.peft_adapters import OF_MODEL, adapters_in, base_of, with_adapters
+from aotc.tools.remembering.making.weight_layouts import layouts_of, with_layouts
 
 
 def made_from(
@@ -27,10 +26,13 @@ def made_from(
     """How a build makes the module again, with absolute paths; `changed` are attributes that its calls have changed.
     Raises ManifestError where that is not known."""
     made = _made_from(module, factory, kwargs, changed)
-    if not (parts := training_differs(module)):
-        return made
-    nested = {"factory": made.factory, "kwargs": made.kwargs}
-    return Made(f"{with_modes.__module__}:{with_modes.__name__}", {"module": nested, "parts": list(parts)})
+    if strides := layouts_of(module):
+        nested = {"factory": made.factory, "kwargs": made.kwargs}
+        made = Made(f"{with_layouts.__module__}:{with_layouts.__name__}", {"module": nested, "strides": strides})
+    if parts := training_differs(module):
+        nested = {"factory": made.factory, "kwargs": made.kwargs}
+        made = Made(f"{with_modes.__module__}:{with_modes.__name__}", {"module": nested, "parts": list(parts)})
+    return made
 
 
 def _made_from(
@@ -119,10 +121,3 @@ def _check_script(script: Path, name: str) -> None:
             f"{name} is defined in {script}, all of which would run again in the build",
             hint='let what the script does stand under `if __name__ == "__main__":`, or import it from a module',
         )
-
-
-def dtype_to_cast(module: nn.Module) -> str:
-    """The dtype of all parameters, for a factory that makes them in another one; "" where a cast would change more."""
-    dtypes = {parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()}
-    only = dtypes.pop() if len(dtypes) == 1 else None
-    return dtype_name(only) if only is not None and not changed_by_cast(module, only) else ""

@@ -41,10 +41,10 @@ class CallMemory:
     def seen(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> RememberedCall:
         """A call, as it is remembered. Raises ManifestError for what no manifest holds, and what arguments raise."""
         from aotc.tools.remembering.memory.kind_index import remembered_call
-        from aotc.tools.remembering.memory.remembered_calls import seen_call
+        from aotc.tools.remembering.memory.remembered_calls import seen_with_caches
 
         context = self._context
-        seen = seen_call(context.module, context.own, args, kwargs, gradients=context.options.train)
+        seen = seen_with_caches(context.module, context.method, args, kwargs, gradients=context.options.train)
         return remembered_call(seen, ambient_here(context.device))
 
     def remember(self, seen: RememberedCall) -> Lacking:
@@ -173,19 +173,21 @@ class CallMemory:
 
     def new_memory(self) -> Memory:
         """How a build makes the module, with no calls yet. Raises ManifestError where that is not known."""
-        from aotc.tools.remembering.making.made_from import dtype_to_cast, made_from
+        from aotc.tools.recording.manifest_text import dtype_to_cast
+        from aotc.tools.remembering.making.made_from import made_from
 
         module, options, changed = self._context.module, self._context.options, self._context.changed_names()
         with self._context.in_cells():
             if self._context.no_cells is not None and options.factory is None:
                 raise self._context.no_cells
             made = made_from(module, options.factory, options.kwargs, changed)
+        dtype, others = dtype_to_cast(module)
         return Memory(
             self._context.known.facts,
             options.asked,
             made.factory,
             made.kwargs,
-            dtype_to_cast(module),
+            "" if others else dtype,
             state_bytes=sum(tensor.nbytes for tensor in plain_state(module).values()),
             changed=changed,
         )

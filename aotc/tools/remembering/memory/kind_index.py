@@ -49,9 +49,8 @@ class KindIndex:
         self.failures = [failed(number) for number in range(len(memory.kinds if memory is not None else ()))]
         """Of each kind, why it has no code; "" where nothing failed."""
         for kind in memory.kinds if memory is not None else ():
-            calls = [_read(call) for call in kind.calls]
-            self._add_kind(kind_in(calls[0], kind.ambient), calls[0], kind.built)
-            self.sizes[-1].update(map(sizes_of_call, calls))
+            self._add_kind(key_of(kind), _read(kind.calls[0]), kind.built)
+            self.sizes[-1].update(sizes_in(kind))
         self.unwritten: list[RememberedCall] = []
 
     @property
@@ -96,6 +95,16 @@ def keep_calls(memory: Memory, calls: list[RememberedCall]) -> bool:
             memory.kinds.append(Kind(dict(call.ambient)))
         memory.kinds[number].calls.append(call.json)
     return bool(index.unwritten)
+
+
+def key_of(kind: Kind, call: Mapping[str, Any] | None = None) -> object:
+    """What is the same for all calls of a kind, by one of them: by the first, or the one that is given."""
+    return kind_in(_read(kind.calls[0] if call is None else call), kind.ambient)
+
+
+def sizes_in(kind: Kind) -> list[object]:
+    """The sizes of the calls of a kind."""
+    return [sizes_of_call(_read(call)) for call in kind.calls]
 
 
 def _read(call: Mapping[str, Any]) -> dict[str, SeenArgument]:

@@ -13,7 +13,8 @@ from aotc.errors import ManifestError, NotFoundError
 from aotc.records import Dims
 from aotc.store.reference import is_remote
 from aotc.tools.recording.check_written import check_written
-from aotc.tools.recording.first_manifest import to_yaml, writing
+from aotc.tools.recording.manifest_text import bucket_lines, model_lines, writing
+from aotc.tools.recording.module_factories import Made
 from aotc.tools.recording.seen_calls import inputs_of_calls
 from aotc.tools.remembering.memory.memory import Kind, Memory, Place, remembered_in
 from aotc.tools.remembering.memory.remembered_calls import from_json
@@ -31,29 +32,23 @@ def manifest_of(
     lines, sizes = ["# By `aotc.compile`, from the calls that a program made.", "version: 1", "models:"], {}
     for model, kind in models.items():
         calls = inputs_of_calls([from_json(call) for call in kind.calls])
-        settings = {"kwargs": made["kwargs"], "dtype": memory.dtype, "mode": memory.asked.get("mode"), **kind.ambient}
         asked = memory.asked.get("regions")
-        settings |= {
+        settings = {
+            "dtype": memory.dtype,
+            "mode": memory.asked.get("mode"),
+            **kind.ambient,
             "train": memory.asked.get("train"),
             "make_contiguous": True,
             "method": memory.asked.get("method"),
             "regions": kind.regions or (asked if asked != "auto" else None),
+            "targets": [memory.facts["target"]],
         }
-        lines += [
-            f"  {to_yaml(model)}:",
-            f"    factory: {to_yaml(made['factory'])}",
-            *(f"    {to_yaml(name)}: {to_yaml(value)}" for name, value in settings.items() if value),
-            f"    targets: [{to_yaml(memory.facts['target'])}]",
-            "    inputs:" if calls.inputs else "    inputs: {}",
-            *(f"      {to_yaml(name)}: {to_yaml(form)}" for name, form in calls.inputs.items()),
+        lines += model_lines(model, Made(**made), settings, calls.inputs)
+        buckets = [
+            {dim: ranges.get(dim) or (_widened(size, dynamic) if wide else size) for dim, size in bucket.items()}
+            for bucket in (calls.sizes if dynamic is False else calls.buckets)
         ]
-        if calls.buckets != [{}]:
-            buckets = [
-                {dim: ranges.get(dim) or (_widened(size, dynamic) if wide else size) for dim, size in bucket.items()}
-                for bucket in (calls.sizes if dynamic is False else calls.buckets)
-            ]
-            distinct = [bucket for index, bucket in enumerate(buckets) if bucket not in buckets[:index]]
-            lines += ["    buckets:", *(f"      - {to_yaml(bucket)}" for bucket in distinct)]
+        lines += bucket_lines([bucket for index, bucket in enumerate(buckets) if bucket not in buckets[:index]])
         sizes[model] = calls.sizes
     return "\n".join(lines) + "\n", sizes
 

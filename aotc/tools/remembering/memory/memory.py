@@ -14,7 +14,7 @@ STORE/.aotc/remembered/
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -54,29 +54,6 @@ class Kind(msgspec.Struct):
     regions: list[str] = []
     pushed: str = ""
     counters: dict[str, int] = {}
-
-    def takes(self, seen: Mapping[str, Any], ambient: Mapping[str, str | None]) -> bool:
-        """Whether a call that was made in these modes is of this kind."""
-        from aotc.tools.recording.seen_calls import kind_of_call
-        from aotc.tools.remembering.memory.remembered_calls import from_json
-
-        return self.ambient == ambient and self.of_calls == kind_of_call(from_json(seen))
-
-    @property
-    def of_calls(self) -> object:
-        """What is the same for all of its calls."""
-        from aotc.tools.recording.seen_calls import kind_of_call
-        from aotc.tools.remembering.memory.remembered_calls import from_json
-
-        return kind_of_call(from_json(self.calls[0]))
-
-    def has(self, seen: Mapping[str, Any]) -> bool:
-        """Whether a call of this kind with the same sizes is known."""
-        from aotc.tools.recording.seen_calls import sizes_of_call
-        from aotc.tools.remembering.memory.remembered_calls import from_json
-
-        sizes = sizes_of_call(from_json(seen))
-        return any(sizes_of_call(from_json(call)) == sizes for call in self.calls)
 
 
 class Memory(msgspec.Struct):

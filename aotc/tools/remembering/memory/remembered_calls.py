@@ -13,13 +13,13 @@ from torch import nn
 from aotc.errors import ManifestError
 from aotc.manifest.inputs import is_tuple
 from aotc.records import TUPLE
-from aotc.tools.recording.seen_calls import SeenArgument, SeenTensor, bound_arguments, look_at
+from aotc.tools.recording.seen_calls import SeenArgument, SeenTensor, seen_call
 from aotc.tools.remembering.caches.cache_structure import is_apart
 
 
-def seen_call(
+def seen_with_caches(
     module: nn.Module,
-    call: Callable[..., Any],
+    method: Callable[..., Any] | None,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     *,
@@ -27,11 +27,9 @@ def seen_call(
 ) -> dict[str, SeenArgument]:
     """The arguments of a call of the module, or of its method, without the values of their tensors; which of them
     require `gradients`, if that is asked. Raises ManifestError for what no manifest holds."""
-    method = None if call is module else call
     wanted = gradients and torch.is_grad_enabled()
     device = next((tensor.device for tensor in itertools.chain(module.parameters(), module.buffers())), None)
-    bound = bound_arguments(module, args, kwargs, method)
-    seen = {name: look_at(value, name, wanted, device) for name, value in bound.items()}
+    seen = seen_call(module, args, kwargs, method, gradients=wanted, device=device)
     return {name: _of_cache(each) if is_apart(each) else each for name, each in seen.items()}
 
 

@@ -29,6 +29,7 @@ from aotc.store.remote.interface import Limits
 from aotc.store.remote.push import change_attachment, push
 from aotc.store.signing.attachments import DocumentKind, Encoded, Layer, encode_layers, read_layers
 from aotc.tools.remembering.memory import memory as local
+from aotc.tools.remembering.memory.kind_index import key_of, sizes_in
 from aotc.tools.remembering.memory.memory import MOST_CALLS, MOST_KINDS, Memory, Place, decode_memory, remembered_in
 
 REMEMBERED = DocumentKind("remembered", "application/vnd.aotc.remembered.v1+json", 16 << 20, "forms of calls")
@@ -119,7 +120,7 @@ class RemoteMemory:
         before = memory.kinds
         merge(memory, theirs, there)
         for number, kind in enumerate(memory.kinds):
-            if number < len(before) and not kind.takes(before[number].calls[0], before[number].ambient):
+            if number < len(before) and key_of(kind) != key_of(before[number]):
                 self._place.tombstone(number).unlink(missing_ok=True)  # it is that of another kind
 
     def _find(self) -> Descriptor | None:
@@ -138,9 +139,7 @@ class RemoteMemory:
         memory = decode_memory(layers[0].data, where) or Memory({}, {}, "", {})
         try:
             are_known = all(
-                kind.calls
-                and all(kind.takes(call, kind.ambient) and kind.has(call) for call in kind.calls[:MOST_CALLS])
-                for kind in memory.kinds
+                len({key_of(kind, call) for call in kind.calls}) == 1 and sizes_in(kind) for kind in memory.kinds
             )
         except Exception:  # what another program wrote may be of any form
             are_known = False
@@ -169,11 +168,12 @@ def merge(memory: Memory, theirs: Memory, there: Collection[int]) -> None:
     """
     left, kinds = list(memory.kinds), []
     for number, kind in enumerate(theirs.kinds[:MOST_KINDS]):
-        same = next((one for one in left if one.takes(kind.calls[0], kind.ambient)), None)
+        same = next((one for one in left if key_of(one) == key_of(kind)), None)
         ours = []
         if same is not None:
             left.remove(same)
-            ours = [call for call in same.calls if not kind.has(call)]
+            theirs_have = sizes_in(kind)
+            ours = [call for call, sizes in zip(same.calls, sizes_in(same), strict=True) if sizes not in theirs_have]
         merged = local.Kind(kind.ambient, [*kind.calls, *ours][:MOST_CALLS], regions=kind.regions)
         if number in there:
             merged.built, merged.pushed = min(kind.built, MOST_CALLS), kind.pushed

@@ -26,7 +26,7 @@ from aotc.tensors.layouts import has_memory
 TORCHS_OWN = frozenset(vars(nn.Module())) - {"training"}
 """The attributes that every module has: tensors, submodules and hooks are looked at by themselves."""
 
-MODULE_ORIGINS = ("hf_device_map", "name_or_path")
+_MODULE_ORIGINS = ("hf_device_map", "name_or_path")
 CONFIG_ORIGINS = ("architectures", "dtype", "name_or_path", "transformers_version", "use_cache")
 """What transformers writes on a module, and in its configuration, about where its weights came from and were put;
 and whether calls that do not say so return a cache.
@@ -35,6 +35,17 @@ A module that was made from a configuration and one from a checkpoint differ in 
 where capture read them (`Variant.origins`). What a constructor made of them is in tensors, classes, attributes."""
 
 _ORIGIN = "origin "
+
+
+def module_origins(module: nn.Module) -> tuple[str, ...]:
+    """The attributes of a module that say where its weights came from; of one of diffusers, with which scale adapters
+    were fused last, which stays when they are gone."""
+    if any(cls.__qualname__ == "PeftAdapterMixin" and cls.__module__ == _ADAPTERS for cls in type(module).__mro__):
+        return ("lora_scale",)
+    return _MODULE_ORIGINS if has_origins(module) else ()
+
+
+_ADAPTERS = "diffusers.loaders.peft"
 
 
 def has_origins(value: Any) -> bool:
@@ -117,7 +128,7 @@ def _attributes(module: nn.Module, name_of: NameOf) -> Iterator[tuple[str, Any]]
             yield name, kind_of(kind, held)
     if isinstance(module, ORDERED) and len(module._modules) > 1:
         yield ORDER, list(module._modules)
-    not_read = vars(module).get(NOT_READ, ())
+    not_read, origins = vars(module).get(NOT_READ, ()), module_origins(module)
     for name, value in sorted(vars(module).items()):
         if name.startswith("_") or name == "training" or name in not_read:
             continue
@@ -125,7 +136,7 @@ def _attributes(module: nn.Module, name_of: NameOf) -> Iterator[tuple[str, Any]]
             continue
         plain = _plain(value, name_of=name_of) if name != "forward" else plain_forward(module, value, name_of)
         if plain is not _SKIP:
-            yield (_ORIGIN if name in MODULE_ORIGINS and has_origins(module) else "") + name, plain
+            yield (_ORIGIN if name in origins else "") + name, plain
         for path, origin in _origins(value, name):
             yield _ORIGIN + path, origin
     for name, by in hidden_entries(module):

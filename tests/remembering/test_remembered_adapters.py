@@ -193,6 +193,7 @@ def test_what_diffusers_does_to_adapters_is_made_too() -> None:
     pytest.importorskip("transformers"), pytest.importorskip("diffusers")
     exec(f"import torch\n{STATES}", scope)
     net = scope["unet"]()
+    base = facts_of(net, {})
     net.add_adapter(scope["lora"]("to_q"), "one")
     net.add_adapter(scope["lora"]("to_k", "to_q", "conv1", lora_alpha=3), "two")
     net.set_adapters(["one", "two"], [0.5, 0.25])
@@ -205,6 +206,7 @@ def test_what_diffusers_does_to_adapters_is_made_too() -> None:
     assert changes_of(net) == []
     net.unload_lora()
     assert changes_of(net) == []
+    assert facts_of(net, {}) == base and net.lora_scale == 0.5  # which fusing leaves
 
 
 @pytest.mark.parametrize("kind", [peft.LoHaConfig, peft.LoKrConfig, peft.IA3Config])

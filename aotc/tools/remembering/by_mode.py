@@ -22,6 +22,7 @@ def remembering_of(module: nn.Module, method: MethodType | None, options: Option
         return evaluating
     training = Remembering(module, method, options)
     evaluating.context.by_calls = training.context.by_calls  # what calls change, they change for both
+    evaluating.context.makers = training.context.makers
     return ByMode(training, evaluating)
 
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -20,6 +20,9 @@ from aotc.tools.remembering.compile_options import Options
 from aotc.tools.remembering.compile_state import CompileState, in_line
 from aotc.tools.remembering.known_module import KnownModule
 from aotc.tools.remembering.memory.memory import Place
+
+if TYPE_CHECKING:
+    from aotc.tools.recording.module_factories import Made
 
 _log = logging.getLogger("aotc")
 
@@ -48,6 +51,9 @@ class CompileContext:
         """Of the module as it was before, by its name then."""
         self.by_calls: dict[str, str | None] = {}
         """The attributes that calls in eager have changed, as they were before: these make no other name."""
+        self.makers: dict[str, Made] = {}
+        """How a build makes the module, by its facts but for the mode, as it was found out first: then no call had
+        changed an attribute, as transformers' models note the kind of their labels in their configuration."""
         self._told: set[str] = set()
         """The reasons that the log has: each once, whatever the module was."""
         self.no_cells: ManifestError | OSError | None = None

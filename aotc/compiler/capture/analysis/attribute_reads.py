@@ -12,10 +12,10 @@ from torch import nn
 
 from aotc.reads.attributes import (
     CONFIG_ORIGINS,
-    MODULE_ORIGINS,
     TORCHS_OWN,
     has_origins,
     is_anothers,
+    module_origins,
     objects_in,
     parts_of,
     slots_in,
@@ -115,7 +115,7 @@ def _names_of(holder: Any) -> Iterator[str]:
     if issubclass(cls, torch.jit.ScriptModule):
         return
     shared = {name: value for base in reversed(cls.__mro__) if is_anothers(base) for name, value in vars(base).items()}
-    origins = MODULE_ORIGINS if isinstance(holder, nn.Module) and has_origins(holder) else ()
+    origins = module_origins(holder) if isinstance(holder, nn.Module) else ()
     own = getattr(holder, "__dict__", {})
     for name in dict.fromkeys([*own, *shared, *origins]):
         if isinstance(holder, nn.Module) and name in TORCHS_OWN:
@@ -182,7 +182,7 @@ class _Watch:
     def __get__(self, instance: Any, owner: type) -> Any:
         if not torch.compiler.is_dynamo_compiling():
             self.names_reads.names_read.add(f"{owner.__qualname__}.{self._name}")  # also of the class itself
-            if self._name in MODULE_ORIGINS and has_origins(instance):
+            if isinstance(instance, nn.Module) and self._name in module_origins(instance):
                 self.names_reads.origins.add(self._name)
         if instance is not None and self._name in vars(instance):
             return vars(instance)[self._name]

@@ -201,7 +201,7 @@ class Builds:
             file.write(msgspec.json.encode(job))
         paths = [path or str(Path.cwd()) for path in sys.path]
         environment = child_environment()
-        environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([environment["PYTHONPATH"], *paths]))
+        environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*paths, environment["PYTHONPATH"]]))
         self.repairs = False
         progress_file(place).unlink(missing_ok=True)  # that of an earlier build names another process
         with place.log.open("wb") as log:

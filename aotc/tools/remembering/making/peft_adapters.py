@@ -44,10 +44,9 @@ OF_MODEL = "base_model.model."
 _MARKS: dict[str, tuple[type, ...]] = {
     "active_adapter": (str, list),
     "base_model.active_adapter": (str, list),
-    "lora_scale": (float, int),
     "peft_config": (dict,),
 }
-"""What is kept in the module itself: by `get_peft_model`, by diffusers' `fuse_lora`, and a table without adapters."""
+"""What is kept in the module itself by `get_peft_model`, and a table without adapters."""
 
 _BARE = "_aotc_bare"
 _WRITE_A_FACTORY = "name a function that adds them, too: aotc.compile(model, factory=…)"
@@ -267,7 +266,7 @@ def _marks(module: nn.Module) -> dict[str, Any]:
             value = vars(module.get_submodule(holder)).get(name)
             if type(value) in _MARKS[path] and (name != "peft_config" or not value):
                 found[path] = _plain(value, path)
-    return found if _layers_in(module) or "lora_scale" in found else {}
+    return found if _layers_in(module) else {}
 
 
 # -- the layers' states -----------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 import torch
 
+from aotc.digest import sha256_json
 from aotc.errors import AotcError
 from aotc.reads.tensors import plain_state
 from aotc.tools.remembering.compile_context import CompileContext
@@ -180,7 +181,10 @@ class CallMemory:
         with self._context.in_cells():
             if self._context.no_cells is not None and options.factory is None:
                 raise self._context.no_cells
-            made = made_from(module, options.factory, options.kwargs, changed)
+            facts = {name: value for name, value in self._context.known.facts.items() if name != "option train"}
+            if (made := self._context.makers.get(key := sha256_json(facts))) is None:
+                made = made_from(module, options.factory, options.kwargs, changed)
+                self._context.makers[key] = made
         dtype, others = dtype_to_cast(module)
         return Memory(
             self._context.known.facts,

@@ -18,7 +18,7 @@ def batches(count):
 def main():
     torch.manual_seed(0)
     config = BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=50)
-    model = aotc.compile(BertModel(config, add_pooling_layer=False).eval())
+    model = aotc.compile(BertModel(config).eval())
     for batch in batches(20):
         hidden, mask = model(**batch).last_hidden_state, batch["attention_mask"][..., None]
         embedded = torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1), dim=-1)

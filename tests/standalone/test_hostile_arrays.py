@@ -46,8 +46,10 @@ def test_with_sanitizers_a_call_with_any_array_reads_and_writes_no_other_memory(
     made = ["-I", sysconfig.get_path("include"), "-o", tmp_path / "aotc" / "core" / "_cpu.abi3.so"]
     subprocess.run(["g++", *options, *built["sources"], *made, *built["extra-link-args"]], cwd=ROOT, check=True)
     settings = {"ASAN_OPTIONS": "detect_leaks=0:verify_asan_link_order=0", "LD_PRELOAD": " ".join(tools)}
-    paths = f"{tmp_path}{os.pathsep}{ROOT / 'tests'}"
-    ran = finish(start(HERE / "hostile_arrays.py", zoo_store, 0, CALLS, PYTHONPATH=paths, **settings))
+    code = (
+        "import sys; sys.path[:0] = sys.argv[3:]; import hostile_arrays as h; h.main(sys.argv[1], 0, int(sys.argv[2]))"
+    )
+    ran = finish(start("-c", code, zoo_store, CALLS, tmp_path, HERE, **settings))
     assert ran.returncode == 0 and ran.stderr == "", ran.stderr
     found = json.loads(ran.stdout)
     assert found["wrong"] == {} and found["runtime"].startswith(str(tmp_path))

@@ -49,17 +49,21 @@ NIGHTLY = (
     Script("ranks.py", ranks=2),
     Script("training.ipynb"),
     Script("sliding_windows.py", eager=("SlidingWindowLayer counts its tokens in a Python number",)),
+    Script("mixed_precision.py", tolerance=2e-2),
+    Script("counter.py"),
+)
+"""Those whose builds take long, or which import libraries."""
+
+IN_MINUTES = (
     Script("embeddings.py"),
     Script("trainer.py"),
     Script("generation.py"),
     Script("graph_of_nodes.py"),
-    Script("mixed_precision.py", tolerance=2e-2),
     Script("two_adapters.py", eager=("`generator` is Generator",)),
     Script("varying_float.py", eager=("no code takes it",)),
     Script("nightly_job.py"),
-    Script("counter.py"),
 )
-"""Those whose builds take minutes, or which import libraries."""
+"""Those with several models or forms to build: `tests/benchmarks/user_scripts.py` runs them."""
 
 
 def named(script: Script) -> str:

@@ -94,7 +94,7 @@ def run(script: Script, build: str, store: Path, folder: Path) -> dict[str, Any]
     else:
         paths_of_python = os.pathsep.join((str(ROOT), str(HERE)))
         code = f"from script_runner import run\nrun({str(path)!r}, {build!r}, {str(report)!r})"
-        ran = run_forked(code, file=path, cwd=folder, PYTHONPATH=paths_of_python, **changes)
+        ran = run_forked(code, cwd=folder, PYTHONPATH=paths_of_python, **changes)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     numbers = [float(number) for number in re.findall(r"-?\d+(?:\.\d+)?(?:e-?\d+)?", ran.stdout)]
     return json.loads(report.read_text()) | {"numbers": numbers, "log": ran.stderr}

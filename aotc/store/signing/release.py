@@ -38,7 +38,8 @@ def sign_release(
     bundle = read_bundle(store, reference)
     now = now or datetime.now(UTC)
     if lifetime is not None and not 0 < lifetime < _LONGEST:
-        raise SignatureError(f"a signature for {lifetime:g} s would expire at once", hint="give it some days: 30d")
+        said = f"a signature lasts more than 0 and less than {_LONGEST:g} s, and {lifetime:g} s were asked for"
+        raise SignatureError(said, hint="give it some days: 30d")
     expires = None if lifetime is None else now + timedelta(seconds=lifetime)
     # cosign takes lower case only there, and two characters at least
     where = identity or f"aotc/{bundle.model.lower()}"

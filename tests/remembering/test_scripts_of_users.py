@@ -18,6 +18,8 @@ HERE = Path(__file__).parent
 SCRIPTS = HERE / "scripts"
 RUNNER = HERE / "script_runner.py"
 
+TIMES = re.compile(r"'\w*(?:runtime|per_second)': '?[\d.e-]+'?")
+"""How long transformers' Trainer says that it took."""
 NEEDS = re.compile(r"^(?:from|import) (transformers|diffusers|accelerate)\b", re.MULTILINE)
 
 
@@ -96,7 +98,8 @@ def run(script: Script, build: str, store: Path, folder: Path) -> dict[str, Any]
         code = f"from script_runner import run\nrun({str(path)!r}, {build!r}, {str(report)!r})"
         ran = run_forked(code, cwd=folder, PYTHONPATH=paths_of_python, **changes)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    numbers = [float(number) for number in re.findall(r"-?\d+(?:\.\d+)?(?:e-?\d+)?", ran.stdout)]
+    said = TIMES.sub("", ran.stdout)
+    numbers = [float(number) for number in re.findall(r"-?\d+(?:\.\d+)?(?:e-?\d+)?", said)]
     return json.loads(report.read_text()) | {"numbers": numbers, "log": ran.stderr}
 
 

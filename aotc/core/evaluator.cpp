@@ -392,7 +392,7 @@ PyObject* swap(PyObject* object, PyObject* spec) {  // None: holds nothing of th
   Py_RETURN_NONE;
 }
 
-PyObject* observe(PyObject* object, PyObject* observer) {  // None: nobody
+PyObject* observe(PyObject* object, PyObject* observer) {  // None: no observer
   PyObject* before = of(object)->observer;
   of(object)->observer = observer == Py_None ? nullptr : Py_NewRef(observer);
   Py_XDECREF(before);

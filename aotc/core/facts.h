@@ -19,7 +19,7 @@ struct Owned {  // a reference that is dropped with the GIL held
 std::vector<PyObject*> items_of(PyObject* tuple);            // borrowed
 PyObject* field(PyObject* spec, const char* name);           // of a dict; throws std::runtime_error where it is missing
 std::vector<PyObject*> rows(PyObject* spec, const char* name);  // of a tuple in a dict
-long whole(PyObject* number);                                // throws where it is no int
+long whole(PyObject* number);                                // throws unless it is an int
 
 // One immutable object: a call looks at one and the same from its first row to its last. Objects are borrowed from `spec`.
 class Facts {

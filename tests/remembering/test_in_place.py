@@ -185,7 +185,7 @@ def test_a_line_of_torch_compile_is_taken(tmp_path: Path) -> None:
         ({"options": {"max_autotune": True}}, "options is {'max_autotune': True}", "give mode="),
         ({"dynamic": "auto"}, "dynamic is 'auto', and may be None, True or False", ""),
         ({"recompile_limit": 8}, "recompile_limit=8 is torch.compile's alone", "builds= bounds the builds"),
-        ({"modes": "default"}, "modes is no argument of aotc.compile", "write mode="),
+        ({"modes": "default"}, "modes is not an argument of aotc.compile", "write mode="),
     ],
 )
 def test_other_arguments_of_torch_compile_are_refused_with_what_to_do(

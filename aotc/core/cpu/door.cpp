@@ -211,7 +211,7 @@ PyObject* from_dlpack(PyObject* object) {
     if (!PyErr_Occurred()) PyErr_SetString(PyExc_BufferError, error.what());
   }
   KeptError kept;
-  Py_DECREF(capsule);  // one that nobody took deletes its tensor
+  Py_DECREF(capsule);  // an unconsumed capsule deletes its tensor
   return made;
 }
 
@@ -387,7 +387,7 @@ PyObject* representation(PyObject* self) {
 
 PyObject* dlpack_device(PyObject*, PyObject*) { return Py_BuildValue("(ii)", kDLCPU, 0); }
 
-// A capsule that a consumer renames; one that nobody takes deletes its tensor itself.
+// A capsule that a consumer renames; an unconsumed one deletes its tensor itself.
 template <typename Managed>
 PyObject* capsule_with(Managed* managed, const char* name) {
   PyObject* capsule = PyCapsule_New(managed, name, [](PyObject* own) {

@@ -109,7 +109,7 @@ Tensor* new_tensor(Storage* storage, int64_t rank, const int64_t* sizes, const i
   int64_t dense = 1;
   for (int64_t axis = rank - 1; axis >= 0; axis--) {
     int64_t step = strides ? strides[axis] : dense;
-    tensor->sizes[axis] = sizes[axis], tensor->strides[axis] = -MOST < step && step < MOST ? step : 0;  // nobody steps so far
+    tensor->sizes[axis] = sizes[axis], tensor->strides[axis] = -MOST < step && step < MOST ? step : 0;  // of size 1
     dense *= std::max<int64_t>(sizes[axis], 1);
   }
   return tensor;

@@ -1,6 +1,6 @@
 """The call table of an exported folder, as text: a line for each row, which `aotc/core/cpu/call_table.cpp` reads.
 
-Words are separated by spaces; within a name, what is no printable ASCII, a space and `%` are `%20`, as in a URL. A
+Words are separated by spaces; within a name, spaces, `%` and all but printable ASCII are percent-encoded, as in URLs. A
 shape, a size and a condition are expressions (`prefix_notation`). `TENSOR` is a name, a dtype, the offset in
 `weights.bin` in bytes, the number of axes, and sizes and strides in elements.
 

@@ -54,4 +54,4 @@ def _refused(name: str, value: object, known: list[str]) -> Issue:
         return Issue(f"{name}={repr(value)[:80]} is torch.compile's alone", actual=repr(value)[:80], hint=hint)
     near = difflib.get_close_matches(name, known, 1)
     hint = f"write {near[0]}=" if near else f"it takes {', '.join(known[1:])}"
-    return Issue(f"{name} is no argument of aotc.compile", actual=repr(value)[:80], hint=hint)
+    return Issue(f"{name} is not an argument of aotc.compile", actual=repr(value)[:80], hint=hint)

@@ -90,7 +90,7 @@ def _structure(value: Any, tensors: list[Tensor]) -> Any:
     if isinstance(value, type) and is_cache_class(value):
         return ("class", f"{value.__module__}.{value.__qualname__}")
     if not is_cache_class(type(value)):
-        raise TypeError(f"a cache holds {type(value).__name__}, which is no tensor and no plain value")
+        raise TypeError(f"a cache holds {type(value).__name__}, which is neither a tensor nor a plain value")
     members, cls = vars(value), type(value)
     name = f"{cls.__module__}.{cls.__qualname__}"
     if not name.startswith("transformers.") or find_cache(name) is not cls:
@@ -155,7 +155,7 @@ def together(structure: Any, tensors: Iterator[Any], held: Any = None) -> Any:
             if isinstance(keys, Tensor) and "device" in found:
                 members["device"] = keys.device  # with its number
             return made
-    raise TypeError(f"{kind!r} is no part of a cache")
+    raise TypeError(f"{kind!r} is not a part of a cache")
 
 
 def _class(name: str) -> type:

@@ -24,7 +24,7 @@ class _OfForward(NamedTuple):
 
 class WrappedForward(InPlace):
     """Stands in the place of such a forward, and does what it does. `aotc.reads` knows it by its `module` and
-    `artifact.method`: it is no attribute that a build would have to make."""
+    `artifact.method`: a build does not have to make such an attribute."""
 
     artifact = _OfForward()
 

@@ -254,7 +254,7 @@ def test_a_factory_that_is_not_known_is_named_for_the_user_to_write(
     with aotc.record("decoder.yaml", decoder):
         decoder(torch.ones(1, 4))
     assert "how to make decoder, a Decoder, is not known" in caplog.text
-    assert "my_models:decoder # write this function: it returns the Decoder" in Path("decoder.yaml").read_text()
+    assert "my_models:decoder # write decoder: it returns the Decoder" in Path("decoder.yaml").read_text()
 
 
 class DynamicCache:

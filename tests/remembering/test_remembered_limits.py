@@ -11,16 +11,17 @@ from typing import Any
 import pytest
 import torch
 from processes import finish, start
-from remembered_nets import Net
+from remembered_nets import Net, Scaled
 
 import aotc
 from aotc.errors import BindError, BuildError
+from aotc.store.layout.store import Store
 from aotc.tools.remembering import module_changes, remembering
 from aotc.tools.remembering.building import build_process, builds
 from aotc.tools.remembering.building.build_process import Attempt, BuildJob
 from aotc.tools.remembering.building.builds import Builds
 from aotc.tools.remembering.compile_options import Options
-from aotc.tools.remembering.memory import call_memory, kind_index
+from aotc.tools.remembering.memory import kind_index
 from aotc.tools.remembering.memory.memory import Kind, Memory, Place
 
 FACTS = {"class": "Net", "target": "cpu:x86-64-v3"}
@@ -53,9 +54,7 @@ def memory_of(model: Any) -> Memory:
 
 
 def test_so_many_kinds_and_forms_are_remembered(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_memory, "MOST_KINDS", 2)
     monkeypatch.setattr(kind_index, "MOST_KINDS", 2)
-    monkeypatch.setattr(call_memory, "MOST_CALLS", 2)
     monkeypatch.setattr(kind_index, "MOST_CALLS", 2)
     call(model, 2)
     call(model, 2, double=True)
@@ -70,7 +69,6 @@ def test_so_many_kinds_and_forms_are_remembered(model: Any, monkeypatch: pytest.
 def test_notes_are_those_of_the_module_as_it_is(
     model: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(call_memory, "MOST_CALLS", 1)
     monkeypatch.setattr(kind_index, "MOST_CALLS", 1)
     call(model, 2, 3)
     told = notes(model)
@@ -99,6 +97,53 @@ def test_where_no_further_kind_is_remembered_a_number_that_varies_costs_no_look_
     monkeypatch.undo()
     call(model, 3, double=True)  # of a kind that is remembered
     assert [len(kind.calls) for kind in memory_of(model).kinds] == [2, 1]
+
+
+def test_a_float_that_varies_gets_code_for_three_values(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for scale in (0.5, 1.5, 0.5, 1.5):
+        call(model, 2, double=scale)
+    call(model, 2, double=True)  # no float
+    assert notes(model) == ""
+    assert [kind.calls[0]["double"] for kind in memory_of(model).kinds] == [0.5, 1.5, True]
+    monkeypatch.setattr(Place, "change", lambda *given, **more: pytest.fail("the memory was looked at"))
+    for step in range(5):
+        call(model, 2, double=2.5 + step)
+    assert model.explain().notes == (
+        "`double` is a float that varies: no code is built for further values of it. Pass it as a tensor",
+    )
+    reasons = {form.reason: form.eager for form in model.stats().forms if "varies" in form.reason}
+    assert sum(reasons.values()) == 5
+    monkeypatch.undo()
+    call(model, 3, double=1.5)  # of a kind that is remembered
+    call(model, 3, double=3)  # of a new kind, in which no float is
+    assert [len(kind.calls) for kind in memory_of(model).kinds] == [1, 2, 1, 1]
+
+
+def test_a_float_of_the_module_that_varies_gets_code_for_three_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Builds, "start", lambda self, **given: None)
+    model: Any = aotc.compile(Scaled().eval(), store=tmp_path, build="exit")
+    x, places = torch.randn(2, 8), []
+    with torch.no_grad():
+        for factor in (1.0, 2.0, 1.0, 2.0, 3.0, 4.0, 5.0, 2.0, 6.0):
+            model.module.factor = factor
+            assert torch.equal(model(x), model.module(x))
+            places.append(model._remembering.known.place and model._remembering.known.place.name)
+            assert ("`factor` is a float that varies in the module" in notes(model)) is (factor > 3)
+    one, two, _, _, three, *later = places
+    assert places[:5] == [one, two, one, two, three] and len({one, two, three, None}) == 4
+    assert later == [None, None, two, None]
+
+
+def test_what_no_manifest_holds_is_told_where_nothing_is_built_too(tmp_path: Path) -> None:
+    Store.create(tmp_path)
+    model: Any = aotc.compile(Net().eval(), store=tmp_path, build="never")
+    call(model, 2, double=torch.Generator())
+    call(model, 2)
+    held, other = model.stats().forms
+    assert held.reason.startswith("no manifest holds its arguments: `double` is Generator")
+    assert other.reason == f'{tmp_path} has no code for this module, and build="never"'
 
 
 def test_so_many_forms_are_kept_in_a_process(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:

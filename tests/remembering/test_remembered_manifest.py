@@ -15,10 +15,10 @@ from aotc.errors import CorruptError, ManifestError
 from aotc.manifest import ModelSpec, read_manifest
 from aotc.models.factory import build_module
 from aotc.records import SizeRange
+from aotc.tools.recording.weight_layouts import with_layouts
 from aotc.tools.remembering.forms import ambient_here, form_of
 from aotc.tools.remembering.making.functions import function_of, with_function
 from aotc.tools.remembering.making.made_from import made_from
-from aotc.tools.remembering.making.weight_layouts import with_layouts
 from aotc.tools.remembering.memory.manifest import manifest_of
 from aotc.tools.remembering.memory.memory import Kind, Memory, Place
 from aotc.tools.remembering.memory.remembered_calls import as_json, from_json, seen_with_caches

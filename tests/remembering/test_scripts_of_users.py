@@ -53,14 +53,14 @@ NIGHTLY = (
     Script("sliding_windows.py", eager=("SlidingWindowLayer counts its tokens in a Python number",)),
     Script("mixed_precision.py", tolerance=2e-2),
     Script("counter.py"),
+    Script("graph_of_nodes.py"),
+    Script("embeddings.py"),
 )
 """Those whose builds take long, or which import libraries."""
 
 IN_MINUTES = (
-    Script("embeddings.py"),
     Script("trainer.py"),
     Script("generation.py"),
-    Script("graph_of_nodes.py"),
     Script("two_adapters.py", eager=("`generator` is Generator",)),
     Script("varying_float.py", eager=("no code takes it",)),
     Script("nightly_job.py"),

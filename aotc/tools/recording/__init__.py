@@ -6,4 +6,5 @@
 - `check_written`: other buckets, and regions, where a model cannot be captured as it was written.
 - `values_file`: integers that the model reads as values, beside the manifest.
 - `seen_calls`: inputs and buckets from calls. `module_factories`: the factory of a module that is there.
+- `weight_layouts`: weights in another order in memory, as of `channels_last`.
 """

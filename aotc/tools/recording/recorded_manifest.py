@@ -28,6 +28,7 @@ from aotc.tools.recording.seen_calls import (
     without_values,
 )
 from aotc.tools.recording.values_file import MOST_BYTES, MOST_CALLS, bytes_of, values_file
+from aotc.tools.recording.weight_layouts import made_as_it_lies
 
 _log = logging.getLogger("aotc")
 
@@ -134,9 +135,10 @@ def write_recorded(output: Path, calls: RecordedCalls, factories: Mapping[str, A
 
 def _factory(name: str, module: nn.Module, factories: Mapping[str, Any], output: Path) -> Made:
     if (given := factories.get(name)) is not None:
-        return Made(given) if isinstance(given, str) else Made(given["factory"], dict(given.get("kwargs", {})))
-    if made := factory_of(module, output.absolute().parent):
-        return made
+        made = Made(given) if isinstance(given, str) else Made(given["factory"], dict(given.get("kwargs", {})))
+        return made_as_it_lies(made, module)
+    if found := factory_of(module, output.absolute().parent):
+        return made_as_it_lies(found, module)
     function = re.sub(r"\W", "_", name)
     _log.warning(
         "aotc.record: how to make %s, a %s, is not known: write a function that returns it and name it in %s",
@@ -144,7 +146,8 @@ def _factory(name: str, module: nn.Module, factories: Mapping[str, Any], output:
         type(module).__qualname__,
         output,
     )
-    return Made(f"my_models:{function}", comment=f"write this function: it returns the {type(module).__qualname__}")
+    made = made_as_it_lies(Made(f"my_models:{function}"), module)
+    return made._replace(comment=f"write {function}: it returns the {type(module).__qualname__}")
 
 
 def _shown(name: str) -> str:

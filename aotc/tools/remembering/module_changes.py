@@ -10,7 +10,7 @@ import msgspec
 
 from aotc.amounts import listed
 from aotc.errors import AotcError
-from aotc.reads.module_identity import ModuleIdentity
+from aotc.reads.module_identity import IdentityFacts, ModuleIdentity
 from aotc.reads.watch import ModuleWatch
 from aotc.runtime.call import CompiledCall
 from aotc.store.reference import is_remote
@@ -22,6 +22,7 @@ from aotc.tools.remembering.known_module import KnownModule
 from aotc.tools.remembering.memory.call_memory import CallMemory
 from aotc.tools.remembering.memory.identity import differences, facts_of, name_of, without_changes
 from aotc.tools.remembering.memory.memory import Place, remembered_in
+from aotc.tools.remembering.memory.varying_floats import attribute_varies, varying_attribute
 from aotc.tools.remembering.module_look import ModuleLook
 
 _log = logging.getLogger("aotc")
@@ -37,16 +38,17 @@ class ModuleChanges:
 
     def __init__(self, context: CompileContext, memory: CallMemory) -> None:
         self._context, self._memory, self._loading = context, memory, CodeLoading(context)
-        self.began = self.is_lost = False
+        self.began = False
+        self.lost = ""
+        """Why calls stay in eager, as the module was changed too often; "" where it was not."""
         self.is_reported = False
         """Whether `AOTC_COMPILE=report` has told what there is at the start."""
         self._retry = context.options.retry
         self._changes = 0
 
     @property
-    def lost(self) -> str:
-        """Why calls stay in eager, as the module was changed too often; "" where it was not."""
-        return f"the module changed {self._changes} times" if self.is_lost else ""
+    def is_lost(self) -> bool:
+        return bool(self.lost)
 
     def begin(self) -> None:
         """Find out what the module is, and load the code that there is for it."""
@@ -154,7 +156,7 @@ class ModuleChanges:
             if (name := name_of(facts)) not in context.aside and name != known.name:
                 self._put_aside()
                 context.known = KnownModule(context.own)
-                if self._may_change():
+                if self._may_change(facts):
                     self.begin()
                 return
             if name != known.name:
@@ -163,13 +165,17 @@ class ModuleChanges:
             if context.known.compiled:  # for parts that are others now, though alike
                 context.known.let_load()
 
-    def _may_change(self) -> bool:
+    def _may_change(self, facts: IdentityFacts) -> bool:
         """Whether code is looked for again, after a change to what the module never was."""
         self._changes += 1
-        if self._changes > MOST_CHANGES:
-            self.is_lost = True
-            self._context.put_place(None)
+        if path := varying_attribute(facts, (other.facts for other in self._context.aside.values())):
+            self.lost = attribute_varies(path)
+            self._context.note(self.lost)
+        elif self._changes > MOST_CHANGES:
+            self.lost = f"the module changed {self._changes} times"
             self._context.note(f"{self.lost}; its calls stay in eager where no code is loaded")
+        if self.is_lost:
+            self._context.put_place(None)
         return not self.is_lost
 
     def _put_aside(self) -> None:
@@ -187,7 +193,7 @@ class ModuleChanges:
         if not self.is_lost:
             self._put_aside()
         context.known = context.aside.pop(name)
-        self.is_lost = False
+        self.lost = ""
         context.builds.others.pop(name, None)
         context.builds.place, context.builds.made = context.known.place, context.known.made
         _log.info("aotc.compile: %s again: %s", name, context.state().line())
@@ -205,7 +211,7 @@ class ModuleChanges:
                 return
             former = known.compiled
             context.forget_code()
-            known.former, self.began = former, not self._may_change()
+            known.former, self.began = former, not self._may_change(known.facts)
 
     def note_changes(self, look: ModuleLook) -> None:
         """Keep the attributes as they were before a call, of those that the call has changed."""

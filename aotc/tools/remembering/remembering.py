@@ -27,7 +27,7 @@ from aotc.tools.remembering.compile_state import CompileState, in_line
 from aotc.tools.remembering.forms import CallLike, form_of, records_gradients, taker_of
 from aotc.tools.remembering.known_module import KnownModule
 from aotc.tools.remembering.memory.call_memory import CallMemory, Lacking
-from aotc.tools.remembering.memory.memory import MOST_KINDS, Place
+from aotc.tools.remembering.memory.memory import Place
 from aotc.tools.remembering.module_changes import ModuleChanges
 from aotc.tools.remembering.region_calls import RegionCode
 
@@ -40,7 +40,7 @@ MOST_FORMS = 4096
 MOST_TRIED = 256
 """Forms of which a call is kept, without values, to try the code that is loaded."""
 
-_BEYOND = f"calls of more than {MOST_KINDS} kinds were made: pass a number that varies as a tensor"
+_UNHELD = "no manifest holds its arguments"
 _UNSEEN = "a form that cannot be looked at"
 _STRICT = 'wait() for the build, or leave on_miss="error" out to run such calls in eager; stats() has all reasons'
 
@@ -102,8 +102,8 @@ class Remembering:
             return functools.partial(self._in_eager, form, lost)
         if (why := self.known.whys.get(form)) is not None:
             return functools.partial(self._watched, form, why)
-        if self._memory.is_beyond(args, kwargs):
-            return functools.partial(self._watched, _BEYOND, _BEYOND)
+        if beyond := self._memory.beyond(args, kwargs):
+            return functools.partial(self._watched, beyond, beyond)
         return self._first(form, args, kwargs)
 
     @property
@@ -249,8 +249,7 @@ class Remembering:
             code = self.known.regions_for(self._memory.number_of(seen))
         except ManifestError as error:  # looked at before the module may write to it
             self.context.note(f"calls with what no manifest holds run in eager: {in_line(error)}")
-            run = self._eager_for(form, f"no manifest holds its arguments: {in_line(error)}")
-            return run(*args, **kwargs)
+            return self._eager_for(form, f"{_UNHELD}: {in_line(error)}")(*args, **kwargs)
         except Exception as error:  # eager may take it
             return self._eager_for(form, self._unseen(error))(*args, **kwargs)
         if self.context.options.fullgraph and (reason := self._memory.failure_of(seen)):
@@ -325,6 +324,12 @@ class Remembering:
         if self.known.compiled:
             return f"no code takes it: {taker_of(self.known.compiled, args, kwargs).said}"
         if self.context.options.build == "never":
+            try:
+                self._memory.seen(args, kwargs)
+            except ManifestError as error:
+                return f"{_UNHELD}: {in_line(error)}"
+            except Exception as error:  # eager may take it
+                return self._unseen(error)
             none = f'{self.context.options.store} has no code for this module, and build="never"'
             return self.known.notes.get(UNLOADED, none)
         return next(reversed(self.known.notes.values()), "there is no code for it")

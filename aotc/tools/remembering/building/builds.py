@@ -171,7 +171,7 @@ class Builds:
             if lock(descriptor, wait=False):
                 self._process = started = self._start_process(place, made, descriptor, urgent)
                 told = "aotc.compile: %s is built by process %d: %s; its log, with its stages: %s"
-                _log.info(told, place.name, started.pid, self.cost(), place.log)
+                _log.info(told, place.name, started.pid, self._cost(place, made), place.log)
             else:
                 self._process = BuiltElsewhere(place)
                 _log.info("aotc.compile: %s is built by another process; its log: %s", place.name, place.log)
@@ -249,9 +249,10 @@ class Builds:
 
     def cost(self) -> str:
         """What the build of what has no code yet costs, in words, from what such builds took in this store."""
-        place, memory = self.place, self.place.read() if self.place is not None else None
-        if place is None or memory is None or self.made is None:
+        return self._cost(self.place, self.made) if self.place is not None and self.made is not None else ""
+
+    def _cost(self, place: Place, made: Memory) -> str:
+        if (memory := place.read()) is None:
             return ""
-        models = len(place.unbuilt(memory))
-        usual = usual_cost(place.store, place.name, self.made.facts["target"])
-        return cost_in_words(usual, models, self.options.cores or cores_here())
+        usual = usual_cost(place.store, place.name, made.facts["target"])
+        return cost_in_words(usual, len(place.unbuilt(memory)), self.options.cores or cores_here())

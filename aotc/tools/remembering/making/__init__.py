@@ -3,7 +3,6 @@
 - `made_from`: its factory and the arguments, as a manifest names them.
 - `peft_adapters`: how adapters stand in a module, as data, by which a build puts them into a new one.
 - `functions`: a module whose forward is a function. `part_modes`: parts in another training mode.
-- `weight_layouts`: weights in another order in memory, as of `channels_last`.
 - `wrapped_forward`: accelerate's forwards, around compiled code.
 - `cells`: a file for a class that a notebook's cell defines.
 """

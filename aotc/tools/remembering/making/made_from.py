@@ -13,11 +13,11 @@ from aotc.errors import ManifestError
 from aotc.reads.attributes import NO_VALUE, plain_forward, training_differs
 from aotc.reads.sources import cells_file, public_name
 from aotc.tools.recording.module_factories import Made, factory_of
+from aotc.tools.recording.weight_layouts import made_as_it_lies
 from aotc.tools.remembering.caches.cache_module import CallsWithCache, with_cache
 from aotc.tools.remembering.making.functions import FunctionOf, undecorated, with_function
 from aotc.tools.remembering.making.part_modes import with_modes
 from aotc.tools.remembering.making.peft_adapters import OF_MODEL, adapters_in, base_of, with_adapters
-from aotc.tools.remembering.making.weight_layouts import layouts_of, with_layouts
 
 
 def made_from(
@@ -25,10 +25,7 @@ def made_from(
 ) -> Made:
     """How a build makes the module again, with absolute paths; `changed` are attributes that its calls have changed.
     Raises ManifestError where that is not known."""
-    made = _made_from(module, factory, kwargs, changed)
-    if strides := layouts_of(module):
-        nested = {"factory": made.factory, "kwargs": made.kwargs}
-        made = Made(f"{with_layouts.__module__}:{with_layouts.__name__}", {"module": nested, "strides": strides})
+    made = made_as_it_lies(_made_from(module, factory, kwargs, changed), module)
     if parts := training_differs(module):
         nested = {"factory": made.factory, "kwargs": made.kwargs}
         made = Made(f"{with_modes.__module__}:{with_modes.__name__}", {"module": nested, "parts": list(parts)})

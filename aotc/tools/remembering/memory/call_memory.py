@@ -19,7 +19,7 @@ from aotc.tools.remembering.compile_context import CompileContext
 from aotc.tools.remembering.compile_state import in_line
 from aotc.tools.remembering.forms import ambient_here
 from aotc.tools.remembering.known_module import KnownModule
-from aotc.tools.remembering.memory.memory import MOST_CALLS, MOST_KINDS, Memory, Place
+from aotc.tools.remembering.memory.memory import Memory, Place
 
 if TYPE_CHECKING:
     from aotc.tools.remembering.memory.kind_index import KindIndex, RememberedCall
@@ -58,7 +58,7 @@ class CallMemory:
                     return ""
                 index = self._index_of(known, place)
                 if full := index.add(seen):
-                    self._note_full(full)
+                    context.note(full)
                 if time.monotonic() >= self._write_at:
                     index = self._written(known, place)
                 if (number := index.numbers.get(seen.kind)) is None:
@@ -71,12 +71,6 @@ class CallMemory:
             except (AotcError, OSError) as error:
                 self.build_nothing(error)
                 return ""
-
-    def _note_full(self, what: str) -> None:
-        if what == "kinds":
-            self._context.note(f"calls of more than {MOST_KINDS} kinds: pass a number that varies as a tensor", "kinds")
-        else:
-            self._context.note(f"calls of more than {MOST_CALLS} sizes: name ranges=, or pad them", "sizes")
 
     def _index_of(self, known: KnownModule, place: Place) -> KindIndex:
         from aotc.tools.remembering.memory.kind_index import KindIndex
@@ -138,26 +132,32 @@ class CallMemory:
         index = self._context.known.index
         return index.builds if index is not None else 0
 
-    def is_beyond(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Whether a call is of none of the kinds that are remembered, where there are as many as may be."""
+    def beyond(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        """Why no code is built for a call that is of none of the kinds that are remembered, where there are as many of
+        them as may be; "" where it may be built."""
         context = self._context
-        if (index := context.known.index) is None or not index.is_full:
-            return False
+        if (index := context.known.index) is None or not (index.is_full or index.has_varying):
+            return ""
         from aotc.tools.recording.seen_calls import bound_arguments, without_extents
-        from aotc.tools.remembering.memory.kind_index import constants_of, kind_in
+        from aotc.tools.remembering.memory.kind_index import beyond_kinds, constants_of, kind_in
+        from aotc.tools.remembering.memory.varying_floats import argument_varies
 
+        path = ""
         try:
             given = constants_of([*args, *kwargs.values()])
-            if all(each in index.constants or each[1] in self._usual for each in given):  # no number that varies
+            if not index.is_full or all(each in index.constants or each[1] in self._usual for each in given):
                 bound = bound_arguments(context.module, args, kwargs, context.method)
                 gradients = context.options.train and torch.is_grad_enabled()
                 seen = {name: without_extents(value, gradients) for name, value in bound.items()}
                 if kind_in(seen, ambient_here(context.device)) in index.numbers:
-                    return False
+                    return ""
+                path = index.varying(seen)
         except Exception:  # the look at the call to be remembered tells of it
-            return False
-        self._note_full("kinds")
-        return True
+            return ""
+        if not path and not index.is_full:
+            return ""
+        context.note(why := argument_varies(path) if path else beyond_kinds())
+        return why
 
     def build_nothing(self, why: Exception) -> None:
         self._context.note(f"nothing is built: {why}")

@@ -9,6 +9,13 @@ from typing import Any, NamedTuple
 from aotc.tools.recording.seen_calls import SeenArgument, SeenTensor, kind_of_call, sizes_of_call
 from aotc.tools.remembering.memory.memory import MOST_CALLS, MOST_KINDS, Kind, Memory
 from aotc.tools.remembering.memory.remembered_calls import as_json, from_json
+from aotc.tools.remembering.memory.varying_floats import (
+    Floats,
+    argument_varies,
+    floats_in,
+    has_varying,
+    varying_argument,
+)
 
 PlainConstant = tuple[type, Any]
 """A plain value with its type."""
@@ -46,6 +53,8 @@ class KindIndex:
         self.built: list[int] = []
         self.constants: set[PlainConstant] = set()
         """Of all kinds, those that are arguments, or within one."""
+        self._floats: list[Floats] = []
+        """Those of each kind, by their paths."""
         self.failures = [failed(number) for number in range(len(memory.kinds if memory is not None else ()))]
         """Of each kind, why it has no code; "" where nothing failed."""
         for kind in memory.kinds if memory is not None else ():
@@ -58,16 +67,29 @@ class KindIndex:
         """Whether there are as many kinds as may be."""
         return len(self.numbers) >= MOST_KINDS
 
+    @property
+    def has_varying(self) -> bool:
+        """Whether a float had as many values as may be."""
+        return has_varying(self._floats)
+
+    def varying(self, seen: Mapping[str, SeenArgument]) -> str:
+        """The path of a float in a call of a new kind that had as many values as may be, and has another one here; ""
+        where there is none."""
+        return varying_argument(floats_in(seen), self._floats)
+
     def add(self, call: RememberedCall) -> str:
-        """Keep a call, to be written, if its sizes are new; else "kinds" or "sizes", where there are as many of them as
-        may be."""
+        """Keep a call, to be written, if its sizes are new; else why it is not, in words: there are as many kinds,
+        sizes, or values of a float as may be."""
         if (number := self.numbers.get(call.kind)) is None:
+            seen = _read(call.json)
+            if path := self.varying(seen):
+                return argument_varies(path)
             if self.is_full:
-                return "kinds"
-            number = self._add_kind(call.kind, _read(call.json), 0)
+                return beyond_kinds()
+            number = self._add_kind(call.kind, seen, 0)
         if call.sizes not in self.sizes[number]:
             if len(self.sizes[number]) >= MOST_CALLS:
-                return "sizes"
+                return f"calls of more than {MOST_CALLS} sizes: name ranges=, or pad them"
             self.sizes[number].add(call.sizes)
             self.unwritten.append(call)
         return ""
@@ -78,11 +100,16 @@ class KindIndex:
         self.built.append(built)
         self.failures.extend([""] * (len(self.built) - len(self.failures)))
         self.constants.update(constants_of(seen))
+        self._floats.append(floats_in(seen))
         return number
 
     def has_unbuilt(self, number: int) -> bool:
         """Whether calls of a kind have no code yet."""
         return self.built[number] < len(self.sizes[number])
+
+
+def beyond_kinds() -> str:
+    return f"calls of more than {MOST_KINDS} kinds: pass a number that varies as a tensor"
 
 
 def keep_calls(memory: Memory, calls: list[RememberedCall]) -> bool:

@@ -9,9 +9,18 @@ from torch import Tensor, nn
 
 from aotc.errors import ManifestError
 from aotc.reads.tensors import named_state
+from aotc.tools.recording.module_factories import Made
 
 
-def layouts_of(module: nn.Module) -> dict[str, list[int]]:
+def made_as_it_lies(made: Made, module: nn.Module) -> Made:
+    """How a module is made with weights that lie as this one's; as before, where theirs are the usual order."""
+    if not (strides := _layouts_of(module)):
+        return made
+    nested = {"factory": made.factory, "kwargs": made.kwargs}
+    return Made(f"{with_layouts.__module__}:{with_layouts.__name__}", {"module": nested, "strides": strides})
+
+
+def _layouts_of(module: nn.Module) -> dict[str, list[int]]:
     """The strides of these weights by their names. Those of other tensors are what the factory makes them: a new tensor
     has the usual ones, and a view with gaps is a view of the module's own."""
     return {

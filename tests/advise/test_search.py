@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from aotc.errors import TraceError
 from aotc.records import Bucket, SizeRange
-from aotc.tools.advise import Advice, Goal, Trace, advise
+from aotc.tools.advise import Advice, Goal, Trace, advise, cover
 from aotc.tools.advise.costs import check_cost, expression_cost, fit_latency, read_latencies
 
 Counts = Mapping[tuple[int, ...], int]
@@ -100,17 +100,23 @@ def test_buckets_of_one_padded_and_one_exact_dim_are_optimal(trace: Trace, k: in
 
 @settings(deadline=None, max_examples=60)
 @given(traces(("batch", "seq"), 9, 8), st.integers(1, 3))
-def test_the_bound_of_several_dims_is_below_the_optimum_and_the_advice_above(trace: Trace, k: int) -> None:
+def test_several_dims_are_optimal_where_choices_are_few_and_else_between_the_bound_and_the_optimum(
+    trace: Trace, k: int
+) -> None:
     corners = itertools.product(*({shape[axis] for shape in trace.counts} for axis in (0, 1)))
     best = brute_force(trace.counts, math.prod, corners, k, (0, 1))
     advice = advise(trace, Goal(count=k))
-    assert best <= advice.plan.cost <= best * 1.1
-    assert advice.plan.ideal / (1 - advice.bound) <= best * (1 + 1e-9)
-    assert not advice.optimal or advice.plan.cost == pytest.approx(best)
+    assert advice.optimal and advice.plan.cost == best
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cover, "CHOICES", -1)
+        greedy = advise(trace, Goal(count=k))
+    assert greedy.plan.ideal / (1 - greedy.bound) <= best * (1 + 1e-9) and best <= greedy.plan.cost
+    assert not greedy.optimal or greedy.plan.cost == pytest.approx(best)
 
 
-def test_several_dims_are_nearly_optimal() -> None:
-    """Over 20 traces of 10 sizes and 3 buckets, the mean excess over the optimum is below half a percent."""
+def test_greedy_buckets_of_several_dims_are_nearly_optimal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over 20 traces of 10 sizes and 3 buckets, the mean excess over the optimum is below two percent."""
+    monkeypatch.setattr(cover, "CHOICES", -1)
     draw = random.Random(3)
     excess = []
     for _ in range(20):
@@ -118,7 +124,7 @@ def test_several_dims_are_nearly_optimal() -> None:
         corners = itertools.product(*({shape[axis] for shape in counts} for axis in (0, 1)))
         best = brute_force(counts, math.prod, corners, 3, (0, 1))
         excess.append(advise(Trace(("batch", "seq"), counts), Goal(count=3)).plan.cost / best - 1)
-    assert sum(excess) / len(excess) < 0.005
+    assert sum(excess) / len(excess) < 0.02, excess
 
 
 @settings(deadline=None, max_examples=100)

@@ -5,9 +5,9 @@ In the order of use:
 - `trace`: JSON lines, an access log or `compiled.stats()` → distinct sizes and how often each came
 - `costs`: what a call at some sizes costs: elements, an expression over dims, or a fitted latency
 - `today`: the buckets, padded dims and inputs of a manifest
-- `search`: the problem, and which algorithm solves it: `partition` (one padded dim, optimal) or `cover` (several)
-- `bound`: a waste below which no set of so many buckets can get, for several padded dims
-- `arrays`: sizes as arrays, for the two above
+- `partition`: the buckets of one padded dim, optimal
+- `cover`: those of several, greedy, and a cost that no set of so many buckets can get below
+- `arrays`: sizes as arrays
 - `bucket_dispatch`: which bucket takes which sizes, by the loader's rule, and what that costs
 - `advice`: all of it together
 - `advice_page`: the advice as an HTML page; `picture`: its chart as a PNG

@@ -12,7 +12,6 @@ import msgspec
 from aotc.errors import TraceError
 from aotc.records import Bucket, SizeRange, bucket_name
 from aotc.tools.advise.arrays import as_shapes, owners, table
-from aotc.tools.advise.bound import lower_bound
 from aotc.tools.advise.bucket_dispatch import Dispatch
 from aotc.tools.advise.costs import Cost, check_cost
 from aotc.tools.advise.cover import Cover
@@ -251,7 +250,7 @@ def _round_up(shape: DimSizes, steps: Sequence[int]) -> DimSizes:
 def _solve(problem: _Problem, goal: Goal, kind: str, axes: tuple[int, ...], ranged: bool) -> _Found | None:
     """The buckets of one kind that reach the goal; None if none do."""
     curve: list[Option] = []
-    chosen: tuple[int, tuple[DimSizes, ...]] | None = None
+    chosen: tuple[DimSizes, ...] | None = None
     ideal = sum(count * problem.cost(shape) for shape, count in problem.asked.items())
     spare = _spare(problem) if ranged else None
     cover = Cover(problem.rounded, problem.cost, axes, spare) if len(axes) > 1 else None
@@ -262,17 +261,14 @@ def _solve(problem: _Problem, goal: Goal, kind: str, axes: tuple[int, ...], rang
         waste = 1 - ideal / total
         curve.append(Option(kind, count, waste))
         if goal.waste is None or waste <= goal.waste + 1e-12:
-            chosen = fixed, sizes
-        if goal.waste is not None and chosen:
+            chosen = sizes
+        if goal.waste is not None and chosen is not None:
             break
     if chosen is None:
         return None
-    fixed, sizes = chosen
-    bound = None
+    sizes, bound = chosen, None
     if cover:
-        lower = lower_bound(problem.rounded, problem.cost, axes, fixed, cover.total(sizes), spare)
-        bound = lower.cost
-        sizes = cover.improved((sizes, *lower.starts)) if sizes else sizes
+        sizes, bound = cover.improved(sizes) if sizes else ((), cover.total(()))
     buckets, needs_range = _buckets(problem, axes, sizes, ranged)
     padded = frozenset(problem.trace.dims[axis] for axis in axes)
     plan = evaluate(problem.trace, buckets, padded, problem.cost, problem.elements, problem.range_cost or 1.0)

@@ -19,6 +19,28 @@ READ_LATER = ("ACME_", "AOTC_", "AWS_", "COSIGN_", "PATH", "PYTEST_", "PYTHONPAT
 
 _servers: list[tuple[subprocess.Popen[str], dict[str, str]]] = []
 
+CHILDREN = """
+import os, signal, threading, traceback
+
+def child(action):
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(20)  # ends it where it hangs
+        try:
+            os._exit(0 if action() else 1)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(2)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+def beside(action):
+    thread = threading.Thread(target=action, daemon=True)
+    thread.start()
+    return thread
+"""
+"""For programs that fork: `child(action)` is a child's status, 0 where the action gives true there; `beside` starts a
+thread."""
+
 
 def run_forked(
     code: str, *arguments: object, file: Path | None = None, cwd: Path = ROOT, **changes: str

@@ -80,7 +80,8 @@ class Outside:
                 yield from within(found[-1].value)
 
     def _steps(self, name: str) -> list[Step] | None:
-        """None where the Python module is not imported; [] where it lacks the name, and is not torch's."""
+        """None where the Python module, or what a lazy one offers, is not imported; [] where it lacks the name, and is
+        not torch's."""
         if name.startswith(ENVIRONMENT):
             variable = os.fsencode(name[1:])
             return [Step(_environment, variable, _environment.get(variable))]
@@ -101,12 +102,14 @@ class Outside:
                 isinstance(value, dict) and key in getattr(value, "__dict__", ())
             )
             owner = vars(value) if is_entry else type(value) if isinstance(value, dict) else value  # no key of a dict
+            holder = value
             value = owner.get(key, _ABSENT) if isinstance(owner, dict) else attribute_of(owner, key)
             if value is _ABSENT and isinstance(owner, dict) and key in vars(builtins):
                 steps.append(Step(owner, key, None))  # which would hide Python's own
                 owner, value = vars(builtins), vars(builtins)[key]
-            if value is _ABSENT:  # of torch's, in another version
-                return None if module_name.partition(".")[0] == "torch" else []
+            if value is _ABSENT:  # of torch's, in another version; of a lazy module's, which it imports when asked
+                is_lazy = isinstance(holder, ModuleType) and key in dir(holder)
+                return None if is_lazy or module_name.partition(".")[0] == "torch" else []
             steps.append(Step(owner, key, value))
         return steps
 

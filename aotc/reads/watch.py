@@ -65,7 +65,8 @@ class Slot(NamedTuple):
 
 
 class Tree(NamedTuple):
-    """The module tree: its parts by their paths, their ids, and what hides an entry of a part, by the entry's path."""
+    """The module tree: its parts by their paths, the ids of parts, parameters and buffers, and what hides an entry of a
+    part, by the entry's path."""
 
     parts: dict[str, nn.Module]
     ids: frozenset[int]
@@ -129,6 +130,7 @@ class ModuleWatch:
         found = [step.value for step in (*in_dicts, *kept)]
         walked = [each for each in (*_walk(found), *filter(None, hooks)) if isinstance(each, dict | list | set | deque)]
         items = [item for each in walked for item in (each.values() if isinstance(each, dict) else each)]
+        passed = tree.ids - {id(each) for each in _walk(step.value for step in inner)}  # to the code, by each call
         own_tables: list[dict[str, Any]] = [table for part in parts for table in _tables(part)]
         tables, lists, readers = container_rows([*filter(None, own_tables), *walked])
         holders = [
@@ -150,7 +152,11 @@ class ModuleWatch:
             ),
             classes=tuple((holder, type(holder)) for holder in holders),
             lengths=tuple((mapping, len(mapping)) for mapping in mappings),
-            written=tuple((each, each._version, each.data_ptr()) for each in (*found, *items) if _counts_writes(each)),
+            written=tuple(
+                (each, each._version, each.data_ptr())
+                for each in (*found, *items)
+                if _counts_writes(each) and id(each) not in passed
+            ),
             readers=(
                 *readers,
                 *((partial(attribute_of, step.owner, step.key), step.value) for step in bound),
@@ -238,8 +244,8 @@ def fingerprint(value: Any, parts: Collection[int] = (), depth: int = 4) -> Any:
     """A value of this process in a form that a later one is compared with.
 
     Plain values are kept. A function is kept with its code, a partial one with its function, a tensor with its number
-    of writes, a module with its contents, unless its id is in `parts`. An object of a class of the model's own is its
-    class, since its attributes are compared; any other object is its identity.
+    of writes, a module with its contents, unless their ids are in `parts`. An object of a class of the model's own is
+    its class, since its attributes are compared; any other object is its identity.
     """
     if isinstance(value, MethodType):
         value = value.__func__
@@ -253,7 +259,7 @@ def fingerprint(value: Any, parts: Collection[int] = (), depth: int = 4) -> Any:
     if isinstance(value, nn.Module):
         return f"the part {id(value):#x}" if id(value) in parts else digests_of(value)
     if isinstance(value, Tensor):
-        known = (value.data_ptr(), value._version) if _counts_writes(value) else ()
+        known = (value.data_ptr(), value._version) if _counts_writes(value) and id(value) not in parts else ()
         return f"the tensor {id(value):#x} {known}"
     if depth and isinstance(container_of(value), list | tuple | deque | array):
         return [fingerprint(item, parts, depth - 1) for item in container_of(value)]
@@ -278,14 +284,18 @@ def _inner(value: Any) -> dict[Any, Any] | None:
 def _tree(module: nn.Module) -> Tree:
     parts = dict(module.named_modules())
     hidden = {_entry(path, name): by for path, part in parts.items() for name, by in hidden_entries(part)}
-    return Tree(parts, frozenset(map(id, parts.values())), hidden)
+    tensors = [tensor for part in parts.values() for _, tensor in _tensors_of(part)]
+    return Tree(parts, frozenset(map(id, (*parts.values(), *tensors))), hidden)
 
 
 def _tensors(tree: Tree) -> Iterator[tuple[str, Tensor]]:
     for path, part in tree.parts.items():
-        for name, tensor in (*part._parameters.items(), *part._buffers.items()):
-            if tensor is not None:
-                yield _entry(path, name), tensor
+        yield from ((_entry(path, name), tensor) for name, tensor in _tensors_of(part))
+
+
+def _tensors_of(part: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    entries = (*part._parameters.items(), *part._buffers.items())
+    return ((name, tensor) for name, tensor in entries if tensor is not None)
 
 
 def _entry(path: str, name: str) -> str:

@@ -20,8 +20,6 @@ def misfits(artifact: Artifact) -> tuple[str, ...] | None:
 def _reasons(artifact: Artifact) -> Iterator[str]:
     if artifact.target.startswith("cuda"):
         yield "it is for a GPU"
-    if artifact.ambient.autocast is not None:
-        yield "it is for calls under autocast"
     yield from (issue.message for issue in unsupported(artifact))
     for variant in artifact.variants:
         for name, dtypes in lacking(variant.imports) if variant.imports is not None else ():

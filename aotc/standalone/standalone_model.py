@@ -274,7 +274,7 @@ def _tensor_issues(leaf: TensorLeaf, tensor: Any, shape: Sequence[int] | None, c
     elif 0 not in tensor.shape and not tensor.address:
         yield Issue("a tensor with values in memory is expected, one without came", where=leaf.path)
     elif 0 not in tensor.shape and tensor.address % tensor.itemsize:
-        said = f"its address is no multiple of {tensor.itemsize}, the bytes of an element"
+        said = f"its address is not aligned to {tensor.itemsize} bytes, the size of an element"
         yield Issue(said, where=leaf.path, hint="pass a copy of it")
     if not copies and not lies_as(tensor, strides_in(leaf.layout, tensor.shape)):
         strides = str(list(tensor.strides))

@@ -180,6 +180,20 @@ def test_a_module_that_is_not_imported_is_not_compared(model: ModuleType) -> Non
     assert Outside(model.Block()).values(["never.imported:X"]) == {}
 
 
+def test_what_a_lazy_module_has_not_imported_is_not_compared(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `transformers.StaticCache` in a process that has not asked for it: the build's forward did."""
+
+    class Lazy(ModuleType):
+        def __dir__(self) -> list[str]:
+            return ["offered", *super().__dir__()]
+
+    monkeypatch.setitem(sys.modules, "lazy_package", lazy := Lazy("lazy_package"))
+    names = ["lazy_package:offered", "lazy_package:gone"]
+    assert Outside(model.Block()).values(names) == {names[1]: ABSENT}
+    vars(lazy)["offered"] = 3
+    assert Outside(model.Block()).values(names) == {names[0]: 3, names[1]: ABSENT}
+
+
 def test_a_name_that_another_version_of_torch_had_is_none_of_this_one(model: Any) -> None:
     """Code of torch reads it, which is not the model's. Of the model's own, it is gone."""
     names = ["torch._C._nn:upsample_of_another_version", f"{model.__name__}:GONE"]

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from forked_python import forked_python
+from forked_python import CHILDREN, forked_python
 
-PRELUDE = """
-import gc, os, signal, sys, threading, time, traceback
+PRELUDE = (
+    CHILDREN
+    + """
+import gc, sys, time
 import torch, aotc, models
 from aotc.runtime.libraries import library
 from aotc.runtime.state import weights
@@ -16,22 +18,6 @@ from aotc.runtime.state import weights
 torch.set_num_threads(1)
 store = sys.argv[1]
 stop, stays = threading.Event(), []
-
-def child(action):
-    pid = os.fork()
-    if pid == 0:
-        signal.alarm(20)  # ends it where it hangs
-        try:
-            os._exit(0 if action() else 1)
-        except BaseException:
-            traceback.print_exc()
-            os._exit(2)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-def beside(action):
-    thread = threading.Thread(target=action)
-    thread.start()
-    return thread
 
 def hold(lock):
     held = threading.Event()
@@ -55,6 +41,7 @@ with torch.no_grad():
 def right(expected):
     return torch.allclose(compiled(x), expected, atol=1e-5)
 """
+)
 
 
 def run(store: Path, folder: Path, code: str) -> list[str]:

@@ -345,6 +345,39 @@ def test_what_code_reads_is_noticed_by_the_load_and_by_the_call(what: str) -> No
     assert canonical_json([module_attributes(module), read_attributes(module, names)]) != before
 
 
+class CacheLayer:
+    def __init__(self) -> None:
+        self.keys, self.scale = torch.zeros(2), torch.ones(2)
+
+
+class Caching(nn.Module):
+    """As transformers exports a decoder: the cache's tensors are buffers, too."""
+
+    keys: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = [CacheLayer()]
+        self.register_buffer("keys", self.layers[0].keys, persistent=False)
+
+
+def test_a_buffer_that_an_object_holds_too_may_be_written_to() -> None:
+    """Each call gives it to the code. What is no buffer may not, nor may the object hold another tensor."""
+    module = Caching()
+    watch = ModuleWatch(module, ["Caching.layers", "CacheLayer.keys", "CacheLayer.scale"], (), "model")
+    seen = watch._seen
+    module.keys.add_(1)
+    watch.check()
+    assert watch._seen is seen, "nothing differs, so nothing is recorded anew"
+    module.layers[0].scale.add_(1)
+    with pytest.raises(BindError, match=r"layers\.0\.scale"):
+        watch.check()
+    watch.refresh()
+    module.layers[0].keys = torch.zeros(2)
+    with pytest.raises(BindError, match=r"layers\.0\.keys"):
+        watch.check()
+
+
 class Registry(dict[str, float]):
     def get(self, name: str, default: float = 1.0) -> float:  # type: ignore[override]
         return super().get(name, default)

@@ -5,25 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from forked_python import CHILDREN
 from test_swaps_without_torch import told
 
-CHILDREN = """
-import os, signal, time, traceback
-def child(action):
-    pid = os.fork()
-    if pid == 0:
-        signal.alarm(20)  # ends it where it hangs
-        try:
-            os._exit(0 if action() else 1)
-        except BaseException:
-            traceback.print_exc()
-            os._exit(2)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+PRELUDE = (
+    CHILDREN
+    + """
+import time
 stop = threading.Event()
-def beside(action):
-    thread = threading.Thread(target=action, daemon=True)
-    thread.start()
-    return thread
 def serve(action):
     def run():
         while not stop.is_set():
@@ -37,6 +26,7 @@ big = numpy.full((128, 256), 0.5, "f4")
 def containers(model):
     return [each._container.value for each in model._libraries]
 """
+)
 
 
 def test_children_call_what_the_parent_has_called_with_openmp_s_threads(zoo_store: Path) -> None:
@@ -52,7 +42,7 @@ def both():
 threads = len(os.listdir("/proc/self/task"))
 print(json.dumps([child(both), right(), child(both), threads > 1]))
 """
-    assert told(CHILDREN + code, zoo_store) == [0, True, 0, True]
+    assert told(PRELUDE + code, zoo_store) == [0, True, 0, True]
 
 
 def test_children_of_a_parent_whose_threads_are_inside_a_library(zoo_store: Path) -> None:
@@ -78,7 +68,7 @@ stop.set()
 [thread.join() for thread in threads]
 print(json.dumps([statuses, numpy.array_equal(model(big), expected)]))
 """
-    assert told(CHILDREN + code, zoo_store) == [[0] * 10, True]
+    assert told(PRELUDE + code, zoo_store) == [[0] * 10, True]
 
 
 @pytest.mark.parametrize("lock", ["model._counting", "model._updating"])
@@ -100,7 +90,7 @@ stop.set()
 thread.join()
 print(json.dumps([status, served(model)]))
 """
-    assert told(CHILDREN + code, zoo_store) == [0, [9]]
+    assert told(PRELUDE + code, zoo_store) == [0, [9]]
 
 
 def test_what_a_child_writes_to_a_buffer_is_its_own(zoo_store: Path) -> None:
@@ -112,4 +102,4 @@ def total(at, value):
 total(0, 1)
 print(json.dumps([child(lambda: total(1, 5) == [6] * 4), total(1, 2)]))
 """
-    assert told(CHILDREN + code, zoo_store) == [0, [3] * 4]
+    assert told(PRELUDE + code, zoo_store) == [0, [3] * 4]

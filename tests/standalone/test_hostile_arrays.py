@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
-import sysconfig
-import tomllib
 from pathlib import Path
 
 import pytest
-from processes import ROOT, finish, start
+from processes import finish, start
+from sanitized_runtime import preloaded, sanitized_copy
 from test_swaps_without_torch import told
 
 HERE = Path(__file__).parent
 CALLS = 1200
-TOOLS = ("asan", "ubsan", "stdc++")
 
 
 def test_a_call_with_any_array_is_numpy_s_of_a_copy_or_a_miss_and_what_it_took_is_deleted_once(zoo_store: Path) -> None:
@@ -36,16 +31,9 @@ def test_with_sanitizers_a_call_with_any_array_reads_and_writes_no_other_memory(
     zoo_store: Path, tmp_path: Path
 ) -> None:
     """AddressSanitizer's and UndefinedBehaviorSanitizer's build of the runtime, in a copy of the package."""
-    tools = [subprocess.check_output(["g++", f"-print-file-name=lib{name}.so"], text=True).strip() for name in TOOLS]
-    if not all(map(os.path.isabs, tools)):
-        pytest.skip("this g++ has no sanitizers")
-    shutil.copytree(ROOT / "aotc", tmp_path / "aotc", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    modules = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["ext-modules"]
-    (built,) = [each for each in modules if each["name"] == "aotc.core._cpu"]
-    options = [*built["extra-compile-args"], "-O0", "-g1", "-fsanitize=address,undefined", "-shared", "-fPIC"]
-    made = ["-I", sysconfig.get_path("include"), "-o", tmp_path / "aotc" / "core" / "_cpu.abi3.so"]
-    subprocess.run(["g++", *options, *built["sources"], *made, *built["extra-link-args"]], cwd=ROOT, check=True)
-    settings = {"ASAN_OPTIONS": "detect_leaks=0:verify_asan_link_order=0", "LD_PRELOAD": " ".join(tools)}
+    settings = {"ASAN_OPTIONS": "detect_leaks=0:verify_asan_link_order=0"}
+    settings["LD_PRELOAD"] = preloaded("asan", "ubsan", "stdc++")
+    sanitized_copy(tmp_path, "address,undefined")
     code = (
         "import sys; sys.path[:0] = sys.argv[3:]; import hostile_arrays as h; h.main(sys.argv[1], 0, int(sys.argv[2]))"
     )

@@ -216,7 +216,10 @@ def test_what_is_written_must_be_writable_and_is_written_where_it_lies(zoo_store
         (lambda x: numpy.asfortranarray(x), "the layout contiguous is expected"),
         (lambda x: numpy.repeat(x, 2, axis=1)[:, ::2], "the layout contiguous is expected"),
         (lambda x: x[:, ::-1], "the layout contiguous is expected"),
-        (lambda x: numpy.frombuffer(b"\0" + x.tobytes(), numpy.float32, offset=1).reshape(2, 8), "no multiple of 4"),
+        (
+            lambda x: numpy.frombuffer(b"\0" + x.tobytes(), numpy.float32, offset=1).reshape(2, 8),
+            "is not aligned to 4 bytes",
+        ),
         (lambda x: x[:0], "batch is 0"),
         (lambda x: x[0], "shape [batch, 8] is expected"),
         (lambda x: x.tolist(), "a tensor is expected"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from processes import finish, start
 from safetensors.torch import save_file
+from sanitized_runtime import preloaded, sanitized_copy
 
 import aotc
 import aotc.standalone
@@ -81,6 +83,57 @@ print(json.dumps([sorted(seen | {9.0}), sizes[1] / sizes[0]]))
 """
     seen, growth = told(code, zoo_store)
     assert set(seen) <= {9, 18, 27} and growth < 1.05
+
+
+RACING = 'long count; extern "C" void bump() { for (int turn = 0; turn < 5000000; ++turn) ++count; }'
+
+
+def test_a_detector_of_races_has_nothing_to_report(zoo_store: Path, tmp_path: Path) -> None:
+    """ThreadSanitizer's build of the runtime, of calls, padded ones and weights that are swapped; and it is on: it
+    reports a library whose threads race. OpenMP has one thread, since libgomp is not built for it."""
+    settings = {"LD_PRELOAD": preloaded("tsan"), "OMP_NUM_THREADS": "1", "TSAN_OPTIONS": "exitcode=66"}
+    sanitized_copy(tmp_path, "thread")
+    (tmp_path / "racing.cpp").write_text(RACING)
+    library = tmp_path / "racing.so"
+    subprocess.run(
+        ["g++", "-fsanitize=thread", "-g1", "-shared", "-fPIC", "-o", library, f"{library.stem}.cpp"],
+        cwd=tmp_path,
+        check=True,
+    )
+    code = """
+import ctypes
+from aotc.core import _cpu
+model, padded = linear(concurrency=2), aotc.standalone.load(f"{store}#accumulating", weights={})
+seen, counts, stop = set(), [], threading.Event()
+def serve():
+    aotc.standalone.set_num_threads(1)
+    count, total = 0, numpy.zeros((3, 6), "f4")
+    while not stop.is_set() or not count:
+        seen.update(served(model))
+        padded(total, numpy.ones((3, 6), "f4"))
+        count += 1
+    counts.append(count)
+def together(action, turns):
+    threads = [threading.Thread(target=action) for _ in range(4)]
+    [thread.start() for thread in threads]
+    [model.update_weights(weights_of(turn % 3 + 1)) for turn in range(turns)]
+    stop.set()
+    [thread.join() for thread in threads]
+if len(sys.argv) > 4:
+    together(ctypes.CDLL(sys.argv[4]).bump, 0)
+else:
+    together(serve, 300)
+print(json.dumps([sorted(seen), min(counts, default=0), _cpu.__file__]))
+"""
+    first = "import sys; sys.path.insert(0, sys.argv[3])\n"
+    ran, racing = (
+        finish(start("-c", first + PRELUDE + code, Path(__file__).parent, zoo_store, tmp_path, *more, **settings))
+        for more in ([], [library])
+    )
+    assert ran.returncode == 0 and ran.stderr == "", ran.stderr
+    seen, calls, runtime = json.loads(ran.stdout)
+    assert set(seen) <= {9, 18, 27} and calls > 0 and runtime.startswith(str(tmp_path))
+    assert racing.returncode == 66 and "data race" in racing.stderr and "bump" in racing.stderr
 
 
 def test_a_buffer_is_reset_by_its_name_and_others_stay(zoo_store: Path) -> None:

@@ -15,7 +15,7 @@ import aotc.standalone
 from aotc.errors import LibraryError
 from aotc.manifest import read_manifest
 from aotc.models.auto_inputs import with_inputs
-from aotc.models.calls import arguments_of, signature_leaves
+from aotc.models.calls import arguments_of, modes_of, signature_leaves
 from aotc.models.factory import build_module
 from aotc.models.signature import make_signature
 from aotc.records import Artifact, tuned_dims
@@ -24,9 +24,6 @@ from aotc.store.layout.bundle import read_artifact, read_bundle
 from aotc.store.layout.store import Store
 from aotc.tensors.contents import contents
 from aotc.tensors.rounding import difference
-
-AUTOCAST = "it is for calls under autocast"
-"""A load runs such code: without torch there is no mode to compare."""
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +40,9 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 def test_what_fits_by_its_record_gives_eager_s_values(zoo_store: Path, artifacts: dict[str, Artifact]) -> None:
     """A call of each bucket, with seeded inputs, also what it writes into them; and the library ran it."""
     fitting = [name for name, artifact in artifacts.items() if misfits(artifact) == ()]
-    assert {"linear", "frozen", "pooled", "generated", "generated-frozen", "convolution", "cache"} <= {*fitting}
+    assert {"linear", "frozen", "pooled", "generated", "generated-frozen", "convolution", "cache", "autocast"} <= {
+        *fitting
+    }
     manifest = read_manifest(str(ZOO / "manifest.yaml"), fitting)
     for name in fitting:
         torch.manual_seed(0)
@@ -57,7 +56,7 @@ def test_what_fits_by_its_record_gives_eager_s_values(zoo_store: Path, artifacts
             (args, kwargs), (own_args, own_kwargs) = (
                 arguments_of(signature, each) for each in (leaves, copy.deepcopy(leaves))
             )
-            with torch.no_grad():
+            with modes_of(spec, "cpu"):
                 expected = tensors_in((module(*args, **kwargs), args, kwargs))
             given = tensors_in((model(*own_args, **own_kwargs), own_args, own_kwargs))
             assert len(given) == len(expected) and difference(expected, given) <= 1, (name, bucket)
@@ -71,8 +70,6 @@ def test_what_does_not_fit_is_refused_by_the_names_in_its_record(
     refused = {name: reasons for name, artifact in artifacts.items() if (reasons := misfits(artifact))}
     assert {"bag", "derived", "mixed", "noisy", "pooling", "recurrent"} <= {*refused}
     for name, reasons in refused.items():
-        if reasons == (AUTOCAST,):
-            continue
         weights = {} if artifacts[name].weights == "frozen" else _zeros(artifacts[name])
         with pytest.raises(LibraryError) as caught:
             aotc.standalone.load(f"{zoo_store}#{name}", weights=weights)

@@ -264,7 +264,7 @@ Owned input_of(const DLTensor& given, const Input& input, bool copies, std::vect
   Owned tensor(new_tensor(storage, given.ndim, given.shape, given.strides, 0, input.dtype));
   if (tensor->elements() && !given.data) differs("a tensor with values in memory is expected, one without came");
   else if (tensor->elements() && reinterpret_cast<uintptr_t>(tensor->bytes()) % static_cast<uintptr_t>(itemsize_of(input.dtype)))
-    differs("its address is no multiple of " + std::to_string(itemsize_of(input.dtype)) + ", the bytes of an element");
+    differs("its address is not aligned to " + std::to_string(itemsize_of(input.dtype)) + " bytes, the size of an element");
   Sizes strides = strides_in(input.layout, Sizes(given.shape, given.shape + given.ndim));
   bool fits = lies_as(*tensor, strides);
   if (!fits && !copies) differs("the layout " + input.layout + " is expected, strides " + shown(tensor->strides, tensor->rank) + " came");

@@ -149,7 +149,7 @@ AOTC_EXPORTED Status aoti_torch__alloc_from_pool(Tensor* pool, int64_t offset_by
                                                  const int64_t* sizes, const int64_t* strides, Tensor** made) {
   return guarded([&] {
     int64_t itemsize = itemsize_of(dtype);
-    require(offset_bytes % itemsize == 0, "a place in a pool that is no multiple of the item's size");
+    require(offset_bytes % itemsize == 0, "an offset in a pool that is not aligned to the size of an element");
     *made = view(pool, rank, sizes, strides, offset_bytes / itemsize, dtype);
   });
 }

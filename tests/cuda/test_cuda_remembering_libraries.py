@@ -66,7 +66,7 @@ vars(net).pop("_cache", None)
 kinds[0].pop("disable_compile")
 model = aotc.compile(net, store=sys.argv[1], build=sys.argv[2])
 same = [torch.equal(model.generate(ids, **given, **kind), each) for kind, each in zip(kinds, want) for _ in range(2)]
-print(json.dumps([same, model.stats().compiled, model.stats().eager, f"{model.stats()}\n{model.explain()}"]))
+print(json.dumps([same, model.stats().compiled, model.stats().eager, f"{model.stats()} {model.explain()}"]))
 """
 
 

@@ -193,6 +193,22 @@ def state_put_back(module: nn.Module, written: Collection[str]) -> Iterator[None
                 state[name].detach().copy_(tensor)
 
 
+def counting_anew(tensors: Collection[Tensor]) -> Callable[[], None]:
+    """What puts the integers among tensors that a call writes to back to what they are now.
+
+    Repeated calls with the same arguments would otherwise count on: the lengths of a cache, and the positions in
+    a buffer, would leave the tensors that they index, which ends a GPU's context.
+    """
+    counters = [each for each in tensors if not (each.is_floating_point() or each.is_complex())]
+    before = [each.detach().clone() for each in counters]
+
+    def put_back() -> None:
+        if counters:
+            torch._foreach_copy_(counters, before, non_blocking=True)
+
+    return put_back
+
+
 def writable_buffers(module: nn.Module) -> list[str]:
     """The names of the buffers that forward may write to and `state_put_back` can put back."""
     plain = {

@@ -16,12 +16,13 @@ from aotc.call_table.dispatch import Dispatcher
 from aotc.errors import AotcError, BindError, LibraryError
 from aotc.machine.benchmarking import call_medians, device_alone
 from aotc.machine.processes import Parent
-from aotc.models.calls import arguments_of, modes_of, signature_leaves
+from aotc.models.calls import arguments_of, counting_anew, modes_of, signature_leaves
 from aotc.models.extreme_calls import AtExtremes
 from aotc.models.extreme_inputs import Draw
 from aotc.models.factory import told
 from aotc.models.tolerance import Judgement
 from aotc.picks import timed_launch
+from aotc.reads.tensors import plain_state
 from aotc.records import Artifact, Dims, LaunchPick, SizeRange, Variant, bucket_name
 from aotc.verify.cases import (
     VerifyStep,
@@ -246,8 +247,16 @@ def _measured(comparison: Comparison, variant: Variant, direct: Any, graph: Any)
     leaves = signature_leaves(spec, signature, dims, comparison.device, 0, Path(comparison.job.folder))
     args, kwargs = arguments_of(signature, leaves)
 
+    state = plain_state(comparison.module)
+    written = [leaves[index] for index in variant.mutated_leaves]
+    put_back = counting_anew([*written, *(state[name] for name in variant.mutated_state)])
+
     def call_of(compiled: Any) -> Callable[[], Any]:
-        return lambda: compiled(*args, **kwargs)
+        def call() -> None:
+            put_back()
+            compiled(*args, **kwargs)
+
+        return call
 
     try:
         call_of(graph)()

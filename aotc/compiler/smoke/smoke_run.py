@@ -28,6 +28,7 @@ from aotc.machine.targets import parse_target
 from aotc.models.calls import (
     Called,
     arguments_of,
+    counting_anew,
     modes_of,
     names_of,
     signature_leaves,
@@ -81,7 +82,6 @@ def smoke(job: Job) -> Smoked:
     (variant,) = artifact.variants
     dims = job.unit.sizes or tuned_dims(variant.bucket)
     leaves = signature_leaves(spec, artifact.signature, dims, device, 0, folder)
-    args, kwargs = arguments_of(artifact.signature, leaves)
     before = driver_cache.size()
 
     def bound(graphs: Graphs | None = None) -> CompiledCall:
@@ -106,7 +106,7 @@ def smoke(job: Job) -> Smoked:
     smoked = Smoked()
     if device.type == "cuda" and variant.backward is None:
         with state_put_back(module, variant.mutated_state):
-            launch = _pick_launch(job, variant, device, bound, args, kwargs)
+            launch = _pick_launch(job, variant, device, bound, called)
         smoked = Smoked(launch, driver_compiled=driver_compiled)
     with modes_of(spec, device.type):
         times = _compare_and_time(called, given, timed, device, _sizes_in_ranges(variant, dims))
@@ -168,7 +168,7 @@ def _run_region(
     launch = None
     if device.type == "cuda" and variant.backward is None:
         with state_put_back(instance, variant.mutated_state):
-            launch = _pick_launch(job, variant, device, bound, *arguments_of(region.signature, example.leaves))
+            launch = _pick_launch(job, variant, device, bound, called)
     with modes_of(job.unit.spec, device.type):
         free, examples = freedoms_of_region(example.leaves), [(dims, lambda: example.leaves)]
         notes = compare_at_the_extremes(called, compiled.regions[region.name], free, device, examples)
@@ -176,18 +176,22 @@ def _run_region(
 
 
 def _pick_launch(
-    job: Job,
-    variant: Variant,
-    device: torch.device,
-    bound: Callable[[Graphs], CompiledCall],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    job: Job, variant: Variant, device: torch.device, bound: Callable[[Graphs], CompiledCall], called: Called
 ) -> LaunchPick:
-    """Time the unit's code on these arguments, bound with each kind of launch."""
+    """Time the unit's code on these leaves, bound with each kind of launch."""
+    args, kwargs = arguments_of(called.signature, called.leaves)
+    state = plain_state(called.module)
+    written = [called.leaves[index] for index in variant.mutated_leaves]
+    put_back = counting_anew([*written, *(state[name] for name in called.written)])
 
     def call_with(options: Graphs) -> Callable[[], Any]:
         compiled = bound(options)
-        return lambda: compiled(*args, **kwargs)
+
+        def call() -> None:
+            put_back()
+            compiled(*args, **kwargs)
+
+        return call
 
     return pick_launch(job.unit.spec, variant.bucket, device, call_with, pinned_launch(job.pins))
 

@@ -22,6 +22,7 @@ def main():
         optimizer.zero_grad()
         dist.all_reduce(loss := loss.detach())
         print(f"{loss.item() / dist.get_world_size():.5f}")
+    dist.barrier()  # a rank that ends while another still talks to it can end that one
     dist.destroy_process_group()
 
 

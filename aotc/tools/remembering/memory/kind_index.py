@@ -10,7 +10,7 @@ from aotc.tools.recording.seen_calls import SeenArgument, SeenTensor, kind_of_ca
 from aotc.tools.remembering.memory.memory import MOST_CALLS, MOST_KINDS, Kind, Memory
 from aotc.tools.remembering.memory.remembered_calls import as_json, from_json
 from aotc.tools.remembering.memory.varying_floats import (
-    Floats,
+    FloatsByPath,
     argument_varies,
     floats_in,
     has_varying,
@@ -53,7 +53,7 @@ class KindIndex:
         self.built: list[int] = []
         self.constants: set[PlainConstant] = set()
         """Of all kinds, those that are arguments, or within one."""
-        self._floats: list[Floats] = []
+        self._floats: list[FloatsByPath] = []
         """Those of each kind, by their paths."""
         self.failures = [failed(number) for number in range(len(memory.kinds if memory is not None else ()))]
         """Of each kind, why it has no code; "" where nothing failed."""

@@ -13,7 +13,7 @@ from aotc.tools.recording.seen_calls import SeenTensor
 MOST_FLOATS = 3
 """Values of one float for which code is built, as of a guidance that is on or off; one with more varies."""
 
-Floats = Mapping[str, float]
+FloatsByPath = Mapping[str, float]
 """Floats by their paths, as `scales[0]`."""
 
 
@@ -30,7 +30,7 @@ def floats_in(value: Any, path: str = "") -> dict[str, float]:
     return {name: found for part, item in inner for name, found in floats_in(item, part).items()}
 
 
-def varying_argument(call: Floats, kinds: Sequence[Floats]) -> str:
+def varying_argument(call: FloatsByPath, kinds: Sequence[FloatsByPath]) -> str:
     """The path of a float of a call that has another value in each of so many kinds, or none: its default; else ""."""
     for path, value in call.items():
         values = {floats.get(path) for floats in kinds}
@@ -39,7 +39,7 @@ def varying_argument(call: Floats, kinds: Sequence[Floats]) -> str:
     return ""
 
 
-def has_varying(kinds: Sequence[Floats]) -> bool:
+def has_varying(kinds: Sequence[FloatsByPath]) -> bool:
     """Whether any float had as many values as may be."""
     return any(len({floats.get(path) for floats in kinds}) >= MOST_FLOATS for path in set[str]().union(*kinds))
 
@@ -58,7 +58,7 @@ def varying_attribute(now: IdentityFacts, before: Iterable[IdentityFacts]) -> st
     return ""
 
 
-def _floats_of_fact(text: str) -> Floats:
+def _floats_of_fact(text: str) -> FloatsByPath:
     with suppress(ValueError):  # the digest of a long value
         return floats_in(json.loads(text))
     return {}

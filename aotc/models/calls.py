@@ -193,20 +193,20 @@ def state_put_back(module: nn.Module, written: Collection[str]) -> Iterator[None
                 state[name].detach().copy_(tensor)
 
 
-def counting_anew(tensors: Collection[Tensor]) -> Callable[[], None]:
-    """What puts the integers among tensors that a call writes to back to what they are now.
+def written_integers_reset(tensors: Collection[Tensor]) -> Callable[[], None]:
+    """Return a function that restores the integers among these tensors, which a call writes to, to their values now.
 
-    Repeated calls with the same arguments would otherwise count on: the lengths of a cache, and the positions in
-    a buffer, would leave the tensors that they index, which ends a GPU's context.
+    Repeated calls with the same arguments would otherwise count on. The lengths of a cache, or the positions in a
+    buffer, would then leave the tensors that they index, and a GPU's context would end.
     """
     counters = [each for each in tensors if not (each.is_floating_point() or each.is_complex())]
     before = [each.detach().clone() for each in counters]
 
-    def put_back() -> None:
+    def reset() -> None:
         if counters:
             torch._foreach_copy_(counters, before, non_blocking=True)
 
-    return put_back
+    return reset
 
 
 def writable_buffers(module: nn.Module) -> list[str]:

@@ -16,7 +16,7 @@ from aotc.call_table.dispatch import Dispatcher
 from aotc.errors import AotcError, BindError, LibraryError
 from aotc.machine.benchmarking import call_medians, device_alone
 from aotc.machine.processes import Parent
-from aotc.models.calls import arguments_of, counting_anew, modes_of, signature_leaves
+from aotc.models.calls import arguments_of, modes_of, signature_leaves, written_integers_reset
 from aotc.models.extreme_calls import AtExtremes
 from aotc.models.extreme_inputs import Draw
 from aotc.models.factory import told
@@ -249,11 +249,11 @@ def _measured(comparison: Comparison, variant: Variant, direct: Any, graph: Any)
 
     state = plain_state(comparison.module)
     written = [leaves[index] for index in variant.mutated_leaves]
-    put_back = counting_anew([*written, *(state[name] for name in variant.mutated_state)])
+    reset = written_integers_reset([*written, *(state[name] for name in variant.mutated_state)])
 
     def call_of(compiled: Any) -> Callable[[], Any]:
         def call() -> None:
-            put_back()
+            reset()
             compiled(*args, **kwargs)
 
         return call

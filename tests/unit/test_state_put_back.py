@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from aotc.models.calls import state_put_back, writable_buffers
+from aotc.models.calls import state_put_back, writable_buffers, written_integers_reset
 
 
 class Keeps(nn.Module):
@@ -52,3 +52,16 @@ def test_buffers_are_put_back(forward: Callable[[Keeps], None]) -> None:
         assert forward is fails
     assert module.total is total and module.total.tolist() == [0, 0, 0]
     assert module.shared.tolist() == [[1, 1]] * 4
+
+
+def test_integers_count_anew_in_each_repeated_call_and_floats_are_left() -> None:
+    length, keys = torch.tensor(5), torch.zeros(2)
+    reset = written_integers_reset([length, keys])
+    for _ in range(3):
+        reset()
+        assert length.item() == 5
+        length.add_(4)
+        keys.add_(1)
+    assert (length.item(), keys.tolist()) == (9, [3.0, 3.0])
+    written_integers_reset([keys])()
+    assert keys.tolist() == [3.0, 3.0]

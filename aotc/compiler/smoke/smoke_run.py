@@ -28,11 +28,11 @@ from aotc.machine.targets import parse_target
 from aotc.models.calls import (
     Called,
     arguments_of,
-    counting_anew,
     modes_of,
     names_of,
     signature_leaves,
     state_put_back,
+    written_integers_reset,
 )
 from aotc.models.extreme_calls import compare_at_extreme_values, one_thread
 from aotc.models.extreme_inputs import Freedom, freedoms, freedoms_of_region, off_vector
@@ -182,13 +182,13 @@ def _pick_launch(
     args, kwargs = arguments_of(called.signature, called.leaves)
     state = plain_state(called.module)
     written = [called.leaves[index] for index in variant.mutated_leaves]
-    put_back = counting_anew([*written, *(state[name] for name in called.written)])
+    reset = written_integers_reset([*written, *(state[name] for name in called.written)])
 
     def call_with(options: Graphs) -> Callable[[], Any]:
         compiled = bound(options)
 
         def call() -> None:
-            put_back()
+            reset()
             compiled(*args, **kwargs)
 
         return call

@@ -137,9 +137,12 @@ def _flaw(ours: Derived, eager: Derived, wide: Derived) -> str:
     return ""
 
 
-def run_compare(store: Path, device: str, draw: str, models: Sequence[tuple[str, list[Chosen]]]) -> None:
-    for model, batch in models:
-        say((compare if draw == "ordinary" else compare_extremes)(store, model, batch, device))
+def run_compare(store: Path, device: str, draw: str, models: Sequence[tuple[str, list[Chosen], str]]) -> None:
+    for model, batch, only in models:
+        if draw == "ordinary":
+            say(compare(store, model, batch, device))
+        else:
+            say(compare_extremes(store, model, batch, device, only))
 
 
 # -- with extreme values ----------------------------------------------------------------------------------------------
@@ -148,13 +151,15 @@ NOT_TRIED = "not tried: "
 
 
 @torch.no_grad()
-def compare_extremes(store: Path, model: str, batch: Sequence[Chosen], device: str) -> dict[str, str]:
-    """What is wrong of each operator of a model, one at a time: the others have their ordinary values meanwhile."""
+def compare_extremes(store: Path, model: str, batch: Sequence[Chosen], device: str, only: str) -> dict[str, str]:
+    """What is wrong of each operator of a model, or of `only` one, one at a time: the others have their ordinary values
+    meanwhile."""
     module = Operators(batch, 0).eval().to(device)
     compiled = aotc.load(f"{store}#{model}", module, on_miss="error")
     return {
         name: flaw_at_extremes(operator, lambda place=place: compiled()[place])
         for place, ((name, _), operator) in enumerate(zip(batch, module.operators, strict=True))
+        if only in ("", name)
     }
 
 
@@ -181,6 +186,8 @@ def flaw_at_extremes(operator: nn.Module, compiled: Callable[[], Sequence[Tensor
         try:
             with WatchedCall():
                 eager = call(leaves)
+                if any(each.is_cuda for each in ordinary):
+                    torch.cuda.synchronize()  # an assert of the device is raised here
         except Exception as error:  # of the operator
             return f"{NOT_TRIED}with extreme values, eager raises {type(error).__name__}: {str(error)[:100]}"
         if (found := first_wrong_value(eager, ours(leaves), call, leaves)) is not None:
@@ -218,12 +225,21 @@ def outcomes(part: str, device: str, draw: str, jobs: int, size: int, folder: Pa
 
 
 def _compared(batches: Mapping[str, Sequence[Chosen]], folder: Path, device: str, draw: str, jobs: int) -> Said:
-    """A process that dies is what is wrong of all operators of the model."""
+    """Where a process dies with extreme values, which may be eager's fault, each operator has a process of its own."""
     said: Said = {}
-    models = list(batches.items())
-    for (_, batch), found in in_processes(__file__, "compare", models, jobs, str(folder / "store"), device, draw):
+    again: list[tuple[str, Sequence[Chosen], str]] = []
+
+    def compared(models: Sequence[tuple[str, Sequence[Chosen], str]]) -> Iterator[tuple[Any, Any]]:
+        return in_processes(__file__, "compare", models, jobs, str(folder / "store"), device, draw)
+
+    for (model, batch, _), found in compared([(model, batch, "") for model, batch in batches.items()]):
+        if isinstance(found, str) and draw == "extreme":
+            again += [(model, batch, name) for name, _ in batch]
+            continue
         flaws = dict.fromkeys((name for name, _ in batch), found) if isinstance(found, str) else found
         said |= {name: _outcome(flaw) for name, flaw in flaws.items()}
+    for (_, _, name), found in compared(again):
+        said[name] = _outcome(found if isinstance(found, str) else found[name])
     return said
 
 
@@ -237,9 +253,8 @@ def main() -> int:
     os.environ["PYTHONHASHSEED"] = "0"  # in the processes below: some samples come from sets of names
     if sys.argv[1:3] == ["--child", "compare"]:
         store, device, draw, models = sys.argv[3:]
-        run_compare(
-            Path(store), device, draw, [(n, [tuple(each) for each in batch]) for n, batch in json.loads(models)]
-        )
+        given = [(model, [tuple(each) for each in batch], only) for model, batch, only in json.loads(models)]
+        run_compare(Path(store), device, draw, given)
         return 0
     options = parser(__doc__)
     options.add_argument("--device", choices=("cpu", "cuda"), default="cpu")

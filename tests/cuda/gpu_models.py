@@ -133,7 +133,8 @@ class ExtremeValues(nn.Module):
 
     def forward(self, y: Tensor, x: Tensor, by: Tensor, whole: Tensor, short: Tensor) -> tuple[Tensor, ...]:
         return (
-            *(y * 0, y * 0.0 + 1, 0 / y, y**-0.5, y.acosh(), y.asinh(), y.masked_fill(y < 0, -torch.inf).softmax(-1)),
+            *(y * 0, y * 0.0 + 1, 0 / y, y**-0.5, y.acosh(), y.asinh()),
+            *(y.sinc(), *y.frexp(), y.masked_fill(y < 0, -torch.inf).softmax(-1)),
             *(torch.div(x, by, rounding_mode=mode) for mode in ("trunc", "floor")),
             *(torch.floor_divide(whole, self.three), whole // self.three, whole % self.three),
             *(torch.div(whole, self.three, rounding_mode="trunc"), -whole, whole * whole),

@@ -95,13 +95,16 @@ NEVER_QUICK = LONG | {"cuda", "engines", "fuzzing"}
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Files of which `-m quick` or `-m every_torch` runs nothing are not imported: of all, that takes half a minute."""
+    """Files of which `-m quick`, `every_torch` or `nightly` runs nothing are not imported: of all, that takes half a
+    minute."""
     if collection_path.suffix != ".py":
         return None
     match config.option.markexpr:
         case "quick" if collection_path.parent.name in NEVER_QUICK and collection_path.name != "conftest.py":
             return True
         case "every_torch" if not re.search("every_torch|rank_suite", collection_path.read_text()):
+            return True
+        case "nightly" if "nightly" not in collection_path.read_text():
             return True
     return None
 
@@ -118,8 +121,8 @@ def _needs(item: pytest.Item) -> Iterator[str]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Long files first, and the markers of what a test needs. Tests marked `cuda` run only where there is a GPU, and
-    those marked `every_torch(alone=True)` only in that list."""
+    """Long files first, and the markers of what a test needs. Tests marked `cuda` run only where there is a GPU, those
+    marked `every_torch(alone=True)` and `nightly` only in those lists."""
     items.sort(key=lambda item: item.path.parent.name not in LONG)
     for item in items:
         for name in _needs(item):
@@ -131,6 +134,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if any(mark.kwargs.get("alone") for mark in item.iter_markers("every_torch")):
                 item.add_marker(alone)
+    if "nightly" not in config.option.markexpr:
+        long = pytest.mark.skip(reason="runs in `pytest -m nightly`")
+        for item in items:
+            if item.get_closest_marker("nightly"):
+                item.add_marker(long)
     if not torch.cuda.is_available():
         skip = pytest.mark.skip(reason="needs a CUDA GPU")
         for item in items:

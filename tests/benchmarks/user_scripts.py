@@ -22,7 +22,7 @@ sys.path[:0] = [str(TESTS.parent), str(TESTS), str(TESTS / "remembering")]
 
 def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
-    from test_scripts_of_users import ALWAYS, IN_MINUTES, NIGHTLY, in_eager, named, run
+    from test_scripts_of_users import ALWAYS, NIGHTLY, WITH_ANOTHER_TORCH, in_eager, named, run
 
     parser = argparse.ArgumentParser()
     parser.add_argument("--unbuilt", action="store_true")
@@ -30,7 +30,7 @@ def main() -> None:
     asked = parser.parse_args()
     print("| script | calls | compiled | not compilable | a call of the first run, by eager's |")
     print("| --- | --- | --- | --- | --- |")
-    for script in (*ALWAYS, *NIGHTLY, *IN_MINUTES):
+    for script in (*ALWAYS, *WITH_ANOTHER_TORCH, *NIGHTLY):
         if asked.names and named(script) not in asked.names:
             continue
         with tempfile.TemporaryDirectory() as folder:

@@ -45,6 +45,9 @@ ALWAYS = (
 )
 """The first six train the same model, which is built once."""
 
+WITH_ANOTHER_TORCH = (Script("counter.py"),)
+"""A small model, in training and in evaluation: the whole way, with the second torch of CI."""
+
 NIGHTLY = (
     Script("trainer.py", tolerance=2e-2, variables={"AOTC_TEST_BF16": "1"}),
     Script("accelerated.py", tolerance=2e-2),
@@ -52,20 +55,15 @@ NIGHTLY = (
     Script("training.ipynb"),
     Script("sliding_windows.py", eager=("SlidingWindowLayer counts its tokens in a Python number",)),
     Script("mixed_precision.py", tolerance=2e-2),
-    Script("counter.py"),
     Script("graph_of_nodes.py"),
     Script("embeddings.py"),
-)
-"""Those whose builds take long, or which import libraries."""
-
-IN_MINUTES = (
     Script("trainer.py"),
     Script("generation.py"),
     Script("two_adapters.py", eager=("`generator` is Generator",)),
     Script("varying_float.py", eager=("no code takes it",)),
     Script("nightly_job.py"),
 )
-"""Those with several models or forms to build: `tests/benchmarks/user_scripts.py` runs them."""
+"""Those with large or several models or forms to build, or which import libraries."""
 
 
 def named(script: Script) -> str:
@@ -114,8 +112,13 @@ def in_eager(script: Script, forms: list[dict[str, Any]]) -> tuple[list[dict[str
 @pytest.mark.parametrize(
     "script",
     [
-        *(pytest.param(script, id=named(script)) for script in ALWAYS),
-        *(pytest.param(script, id=named(script), marks=pytest.mark.every_torch(alone=True)) for script in NIGHTLY),
+        pytest.param(script, id=named(script), marks=marks)
+        for scripts, marks in (
+            (ALWAYS, ()),
+            (WITH_ANOTHER_TORCH, pytest.mark.every_torch(alone=True)),
+            (NIGHTLY, pytest.mark.nightly),
+        )
+        for script in scripts
     ],
 )
 def test_a_script_s_second_run_is_compiled(script: Script, store: Path, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ class Verification(Record, frozen=True):
 
     @property
     def verdict(self) -> Literal["passed", "failed", "unmeasured"]:
-        """`unmeasured` where nothing is wrong but that a limit could not be measured."""
+        """`unmeasured` if the only problem is a limit that could not be measured."""
         if self.passed:
             return "passed"
         verdicts = {one.verdict for one in self.limits}

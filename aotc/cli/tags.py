@@ -110,8 +110,8 @@ def _show_removed(one: Untagged, where: str, reference: Reference) -> None:
 def prune(ref: str, store_path: Path | str, as_json: bool) -> None:
     """Remove the signatures and attestations of a bundle that no trusted key made.
 
-    Of a bundle in a folder, a registry or object storage. A bundle keeps 100 of each kind: whoever may push can attach
-    some. Signatures of cosign without a key go, too.
+    Of a bundle in a folder, a registry or object storage. Anyone who may push can attach some, and a bundle keeps 100
+    of each kind. Signatures of cosign without a key go, too.
     """
     from aotc.store.pruning import prune as remove_others
     from aotc.store.reference import parse_reference

@@ -12,7 +12,7 @@
 `cpu/` is the standalone runtime, the extension module `aotc.core._cpu`, without torch: its soname is `libaotc_cpu.so`.
 
 - `tensor.h`, `tensor.cpp`: tensors behind the handles of torch's C shim; `floats.h`: numbers of 16 bits.
-- `shim.cpp`: the shim's functions but for operators. `operators.cpp`: those; `gemm.cpp`: the product of matrices.
+- `shim.cpp`: the shim's functions, without operators. `operators.cpp`: these; `gemm.cpp`: matrix products.
 - `sleef.h`, compiled for AVX2 and for AVX512: the vector functions that Inductor's code calls, over glibc's libmvec.
 - `door.cpp`: Python's side: buffers and DLPack in and out, and the call of a library.
 """

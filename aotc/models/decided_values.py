@@ -17,7 +17,7 @@ times, each time with something changed that no compiler promises to keep. These
 - `rounded otherwise`: each input and each result of an operator is off by an epsilon at random; up to 6 times.
 
 An element is decided if eager and all witnesses have the same kind there (NaN, inf, -inf, or finite), and, where
-finite, the same value but for a relative √epsilon of the dtype; of integers and bools, if all are equal.
+finite, the same value within a relative √epsilon of the dtype; of integers and bools, if all are equal.
 
     wrong       a decided element of another kind, or of integers and bools another value: what has NaN or an infinity
                 in eager, whatever its order, its precision and its signs of zeros, has it in compiled code, too
@@ -437,7 +437,7 @@ def _mapped(bound: Callable[[Tensor], Tensor], operands: Any) -> Any:
 
 
 class _Nudge:
-    """A floating-point tensor whose elements are off by an epsilon, but for small whole numbers; the finite ones stay
+    """A floating-point tensor whose elements are off by an epsilon, except small whole numbers; the finite ones stay
     so."""
 
     def __init__(self, seed: int, step: float) -> None:

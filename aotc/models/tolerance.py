@@ -215,9 +215,9 @@ def judge_gradients(
 ) -> list[Judgement]:
     """One judgement for each gradient, or parameter that was trained; `least` is the floor's.
 
-    A gradient that is 0 but for rounding, as that of a bias before a normalisation, is noise in all three. So an error
-    is also allowed that is at most eager's largest in any gradient, or rounding of the largest gradient: of a gradient
-    that is noise in eager, too, and of others up to a quarter of their size.
+    A gradient that is 0 apart from rounding, as that of a bias before a normalisation, is noise in all three. So an
+    error is also allowed if it is at most eager's largest error in any gradient, or the rounding of the largest
+    gradient. This holds for gradients that are noise in eager, too, and for others up to a quarter of their size.
     """
     found = []
     largest = max((size_of(each) for each in exact), default=0.0)

@@ -171,9 +171,9 @@ def hidden_entries(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def forward_hooks(module: nn.Module) -> list[Any]:
-    """The hooks on a module's forward, but for those by which transformers takes down hidden states and attentions: the
-    first call that asks for these registers them for good, and they do nothing but where a call's configuration, which
-    is compared, asks for them."""
+    """The hooks on a module's forward, without those by which transformers records hidden states and attentions. The
+    first call that asks for these registers them for good. They act only where a call's configuration asks for them,
+    and the configuration is compared."""
     hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
     return [hook for hook in hooks if getattr(hook, "__module__", "") != "transformers.utils.output_capturing"]
 

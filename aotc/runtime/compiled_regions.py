@@ -114,9 +114,10 @@ class BoundRegions(msgspec.Struct, frozen=True):
 class CompiledRegions(CompiledCall):
     """A model of which regions are compiled, with the module's calling convention. It is the module that runs.
 
-    So `module(x)` runs the compiled regions too, and methods that call it (`generate`); under `torch.no_grad()`, which
-    a call of this object sees to, but for regions with `train: true`. `detach()` makes the module what it was.
-    `on_miss` is asked at a region's call, with the region's arguments; "eager" runs the instance's own forward.
+    So `module(x)` and methods that call it (`generate`) run the compiled regions, too, under `torch.no_grad()`. A call
+    of this object disables gradients by itself, except for regions with `train: true`. `detach()` gives the module its
+    own forwards back. `on_miss` applies to a region's call, with the region's arguments; "eager" runs the instance's
+    own forward.
 
     regions: the callable of each instance by its path, with its own `stats()` and `explain()`. Of an instance that is
         called in several forms (with a mask, and with None) one for each, by the path and what is given in that form.

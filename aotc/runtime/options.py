@@ -184,8 +184,8 @@ def _shown(value: Any) -> str:
 
 
 def refuse_unknown(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
-    """Raises BindError for options that `function` does not have: in the hint, how those of 0.1 are written now, and
-    who takes them."""
+    """Raises BindError for options that `function` does not have. The hint says how options of 0.1 are written now,
+    and which function takes them."""
     if not given:
         return
     # Of the options of 0.1 that are in a group now: which option that is, its class, and how they are written there.

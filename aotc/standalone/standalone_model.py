@@ -50,7 +50,7 @@ class _Bound(NamedTuple):
     given: list[Any]
     leaves: list[Any]
     issues: list[Issue]
-    """Of leaves that are no tensors."""
+    """Problems of leaves that should be tensors, and are not."""
 
 
 class StandaloneModel:
@@ -205,7 +205,7 @@ class StandaloneModel:
                 yield shape_issue(leaf, value)
 
     def _differences(self, bound: _Bound, plan: Plan | None, state: Sequence[Any]) -> Iterator[Issue]:
-        """Every row that the call does not keep, but for sizes where there is no plan."""
+        """Every row that the call breaks. Sizes are left out where no bucket was chosen."""
         found = [*bound.issues]
         for index, leaf in enumerate(self._signature.leaves):
             value = bound.leaves[index]

@@ -24,7 +24,7 @@ def refuse_unsupported(artifact: Artifact) -> None:
 
 
 def unsupported(artifact: Artifact) -> tuple[Issue, ...]:
-    """Everything that does not run without torch, but for what its libraries call."""
+    """Everything that does not run without torch, apart from functions that its libraries call."""
     of_variants = (issue for variant in artifact.variants for issue in _of_variant(variant))
     return tuple(dict.fromkeys([*_of_artifact(artifact), *of_variants]))
 

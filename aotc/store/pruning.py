@@ -1,4 +1,4 @@
-"""Removes a bundle's signatures and attestations by keys that are not trusted: whoever may push can attach some."""
+"""Removes a bundle's signatures and attestations by untrusted keys: anyone who may push can attach some."""
 
 from __future__ import annotations
 

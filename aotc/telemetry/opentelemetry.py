@@ -59,7 +59,7 @@ def traced_load(ref: str, module: nn.Module | None = None, *, tracer: Tracer | N
     Parts are `aotc.load.record` (which fetches, verifies and reads), `.module`, `.libraries` and `.graphs`.
 
     Args:
-        tracer: who makes the spans; by default the global tracer provider's.
+        tracer: makes the spans; by default the global tracer provider's.
 
     Raises what `aotc.load` raises; the span then has the error.
 

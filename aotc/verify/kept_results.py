@@ -1,8 +1,7 @@
 """Checks that results belong to the caller as in eager: those of earlier calls, and the memory of this call's.
 
-A result lies in the memory of an input, of the module's state or of another result where eager's does, and only there.
-Else the next call, or a caller who writes to what he was given, changes something that in eager stays as it is; or does
-not change what he sees there.
+A result may share memory with an input, with the module's state or with another result only where eager's does, and
+must share it there. Otherwise the next call, or a caller's write to a result, changes other tensors than in eager.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Gradients, and ten steps of training: compiled, in eager and in float64, by the rule of `aotc.models.tolerance`.
 
-What is allowed of a gradient that is 0 but for rounding, `aotc.models.tolerance.judge_gradients` says.
+For gradients that are 0 apart from rounding, see `aotc.models.tolerance.judge_gradients`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """On this torch a patch is needed within its bounds, and beyond them torch is right without it.
 
-The whole suite runs the reproducers that need no library; other tests cover the patches of those that do.
-`pytest -m every_torch` runs them all; `python -m aotc.compiler.patches.machinery.check` runs them with their patches,
-too.
+The whole suite runs the reproducers of patches that end before the newest torch, which no other run would find to be
+needed. `pytest -m every_torch`, which CI runs with the newest torch, runs them all, also those that need a library;
+`python -m aotc.compiler.patches.machinery.check` runs them with their patches, too.
 """
 
 from __future__ import annotations
@@ -15,10 +15,17 @@ import pytest
 from processes import ROOT, environment
 
 from aotc.compiler.patches.machinery.check import reproducible
+from aotc.compiler.patches.machinery.patch import NEWEST_TESTED
 from aotc.compiler.patches.machinery.registry import PATCHES
 
 NAMES = reproducible()
-WITH_A_LIBRARY = {patch.name for patch in PATCHES if patch.reproduce and "library" in patch.reproduce.__code__.co_names}
+NEWEST = ".".join(map(str, NEWEST_TESTED))
+WITH_NEWEST = {
+    patch.name
+    for patch in PATCHES
+    if patch.reproduce and ("library" in patch.reproduce.__code__.co_names or patch.is_for("cpu", NEWEST))
+}
+"""Those that run in `pytest -m every_torch` only."""
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +47,7 @@ def _fixtures_of(item: pytest.Item) -> list[str]:
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.every_torch(alone=name in WITH_A_LIBRARY)) for name in NAMES],
+    [pytest.param(name, marks=pytest.mark.every_torch(alone=name in WITH_NEWEST)) for name in NAMES],
 )
 def test_a_patch_is_applied_where_torch_is_wrong_without_it(verdicts: dict[str, str], name: str) -> None:
     assert verdicts[name] in ("needed", "right")

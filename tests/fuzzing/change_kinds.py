@@ -793,7 +793,7 @@ def imported_variable(module: nn.Module, random: Random) -> Iterator[Change]:
 ROWS = (
     Row("attributes", "attributes that forward read", "compiled anew", "`BindError`", "`BindError`"),
     Row("modules", "modules within the module", "compiled anew", "`BindError`", "`BindError`"),
-    Row("forms", "forms of tensors", "compiled anew", "used if they fit, else `BindError`", "the same"),
+    Row("forms", "tensors, apart from their values", "compiled anew", "used if they fit, else `BindError`", "the same"),
     Row("values", "values of tensors", "frozen: compiled anew", "live: used; frozen: `BindError`", "the same"),
     Row("classes", "classes", "compiled anew", "`BindError`", "`BindError`"),
     Row("functions", "functions that forward ran", "compiled anew", "`BindError`", "`BindError`"),
@@ -954,8 +954,8 @@ KINDS: tuple[Kind, ...] = (
             at_slots(attribute_slots, ("in another __dict__", replace_dict), wanted=is_data),
         ),
         blind=CALLS,
-        unseen="another `__dict__`, or another table of parameters, that is put in the place of a module's own",
-        why_not="calls look into the tables that the module had at the load",
+        unseen="a module's `__dict__` or `_parameters` replaced by another dict",
+        why_not="calls read the dicts that the module had at the load",
     ),
     Kind("parameters written to", "values", at_tensors("_parameters", True, *WRITES)),
     Kind("buffers written to", "values", at_tensors("_buffers", True, *WRITES)),
@@ -1141,7 +1141,7 @@ KINDS: tuple[Kind, ...] = (
 
 
 def guide_table() -> str:
-    """The table "what is noticed" of `aotc/runtime/GUIDE.md`, and the list of what cannot be."""
+    """The table "what is noticed" of `aotc/runtime/REFERENCE.md`, and the list of what cannot be."""
     lines = ["| what changes | before the next build | before the load | in a call |", "|---|---|---|---|"]
     for row in ROWS:
         kinds = "; ".join(kind.name for kind in KINDS if kind.row == row.name and not kind.blind)

@@ -37,7 +37,7 @@ _LOG_2 = 0.6931471805599453
 
 @contextmanager
 def apply() -> Iterator[None]:
-    """While active, vectors call their functions, but for numbers that are too large to be squared."""
+    """While active, vectors call their functions, except for numbers that are too large to be squared."""
     from torch._inductor.codegen.cpp import CppVecOverrides
 
     def acosh(x: Any) -> str:

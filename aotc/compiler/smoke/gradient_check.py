@@ -244,11 +244,11 @@ def _wrong_slope(
     given: Sequence[Tensor | None],
     compiled: Callable[..., Any],
 ) -> int | None:
-    """The position of a gradient of a model that draws random numbers which is not the slope of the compiled code's own
-    results, as that of a dropout whose backward has another mask.
+    """The position of a gradient that is not the slope of the compiled code's own results, of a model that draws random
+    numbers. A dropout whose backward has another mask gives such a gradient.
 
-    Steps of two sizes measure it. How exactly, is told by the largest error in the same of eager: a gradient that is 0
-    but for rounding, as that of a bias before a normalisation, is less than that.
+    Steps of two sizes measure the slope. The tolerance is the largest error of the same measurement in eager. A
+    gradient that is 0 apart from rounding, as that of a bias before a normalisation, is below that.
     """
     some = range(0, len(given), -(-len(given) // MOST_SLOPES))
     suspected = list(some)

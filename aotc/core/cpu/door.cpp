@@ -143,7 +143,7 @@ PyObject* from_buffer(PyObject* object) {
     int64_t sizes[MOST_AXES] = {}, strides[MOST_AXES] = {};
     for (int axis = 0; axis < buffer->ndim; axis++) {
       sizes[axis] = buffer->shape[axis], strides[axis] = buffer->strides[axis] / buffer->itemsize;
-      require(sizes[axis] < 2 || buffer->strides[axis] % buffer->itemsize == 0, "its strides are no multiples of the size of its items");
+      require(sizes[axis] < 2 || buffer->strides[axis] % buffer->itemsize == 0, "its strides are not multiples of the size of its items");
     }
     bool read_only = buffer->readonly;
     return wrapped(tensor_over(buffer->buf, buffer->ndim, sizes, strides, dtype, release_owner<Py_buffer, release_buffer>, buffer), read_only);

@@ -214,7 +214,7 @@ class _InputView:
 
 
 class ExportedTensor:
-    """A result, contiguous, in memory of its own. It speaks DLPack, once: whoever takes it owns it.
+    """A result, contiguous, in memory of its own. It can be taken through DLPack once: the taker then owns it.
 
     Attributes: `shape`; `code` and `bits` of DLPack's dtype.
     """

@@ -8,7 +8,7 @@ shape, a size and a condition are expressions (`prefix_notation`). `TENSOR` is a
     model NAME TARGET
     feature NAME                            of the CPU, in Linux's names; for each
     threads COUNT                           that the code was built for, where it runs with no other
-    copies-layout                           inputs of other strides are copied, and are no miss
+    copies-layout                           inputs of other strides are copied, and do not miss
     weights BYTES                           of weights.bin
     dim NAME INPUT AXIS SCALE OFFSET        the axis's size is SCALE * dim + OFFSET
     input NAME FORM DTYPE LAYOUT RANK SIZE…

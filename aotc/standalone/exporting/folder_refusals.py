@@ -12,7 +12,7 @@ from aotc.standalone.unsupported import unsupported
 
 
 def refuse_for_folder(artifact: Artifact) -> None:
-    """Raises LibraryError with everything that keeps the artifact from a folder without Python, but for operators."""
+    """Raises LibraryError with all reasons why the artifact cannot be exported without Python, except operators."""
     issues = dict.fromkeys([*_of_code(artifact), *unsupported(artifact), *_of_calls(artifact)])
     if issues:
         raise LibraryError(

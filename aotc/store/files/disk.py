@@ -77,7 +77,7 @@ def read_limited(path: Path, limit: int) -> bytes:
 
 
 def map_privately(stream: BinaryIO) -> mmap.mmap:
-    """A file's bytes, mapped; whoever writes to them gets a page of his own. Raises OSError, which tells the size."""
+    """A file's bytes, mapped; a writer gets its own copy of a page. Raises OSError, which names the size."""
     try:
         return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
     except OSError as error:

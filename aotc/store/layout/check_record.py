@@ -1,9 +1,9 @@
 """The check of a record before it enters a store: at publish, at fetch, and in `fsck`.
 
 A digest says that a record is the one that was published, and types that it has the right fields, with numbers in their
-bounds (`Extent`, `Index`). Neither says that a leaf's index has a leaf, or that a dtype is one: what the loader takes
-for granted is checked here. `aotc.load` does not
-check it again, but for a backward; where it trips over a record, `explain_unsound` says what is wrong with that record.
+bounds (`Extent`, `Index`). Neither says that a leaf's index has a leaf, or that a dtype exists: what the loader takes
+for granted is checked here. `aotc.load` repeats only the checks of a backward. If a load fails on a record,
+`explain_unsound` says what is wrong with that record.
 """
 
 from __future__ import annotations

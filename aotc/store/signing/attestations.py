@@ -313,9 +313,9 @@ def fetch_attestations(
 
 
 def _merged(there: Sequence[Layer], new: Sequence[Layer], keys: Sequence[PublicKey]) -> list[Layer]:
-    """Equal ones once; of the verifications of one artifact that the same of `keys` have signed, and of those without a
-    signature, the newest with a gate's limits and the newest without. Each other one stands for itself: whoever can
-    write to a store can name a key, and a time to come."""
+    """Equal layers are kept once. Of the verifications of one artifact that the same of `keys` signed, and of those
+    without a signature, the newest with a gate's limits and the newest without are kept. All others are kept: anyone
+    who can write to a store can name a key, and a future time."""
     newest: dict[Any, Layer] = {}
     times: dict[Any, datetime] = {}
     for layer in (*there, *new):

@@ -22,8 +22,8 @@ def check_verified(
 ) -> Attestation:
     """The attestation that counts of one artifact of the bundle with the digest `bundle`, if the artifact has passed.
 
-    The newest counts, but for one: what `aotc verify` found without a gate does not undo what a gate has refused. With
-    `trust`, only those count that a trusted key signed. `name` is the reference, for messages. Raises
+    The newest counts, with one exception: a pass of `aotc verify` without a gate does not undo a gate's refusal. With
+    `trust`, only attestations that a trusted key signed count. `name` is the reference, for messages. Raises
     UnverifiedError; SignatureError, CorruptError, NotFoundError and StoreError where they cannot be read.
     """
     found, issues = read_attestations(reader_of(store), store.attachment, bundle, trust.keys if trust else ())

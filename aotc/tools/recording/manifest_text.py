@@ -39,7 +39,7 @@ def to_yaml(value: Any) -> str:
 def model_lines(
     name: str, made: Made, settings: Mapping[str, Any], inputs: Mapping[str, Any], comment: str = ""
 ) -> list[str]:
-    """A model's lines, but for its buckets. Settings that are false are left out; `comment` is on the name."""
+    """A model's lines, without its buckets. Settings that are false are left out; `comment` is on the name."""
     given = {"kwargs": made.kwargs, **settings}
     return [
         f"  {to_yaml(name)}:{comment and f' # {comment}'}",
@@ -53,7 +53,7 @@ def model_lines(
 def recorded_lines(
     name: str, made: Made, module: nn.Module, inputs: Mapping[str, Any], method: str = "", comment: str = ""
 ) -> list[str]:
-    """A model's lines, but for its buckets, with the dtype of the module's parameters."""
+    """A model's lines, without its buckets, with the dtype of the module's parameters."""
     dtype, others = dtype_to_cast(module)
     lines = model_lines(name, made, {"method": method, "dtype": "" if others else dtype}, inputs, comment)
     if others:

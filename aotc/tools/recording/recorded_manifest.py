@@ -56,7 +56,7 @@ class _Kind:
             self._thin_out()
 
     def _thin_out(self) -> None:
-        """Drop the values of every second call, but for the first and the last one's."""
+        """Drop the values of every second call, but never those of the first and the last call."""
         for number in self.kept[1:-1:2]:
             self.nbytes -= bytes_of(self.calls[number])
             self.calls[number] = without_values(self.calls[number])

@@ -52,12 +52,12 @@ class CompileContext:
         self.by_calls: dict[str, str | None] = {}
         """The attributes that calls in eager have changed, as they were before: these make no other name."""
         self.makers: dict[str, Made] = {}
-        """How a build makes the module, by its facts but for the mode, as it was found out first: then no call had
-        changed an attribute, as transformers' models note the kind of their labels in their configuration."""
+        """How a build makes the module, by its facts without the mode. It is found out once, before calls change
+        attributes: transformers' models write the kind of their labels into their configuration."""
         self._told: set[str] = set()
-        """The reasons that the log has: each once, whatever the module was."""
+        """The reasons that were logged. Each is logged once, also if the module has changed."""
         self.no_cells: ManifestError | OSError | None = None
-        """Why no file can have the module's classes of a notebook's cells."""
+        """Why the classes that a notebook's cells define cannot be written into a file."""
         self.device = "cpu"
         self.store = options.store
         """What code is loaded from: of a remote one, its copy on this host, or itself where nothing is built."""

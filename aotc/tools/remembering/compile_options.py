@@ -11,7 +11,7 @@ When = Literal["background", "exit", "now", "never"]
 
 
 class Options(NamedTuple):
-    """The arguments of `aotc.compile` but for the module."""
+    """The arguments of `aotc.compile`, without the module."""
 
     factory: str | None
     kwargs: Mapping[str, Any] | None

@@ -2,8 +2,8 @@
 environment, modes of the process, clocks.
 
 The model runs in eager, where a profile function sees every call. The names are those in the code of the functions that
-ran: the model's own, and the forwards of `torch.nn`. What they read is in the record with its value
-(`aotc.reads.outside`), but for what these functions themselves change, which is told, as are clocks.
+ran: the model's own, and the forwards of `torch.nn`. The record holds each value that they read
+(`aotc.reads.outside`). Values that these functions themselves change, and clocks, are reported instead.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ LOCK_TIMEOUT = 60.0  # seconds; the lock is held for a few milliseconds
 
 
 class FolderObjects:
-    """As `Objects`, but that it raises StoreError: nothing passes by itself on a disk."""
+    """As `Objects`. It raises StoreError, since no trouble of a disk is transient."""
 
     writable = True
     conditions: Literal["kept"] = "kept"

@@ -230,7 +230,7 @@ def _parts(url: str) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def _no_progress_bars() -> Iterator[None]:
-    """Whoever pushes has aotc's own. The setting is the process's."""
+    """A push shows aotc's own bars. The setting is the process's."""
     before = are_progress_bars_disabled()
     disable_progress_bars()
     try:

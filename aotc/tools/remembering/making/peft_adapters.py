@@ -2,8 +2,8 @@
 
 `peft.inject_adapter_in_model`, `peft.get_peft_model` and the adapters of transformers and diffusers all leave layers of
 peft in a module, and a `peft_config`. The program records both, and the build makes the module by its factory and then
-adds the adapters by `with_adapters`. What is recorded are configurations and names: no class and no module of Python is
-looked up by them, but for a kind of adapter in peft's own table.
+adds the adapters by `with_adapters`. Configurations and names are recorded. The only class that a record can choose is
+one of peft's own table of adapter kinds.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def with_adapters(
     prepared: bool = False,
     dtypes: Mapping[str, str] | None = None,
 ) -> nn.Module:
-    """The module with adapters that `adapters_in` has found in another one, but for the values of their weights.
+    """The module with the adapters that `adapters_in` found in another one, without the values of their weights.
 
     adapters: of each by its name the `config`, as plain data, and the paths of its `layers` where the configuration
     alone does not say them. Those that the module has already are left as they are.

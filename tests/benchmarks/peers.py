@@ -82,10 +82,10 @@ def convnext() -> nn.Module:
 
 
 def efficientnet() -> nn.Module:
-    from transformers import EfficientNetConfig, EfficientNetForImageClassification
+    from transformers import EfficientNetConfig, EfficientNetModel
 
     small = EfficientNetConfig(image_size=224, width_coefficient=1.0, depth_coefficient=1.0, hidden_dim=1280)
-    return Output(EfficientNetForImageClassification(small), "logits")
+    return Output(EfficientNetModel(small), "last_hidden_state")  # OpenVINO refuses its pooling
 
 
 def whisper() -> nn.Module:

@@ -78,6 +78,15 @@ def summed(counts: Iterable[CallCounts]) -> CallCounts:
     return CallCounts(sum(each.compiled for each in of), sum(each.eager for each in of), forms)
 
 
+class _InEager:
+    """Calls of a form in eager: the form in words, how many, and why the last one was."""
+
+    __slots__ = ("calls", "reason", "said")
+
+    def __init__(self, said: str) -> None:
+        self.said, self.calls, self.reason = said, 0, ""
+
+
 class CallCounter:
     """Counts the calls of one module. Many threads may call."""
 
@@ -90,8 +99,7 @@ class CallCounter:
         """The forms that compiled code takes, and what it takes, in words."""
         self._former: dict[str, str] = {}
         """What took the forms of code of today before, and what that takes; both in words."""
-        self._eager: dict[tuple[CallMode, Hashable], tuple[str, int, str]] = {}
-        """By form: in words, calls, and why the last one was made in eager."""
+        self._eager: dict[tuple[CallMode, Hashable], _InEager] = {}
         self.renew()
 
     def renew(self) -> None:
@@ -101,10 +109,12 @@ class CallCounter:
     def ran_eager(self, mode: CallMode, form: Hashable, reason: str) -> None:
         """Count a call in eager; `form` is a text, or that of the call by `aotc.tools.remembering.forms`."""
         with self._lock:
-            if (mode, form) not in self._eager and len(self._eager) >= MOST_COUNTED:
-                form = _OTHERS
-            said, calls, _ = self._eager.get((mode, form)) or (in_words(form), 0, "")
-            self._eager[mode, form] = said, calls + 1, reason
+            if (ran := self._eager.get((mode, form))) is None:
+                if len(self._eager) >= MOST_COUNTED:
+                    form = _OTHERS
+                ran = self._eager.setdefault((mode, form), _InEager(in_words(form)))
+            ran.calls += 1
+            ran.reason = reason
 
     def ran_compiled(self, form: Hashable) -> None:
         """Count a call by regions."""
@@ -142,9 +152,9 @@ class CallCounter:
         for said, calls in [*ran, *_calls_of(compiled)]:
             if calls:
                 _add(rows, FormCalls(_last(former, said), self.mode, calls, 0))
-        for (mode, form), (said, calls, reason) in eager.items():
-            is_taken = mode == self.mode and form in taken
-            _add(rows, FormCalls(_last(former, taken[form]) if is_taken else said, mode, 0, calls, reason))
+        for (mode, form), each in eager.items():
+            said = _last(former, taken[form]) if mode == self.mode and form in taken else each.said
+            _add(rows, FormCalls(said, mode, 0, each.calls, each.reason))
         of = rows.values()
         return CallCounts(sum(each.compiled for each in of), sum(each.eager for each in of), tuple(of))
 

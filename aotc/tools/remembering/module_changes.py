@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Hashable
 from contextlib import suppress
 
 import msgspec
@@ -29,6 +30,9 @@ _log = logging.getLogger("aotc")
 
 MOST_CHANGES = 8
 """Changes of a module to what it never was, as to another dtype, after which only code that is loaded runs."""
+LOOKS_AFTER, TIMES_MORE = 1, 4
+"""The module is looked at after so many calls of a form, to see what they change; and after so many times as many once
+it has changed. A call that changes it now and then is found so; till then that is taken for a change of the program."""
 MOST_LOADED = 8
 """Sets of facts whose code stays loaded: of a base model and of each adapter, say."""
 
@@ -44,7 +48,7 @@ class ModuleChanges:
         self.is_reported = False
         """Whether `AOTC_COMPILE=report` has told what there is at the start."""
         self._retry = context.options.retry
-        self._changes = 0
+        self._changes, self._looks_after = 0, LOOKS_AFTER
 
     @property
     def is_lost(self) -> bool:
@@ -135,6 +139,10 @@ class ModuleChanges:
             self.is_lost or (known.look is not None and not known.look.holds()) or any(map(_holds_again, known.former))
         )
 
+    def is_looked_at_after(self, look: ModuleLook, form: Hashable) -> bool:
+        """Whether the module is looked at after a call of this form, too: to tell what calls change from the rest."""
+        return look.held_after.get(form, 0) < self._looks_after
+
     def look_again(self) -> None:
         """Take up what is known of the module as it is now; begin anew where it never was so."""
         context = self._context
@@ -168,6 +176,7 @@ class ModuleChanges:
     def _may_change(self, facts: IdentityFacts) -> bool:
         """Whether code is looked for again, after a change to what the module never was."""
         self._changes += 1
+        self._looks_after *= TIMES_MORE
         if path := varying_attribute(facts, (other.facts for other in self._context.aside.values())):
             self.lost = attribute_varies(path)
             self._context.note(self.lost)

@@ -7,16 +7,19 @@ seen.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
+import operator
+from collections import Counter, deque
+from collections.abc import Hashable, Iterator, Sequence
 from itertools import chain
 from operator import attrgetter
 from typing import Any
 
 from torch import Tensor, nn
 
-from aotc.reads.attributes import is_anothers, own_attributes
+from aotc.reads.attributes import ORDERED, is_anothers, own_attributes
+from aotc.reads.facts import IN_STEP
 
+MOST_FORMS_HELD = 4096
 _DEPTH = 4
 _FORM = attrgetter("dtype", "device")
 _ABSENT = object()
@@ -35,21 +38,33 @@ class ModuleLook:
         self._empty = [each for each in dicts if id(each) not in changing and not each]
         self._changing = [(each, self._kept(each)) for each in dicts if id(each) in changing]
         self._others = [each for each in found if not isinstance(each, dict)]
-        self._items = self._now()
-        self._tensors = [value for value in chain.from_iterable(self._items) if isinstance(value, Tensor)]
+        self._ordered = [part._modules for part in module.modules() if isinstance(part, ORDERED)]
+        self._are_equal = operator.eq if all(type(each) in IN_STEP for each in self._dicts) else _have_equal_items
+        self._copies, self._items = list(map(dict.copy, self._dicts)), self._now()
+        held = chain(*map(dict.values, self._copies), *self._items)
+        self._tensors = [value for value in held if isinstance(value, Tensor)]
         self._forms = list(map(_FORM, self._tensors))
+        self.held_after: Counter[Hashable] = Counter()
+        """After how many calls of a form all was as before them."""
 
     def holds(self) -> bool:
         """Whether all is as it was."""
         try:
             return (
                 not any(self._empty)
-                and self._now() == self._items  # compares by identity first
+                and self._are_equal(self._dicts, self._copies)  # compares values by identity first
+                and (not self._items or self._now() == self._items)
                 and list(map(_FORM, self._tensors)) == self._forms
                 and all(_is_same(self._kept(each), before) for each, before in self._changing)
             )
         except Exception:  # of a comparison of values that are not the same, or since another thread changes a dict
             return False
+
+    def has_held_after(self, form: Hashable) -> None:
+        """Count a call of this form that has changed nothing."""
+        if len(self.held_after) >= MOST_FORMS_HELD:
+            self.held_after.clear()
+        self.held_after[form] += 1
 
     def with_changes(self) -> ModuleLook:
         """The module as it is now, after a call that has changed it: what differs is what calls change."""
@@ -59,7 +74,8 @@ class ModuleLook:
         return ModuleLook(self.module, self.by_calls | frozenset(slots))
 
     def _now(self) -> list[list[Any]]:
-        return list(map(list, chain(map(dict.values, self._dicts), self._others)))
+        """What the lists and the like hold, and the names of parts where their order matters."""
+        return list(map(list, chain(self._others, self._ordered)))
 
     def _kept(self, each: dict[Any, Any]) -> dict[Any, Any]:
         return {key: value for key, value in each.items() if (id(each), key) not in self.by_calls}
@@ -67,12 +83,18 @@ class ModuleLook:
     def _by_slot(self) -> dict[tuple[int, Any], Any]:
         """What stood in each dict, by its id and the key; of a list, by its id and the place."""
         found = {}
-        for each, items in zip([*self._dicts, *self._others], self._items, strict=True):
-            keys = list(each) if isinstance(each, dict) and len(each) == len(items) else range(len(items))
-            found.update({(id(each), key): item for key, item in zip(keys, items, strict=True)})
+        for holder, copied in zip(self._dicts, self._copies, strict=True):
+            found.update({(id(holder), key): value for key, value in copied.items()})
+        for held, items in zip([*self._others, *self._ordered], self._items, strict=True):
+            found.update({(id(held), place): item for place, item in enumerate(items)})
         for each, before in self._changing:
             found.update({(id(each), key): value for key, value in before.items()})
         return found
+
+
+def _have_equal_items(dicts: Sequence[dict[Any, Any]], copies: Sequence[dict[Any, Any]]) -> bool:
+    """As `==`, also of classes that compare in a way of their own."""
+    return all(map(dict.__eq__, dicts, copies))
 
 
 def _is_same(now: dict[Any, Any], before: dict[Any, Any]) -> bool:

@@ -126,12 +126,16 @@ class Remembering:
         return self.known.eager(*args, **kwargs)
 
     def _watched(self, form: Hashable, why: str, /, *args: Any, **kwargs: Any) -> Any:
-        """As `_in_eager`, of a module that is as it was when it was looked at: then a call makes what differs after."""
+        """As `_in_eager`, of a module that was just looked at: so the call made what differs after it. Once calls of a
+        form have often changed nothing, the module is not looked at after them."""
         look = self.known.look
         result = self._in_eager(form, why, *args, **kwargs)
-        if look is not None and look is self.known.look and not look.holds():
-            with self.context.lock:
-                self._module.note_changes(look)
+        if look is not None and self._module.is_looked_at_after(look, form) and look is self.known.look:
+            if look.holds():
+                look.has_held_after(form)
+            else:
+                with self.context.lock:
+                    self._module.note_changes(look)
         return result
 
     def _out_of_mode(self, /, *args: Any, **kwargs: Any) -> Any:

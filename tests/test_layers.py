@@ -35,7 +35,7 @@ RECORDS = {
 }
 TENSORS = {"aotc.tensors", "aotc.tensors.strides", "torch"}
 TARGETS = {"aotc.machine.targets", "aotc.machine.gpus"}
-HOST = {*TARGETS, *(f"aotc.machine.{name}" for name in ("compatibility", "elf", "forks", "this_host"))}
+HOST = {*TARGETS, *(f"aotc.machine.{name}" for name in ("compatibility", "cpp_compiler", "elf", "forks", "this_host"))}
 MACHINE = {
     *RECORDS,
     *HOST,
@@ -100,6 +100,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aotc.tensors.strided_views": {*MACHINE, "aotc.call_table"},
     "aotc.machine": {*RECORDS, *HOST, "aotc.machine", "torch", "filelock"},
     "aotc.machine.compatibility": {*RECORDS, *HOST},
+    "aotc.machine.cpp_compiler": set(),
     "aotc.machine.elf": set(),
     "aotc.machine.forks": set(),
     "aotc.machine.this_host": {"aotc.errors"},

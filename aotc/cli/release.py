@@ -16,7 +16,7 @@ from aotc.amounts import counted, size_text
 from aotc.cli.options import StorePath, compat_option, json_option, local_folder, store_of, store_option, valid_tag
 from aotc.cli.output import echo, print_json, progress_console
 from aotc.cli.signals import end_on_sigterm
-from aotc.errors import SignatureError
+from aotc.errors import SignatureError, UnverifiedError
 
 if TYPE_CHECKING:
     from aotc.store.remote.copied import Copied
@@ -226,6 +226,7 @@ def _show_copied(did: str, copied: Copied, as_json: bool) -> None:
     help="With --standalone: a safetensors file, a shard index, or their folder.  [default: (frozen weights)]",
 )
 @click.option("--target", show_default="the bundle's, if it has one", help="The artifact for this target.")
+@click.option("--allow-untested", is_flag=True, help="Also code that has never run: of another CPU or GPU.")
 @store_option
 @json_option
 def export(
@@ -234,6 +235,7 @@ def export(
     standalone: Path | None,
     weights: Path | None,
     target: str | None,
+    allow_untested: bool,
     store_path: Path | str,
     as_json: bool,
 ) -> None:
@@ -243,6 +245,7 @@ def export(
     arguments. A folder has the call table, compares every call with it, and holds the weights. With $AOTC_TRUSTED_KEYS,
     the bundle must be signed.
     """
+    from aotc.machine.cpp_compiler import is_foreign
     from aotc.store.layout.bundle import read_artifact, read_bundle
     from aotc.store.layout.store import Store
     from aotc.store.reference import parse_reference
@@ -264,8 +267,14 @@ def export(
         given = f"{reference} holds no artifact for {target}; " if target and not entries else ""
         raise click.UsageError(f"{given}name one of the bundle's targets with --target: {known}")
     artifact = read_artifact(store, entries[0])
-    if artifact.untested:
-        check_verified(store, bundle.digest, entries[0], ref)
+    if artifact.untested and not allow_untested:
+        try:
+            check_verified(store, bundle.digest, entries[0], ref)
+        except UnverifiedError as error:
+            way = "write it with --allow-untested, and test it there"
+            foreign = is_foreign(artifact.environment.machine)  # `aotc verify` does not run there
+            error.hint = way if foreign else f"{error.hint}; or {way}"
+            raise
     if standalone:
         from aotc.standalone.exporting.exported_folder import export_folder
 

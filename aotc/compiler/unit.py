@@ -6,6 +6,7 @@ The worker process runs `compile_unit`; `capture_unit` is its part before the co
 from __future__ import annotations
 
 import itertools
+import platform
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -35,6 +36,7 @@ from aotc.compiler.rank_kinds import ranks_of_code, with_own_regions
 from aotc.compiler.toolchain.triton_compilers import begin_triton_compilers
 from aotc.compiler.training.training_compile import BACKWARD, compile_halves, differentiable_arguments, split
 from aotc.errors import BuildError
+from aotc.machine.cpp_compiler import is_foreign
 from aotc.machine.targets import Target
 from aotc.models.calls import modes_of
 from aotc.models.factory import build_module
@@ -155,6 +157,12 @@ def compile_unit(job: Job, stage: OnStage) -> Autotuned:
 def _absence(job: Job) -> list[str]:
     if not job.unit.absent:
         return []
+    if is_foreign(job.unit.target.machine):
+        here, there = platform.machine(), job.unit.target.machine
+        return [
+            f"untested: compiled on {here} for {there}, so nothing was measured or run; `aotc export --standalone` "
+            "takes it with `--allow-untested`"
+        ]
     return [
         f"untested: this CPU has no {', '.join(job.unit.absent)}, so nothing was measured or run; `aotc.load` asks for "
         "`aotc verify --attest` on a machine that has them"

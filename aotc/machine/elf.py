@@ -52,13 +52,32 @@ def undefined_in(data: Bytes) -> list[str]:
 def unversioned_symbols(path: str | Path) -> list[str]:
     """Of `undefined_symbols`, those that no version is asked of, in their order: what glibc, libstdc++ and libgomp
     define has versions, what torch defines has none. Raises ValueError as `undefined_symbols`."""
-    with _mapped(path) as data, _damaged():
+    with _mapped(path) as data:
+        return unversioned_in(data)
+
+
+def unversioned_in(data: Bytes) -> list[str]:
+    """As `unversioned_symbols`, of a library's bytes."""
+    with _damaged():
         versions = [
             index & ~_HIDDEN
             for section in _sections(data, VERSIONS)
             for (index,) in struct.iter_unpack("<H", data[section.offset : section.offset + section.size])
         ]
         return [name for position, name in _undefined(data) if not versions or versions[position] <= _UNVERSIONED]
+
+
+def defined_symbols(path: str | Path) -> frozenset[str]:
+    """The symbols that a library gives to others. Raises ValueError as `undefined_symbols`."""
+    with _mapped(path) as data, _damaged():
+        return frozenset(
+            _text(data, section.strings + name)
+            for section in _sections(data, SYMBOLS)
+            for name, _, _, index, _, _ in struct.iter_unpack(
+                "<IBBHQQ", data[section.offset : section.offset + section.size]
+            )
+            if index and name
+        )
 
 
 def needed_versions(path: str | Path) -> dict[str, str]:

@@ -1,7 +1,10 @@
-"""Targets: what code is for. `cpu:x86-64-v3`, `cpu:x86-64-v4`, `cpu:amx`, `cuda:sm_90`.
+"""Targets: what code is for. `cpu:x86-64-v3`, `cpu:amx`, `cpu:neon`, `cuda:sm_90`.
 
-The CPU levels are those of the x86-64 psABI (gitlab.com/x86-psABIs/x86-64-ABI, section "Micro-Architecture Levels"),
-with the names that Linux gives the features in `/proc/cpuinfo`; `cpu:amx` adds what Inductor's AMX kernels use.
+Features of a CPU have the names of Linux, in `/proc/cpuinfo`. The levels of x86-64 are those of its psABI
+(gitlab.com/x86-psABIs/x86-64-ABI, section "Micro-Architecture Levels"); `cpu:amx` adds what Inductor's AMX kernels use.
+Those of aarch64 are an Armv8.2 without SVE (`cpu:neon`), Neoverse V1 (`cpu:sve256`: Graviton3) and Neoverse V2
+(`cpu:sve128`: Grace, Graviton4, Axion). Code for SVE is compiled for one length of its vectors, which no feature of
+Linux names: `aotc.machine.this_host` adds `sve128` and the like.
 """
 
 from __future__ import annotations
@@ -14,22 +17,35 @@ _V3 = ("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave")
 _V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 _AMX = (*_V4, "avx512_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16")
 
+_NEON = ("asimd", "asimdrdm", "atomics", "crc32", "fp")
+_SVE = (
+    *(*_NEON, "asimddp", "asimdhp", "bf16", "fcma", "flagm", "fphp", "i8mm", "ilrcpc", "jscvt", "lrcpc", "sve"),
+    *("svebf16", "svei8mm"),
+)
+_SVE2 = (*_SVE, "flagm2", "frint", "sb", "sve2")
+
 
 class CpuLevel(msgspec.Struct, frozen=True):
-    """A kind of CPU: the features that its code needs, and how code for it is asked for: the C++ compiler's `-march`,
-    and the class of vector instructions in `torch._inductor.cpu_vec_isa`."""
+    """A kind of CPU: its architecture, as of `platform.machine()`, the features that its code needs, and how code for
+    it is asked for: the C++ compiler's `-march`, and the class of vector instructions in
+    `torch._inductor.cpu_vec_isa`, with its number of bits where that class has several."""
 
+    machine: str
     features: tuple[str, ...]
     march: str
     vectors: str
+    bits: int | None = None
 
 
 CPU_LEVELS = {
-    "cpu:amx": CpuLevel(_AMX, "x86-64-v4", "VecAMX"),
-    "cpu:x86-64-v4": CpuLevel(_V4, "x86-64-v4", "VecAVX512"),
-    "cpu:x86-64-v3": CpuLevel(_V3, "x86-64-v3", "VecAVX2"),
+    "cpu:amx": CpuLevel("x86_64", _AMX, "x86-64-v4", "VecAMX"),
+    "cpu:x86-64-v4": CpuLevel("x86_64", _V4, "x86-64-v4", "VecAVX512"),
+    "cpu:x86-64-v3": CpuLevel("x86_64", _V3, "x86-64-v3", "VecAVX2"),
+    "cpu:sve256": CpuLevel("aarch64", (*_SVE, "sve256"), "armv8.4-a+sve+bf16+i8mm", "VecSVE", 256),
+    "cpu:sve128": CpuLevel("aarch64", (*_SVE2, "sve128"), "armv9-a+bf16+i8mm", "VecSVE", 128),
+    "cpu:neon": CpuLevel("aarch64", _NEON, "armv8.2-a", "VecNEON"),
 }
-"""Every CPU target, the most capable first. The table of GPUs is in `aotc.machine.gpus`."""
+"""Every CPU target; of each architecture the most capable first. The table of GPUs is in `aotc.machine.gpus`."""
 
 CPU_FEATURES = {name: level.features for name, level in CPU_LEVELS.items()}
 """Target → the CPU features that its code needs; the most capable first."""
@@ -38,18 +54,20 @@ _CUDA = re.compile(r"cuda:sm_(?P<number>[0-9]{2,3})")
 
 
 class Target(msgspec.Struct, frozen=True):
-    """A resolved target: `name`, the torch device type `device`, and for a GPU its compute `capability` ("9.0")."""
+    """A resolved target: `name`, the torch device type `device`, for a GPU its compute `capability` ("9.0"), and for a
+    CPU its architecture `machine`, as of `platform.machine()`; that of a GPU's host is the build machine's."""
 
     name: str
     device: str
     cpu_features: tuple[str, ...] = ()
     capability: str = ""
+    machine: str = ""
 
 
 def parse_target(name: str) -> Target:
     """Raises ValueError for a name that is not a resolved target (`native` and `cuda` are resolved before)."""
     if name in CPU_FEATURES:
-        return Target(name, "cpu", cpu_features=CPU_FEATURES[name])
+        return Target(name, "cpu", cpu_features=CPU_FEATURES[name], machine=CPU_LEVELS[name].machine)
     if match := _CUDA.fullmatch(name):
         number = match["number"]
         return Target(name, "cuda", capability=f"{number[:-1]}.{number[-1]}")
@@ -57,7 +75,7 @@ def parse_target(name: str) -> Target:
 
 
 def best_cpu_target(features: frozenset[str] | set[str] | tuple[str, ...]) -> str | None:
-    """The most capable CPU target that a machine with these features runs, or None below x86-64-v3."""
+    """The most capable CPU target that a machine with these features runs; None below all of them."""
     return next((name for name, needed in CPU_FEATURES.items() if set(needed) <= set(features)), None)
 
 

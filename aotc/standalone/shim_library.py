@@ -11,13 +11,14 @@ import ctypes
 import io
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from aotc.errors import CorruptError, Issue, LibraryError
-from aotc.machine.elf import rename_needed, undefined_in
+from aotc.machine.elf import Bytes, defined_symbols, rename_needed, undefined_in, unversioned_in
 from aotc.machine.forks import end_threads_before_forks, renew_in_child
 from aotc.records import CONSTANTS, Constant, File, Variant, bucket_name
 from aotc.standalone.cpu_environment import open_cpu
@@ -183,17 +184,22 @@ def _open(file: File, source: BlobReader, where: str) -> ctypes.CDLL:
         return _opened[file.digest].library
 
 
-def prepared_library(variant: Variant, source: BlobReader, runtime: str) -> bytearray:
-    """A variant's library that names `runtime` in the place of torch's. Raises as `ShimLibrary`."""
+def prepared_library(variant: Variant, source: BlobReader, runtime: Path, name: str) -> bytearray:
+    """A variant's library that names the library `runtime`, by `name`, in the place of torch's: of any architecture,
+    since nothing is loaded. Raises as `ShimLibrary`."""
     (file,) = [file for file in variant.files if file.name == variant.library]
     source.unpack(file, data := io.BytesIO())
-    return _over(runtime, bytearray(data.getbuffer()), file, f"bucket {bucket_name(variant.bucket)}")
+    defined = defined_symbols(runtime)
+
+    def lacking(data: Bytes) -> list[str]:
+        return [symbol for symbol in unversioned_in(data) if symbol not in defined]
+
+    return _over(name, lacking, bytearray(data.getbuffer()), file, f"bucket {bucket_name(variant.bucket)}")
 
 
-def _over(runtime: str, data: bytearray, file: File, where: str) -> bytearray:
-    shim = ctypes.CDLL(open_cpu().__file__)
+def _over(runtime: str, lacking: Callable[[Bytes], list[str]], data: bytearray, file: File, where: str) -> bytearray:
     try:
-        missing = [symbol for symbol in undefined_in(data) if not hasattr(shim, symbol)]
+        missing = lacking(data)
         renamed = rename_needed(data, OF_TORCH, runtime)
     except ValueError as error:
         raise LibraryError(
@@ -207,7 +213,8 @@ def _over(runtime: str, data: bytearray, file: File, where: str) -> bytearray:
 
 
 def _open_bytes(data: bytearray, file: File, where: str) -> _Opened:
-    _over(OURS, data, file, where)
+    shim = ctypes.CDLL(open_cpu().__file__)
+    _over(OURS, lambda data: [name for name in undefined_in(data) if not hasattr(shim, name)], data, file, where)
     _refuse_global_torch()
     with typed_errors_of(file):
         stream = anonymous_file(file.name)

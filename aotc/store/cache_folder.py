@@ -17,7 +17,7 @@ def cache_folder() -> Path:
     ├── remembered-copies/  of stores at URLs, in which it works (`aotc.tools.remembering.memory.remote_memory`)
     ├── staging-v1/       stores of builds for a URL (`aotc.store.remote.staging`)
     ├── trust-v1/         the newest signatures that were accepted (`aotc.store.signing.trust`)
-    └── …                 what builds keep (`aotc.compiler.toolchain.compile_cache`)
+    └── …                 what builds keep (`aotc.store.compile_cache`)
     """
     if chosen := os.environ.get("AOTC_CACHE_DIR"):
         return Path(chosen).absolute()

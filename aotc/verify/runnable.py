@@ -8,6 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from aotc.errors import CorruptError, EnvironmentMismatchError, VerifyError
+from aotc.machine.cpp_compiler import is_foreign
 from aotc.machine.native_target import resolve_target
 from aotc.machine.targets import parse_target
 from aotc.machine.this_host import Compat
@@ -58,7 +59,10 @@ def open_runnable(where: str, reference: Reference, folder: Path, compat: Compat
 
 def _runs_here(artifact: BuiltArtifact) -> bool:
     try:
-        return parse_target(artifact.target).device == "cpu" or resolve_target("cuda").startswith("cuda:")
+        target = parse_target(artifact.target)
+        if target.device == "cpu":
+            return not is_foreign(target.machine)
+        return resolve_target("cuda").startswith("cuda:")
     except (EnvironmentMismatchError, ValueError):  # ValueError: a target that this aotc does not know
         return False
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from aotc.compiler.toolchain.compile_cache import UNUSED_DAYS, VERSION, CompileCache
 from aotc.digest import sha256_json
 from aotc.errors import StoreError
+from aotc.store.compile_cache import UNUSED_DAYS, VERSION, CompileCache
 
 KEY, OTHER = sha256_json("one"), sha256_json("another")
 

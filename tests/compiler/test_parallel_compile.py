@@ -18,10 +18,10 @@ from test_wrapper_split import INCLUDES, INTERFACE, OWN
 from torch._inductor.cpp_builder import CppBuilder
 from torch._inductor.runtime.benchmarking import Benchmarker
 
-from aotc.compiler.toolchain.compile_cache import CompileCache
 from aotc.compiler.toolchain.parallel_compile import compiling_side_by_side
 from aotc.compiler.toolchain.wrapper_split import Compile as WrapperCompile
 from aotc.compiler.toolchain.wrapper_split import needing_torch
+from aotc.store.compile_cache import CompileCache
 
 WRAPPER, KERNEL, LIBRARY = "c1.wrapper.o", "c2.kernel.o", "c1.wrapper.so"
 

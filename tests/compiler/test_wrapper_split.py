@@ -11,7 +11,6 @@ import torch
 from torch._inductor import codegen
 
 from aotc.compiler.toolchain import wrapper_split
-from aotc.compiler.toolchain.compile_cache import CompileCache
 from aotc.compiler.toolchain.wrapper_split import (
     Compile,
     checks_alike,
@@ -22,6 +21,7 @@ from aotc.compiler.toolchain.wrapper_split import (
     short_refusals,
     thin_header,
 )
+from aotc.store.compile_cache import CompileCache
 
 INTERFACE = (Path(str(codegen.__file__)).parent / "aoti_runtime" / "interface.cpp").read_text()
 HEADER = (Path(torch.__file__).parent / "include/torch/csrc/inductor/aoti_runtime/model_base.h").read_text()

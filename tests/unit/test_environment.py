@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import Any
 
@@ -12,6 +13,7 @@ from small_artifact import small_artifact
 
 import aotc.machine.environment as environment
 import aotc.machine.native_target as native
+import aotc.machine.this_host as this_host
 from aotc.errors import EnvironmentMismatchError, Issue
 from aotc.machine.compatibility import mismatches
 from aotc.machine.environment import this_environment
@@ -75,6 +77,24 @@ def test_a_missing_cpu_feature_is_named_and_the_hint_is_the_target_to_add() -> N
     assert "avx2" not in issue.message
     assert values(issue) == (" ".join(AMX), "cpu:x86-64-v4")
     assert "cpu:x86-64-v4" in issue.hint
+
+
+def test_of_code_for_another_architecture_both_differences_are_said() -> None:
+    of_machine, of_cpu = mismatches(cpu_artifact("cpu:neon", machine="aarch64"), HERE)
+    assert values(of_machine) == ("aarch64", "x86_64")
+    assert values(of_cpu) == (" ".join(CPU_FEATURES["cpu:neon"]), "cpu:x86-64-v4")
+    assert "asimd" in of_cpu.message
+
+
+def test_a_cpu_of_aarch64_with_vectors_of_another_length_or_below_all_targets() -> None:
+    graviton = changed(machine="aarch64", cpu_features=CPU_FEATURES["cpu:sve256"])
+    assert mismatches(cpu_artifact("cpu:neon", machine="aarch64"), graviton) == []
+    issue = only(cpu_artifact("cpu:sve128", machine="aarch64"), graviton)
+    assert "sve128" in issue.message
+    assert issue.actual == "cpu:sve256"
+    assert "`cpu:sve256`" in issue.hint
+    old = changed(machine="aarch64", cpu_features=("asimd", "crc32", "fp"))
+    assert only(cpu_artifact("cpu:neon", machine="aarch64"), old).actual == "below neon"
 
 
 def test_a_cpu_below_every_target() -> None:
@@ -229,6 +249,14 @@ def test_what_torch_reads_of_this_cpu_agrees_with_linux() -> None:
     assert environment.cpu_flags() & {*environment._CPUID.values()} == {
         name for torchs, name in environment._CPUID.items() if told[torchs]
     }
+
+
+def test_the_length_of_sve_vectors_is_a_feature_where_the_cpu_has_sve(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(this_host, "_sve_bits", lambda: 256)
+    for flags, found in (("fp sve", {"fp", "sve", "sve256"}), ("fp asimd", {"fp", "asimd"})):
+        text = f"processor\t: 0\nFeatures\t: {flags}\nprocessor\t: 1\nFeatures\t: other\n"
+        monkeypatch.setattr(this_host.Path, "open", lambda *_, text=text, **__: io.StringIO(text))
+        assert this_host.cpu_flags() == found
 
 
 @pytest.mark.parametrize(("given", "target"), [(True, "cpu:amx"), (False, "cpu:x86-64-v4")])

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from aotc.machine.targets import CPU_FEATURES, best_cpu_target, cuda_target, parse_target
+from aotc.machine.targets import CPU_FEATURES, CPU_LEVELS, best_cpu_target, cuda_target, parse_target
 
 
 @pytest.mark.parametrize("name", list(CPU_FEATURES))
@@ -35,9 +35,21 @@ def test_other_names_are_refused(name: str) -> None:
         parse_target(name)
 
 
-def test_targets_are_listed_most_capable_first_each_holding_the_next() -> None:
-    features = [set(needed) for needed in CPU_FEATURES.values()]
+@pytest.mark.parametrize("names", [("cpu:amx", "cpu:x86-64-v4", "cpu:x86-64-v3"), ("cpu:sve128", "cpu:neon")])
+def test_of_each_architecture_targets_are_listed_most_capable_first_each_holding_the_next(names: list[str]) -> None:
+    listed = [name for name in CPU_FEATURES if name in names]
+    assert listed == list(names)
+    features = [set(CPU_FEATURES[name]) for name in listed]
     assert all(more > less for more, less in itertools.pairwise(features))
+    assert len({CPU_LEVELS[name].machine for name in names}) == 1
+
+
+def test_code_for_sve_is_for_one_length_of_its_vectors() -> None:
+    """Linux has no feature for the length: `aotc.machine.this_host` adds it."""
+    for one, other in itertools.permutations(("sve128", "sve256")):
+        here = {*CPU_FEATURES["cpu:sve128"], *CPU_FEATURES["cpu:sve256"]} - {other}
+        assert best_cpu_target(here) == f"cpu:{one}"
+    assert best_cpu_target(here - {one}) == "cpu:neon"
 
 
 @pytest.mark.parametrize("name", list(CPU_FEATURES))

@@ -8,8 +8,9 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from aotc.compiler.scoped import replaced
+from aotc.machine.cpp_compiler import compiler_name, is_foreign
 from aotc.machine.environment import cpu_features
-from aotc.machine.targets import CPU_LEVELS, Target
+from aotc.machine.targets import CPU_LEVELS, CpuLevel, Target
 
 _BESIDE_GPU = "x86-64-v2"
 
@@ -21,20 +22,21 @@ def code_for(target: Target) -> Iterator[None]:
     Inductor picks the vector instructions by probing this machine, with one C++ compile for each candidate; here the
     target decides instead. `-march=native` would use this machine's own instructions, so it is replaced by the target's
     level. For a GPU, where the CPU only launches kernels, the code uses instructions of every x86-64 machine with such
-    a GPU.
+    a GPU. For another architecture, its cross compiler compiles.
     """
     from torch._inductor import config, cpp_builder, cpu_vec_isa
 
+    options: dict[str, Any] = {}
     if target.device == "cuda":
-        isas, options, level = [], {}, _BESIDE_GPU
+        isas, march = [], f"march={_BESIDE_GPU}" if platform.machine() == "x86_64" else "march=native"
     else:
-        level = CPU_LEVELS[target.name].march
-        isa = getattr(cpu_vec_isa, CPU_LEVELS[target.name].vectors)()
+        level = CPU_LEVELS[target.name]
+        isas, march = [_vectors(level)], f"march={level.march}"
         if target.name == "cpu:amx":
-            isa._is_avx512_bf16_supported = True
             cpu_features()  # requests AMX's tiles from the kernel, as Inductor's own probe does: candidates run here
-        isas, options = [isa], {"cpp.simdlen": isa.bit_width(), "cpp.vec_isa_ok": True}
-    march = f"march={level}" if platform.machine() == "x86_64" else "march=native"
+        options = {"cpp.simdlen": isas[0].bit_width(), "cpp.vec_isa_ok": True}
+        if is_foreign(level.machine):
+            options["cpp.cxx"] = (compiler_name(level.machine),)
     flags_of = cpp_builder._get_optimization_cflags
 
     def with_march(*args: Any, **kwargs: Any) -> Any:
@@ -50,3 +52,18 @@ def code_for(target: Target) -> Iterator[None]:
             patches.enter_context(replaced(type(isa), "__bool__", lambda self: True))
         patches.enter_context(replaced(cpp_builder, "_get_optimization_cflags", with_march))
         yield
+
+
+def _vectors(level: CpuLevel) -> Any:
+    """Inductor's vector instructions of a level, with the options of the C++ compiler that they need."""
+    from torch._inductor import cpu_vec_isa
+
+    isa = getattr(cpu_vec_isa, level.vectors)(*([level.bits] if level.bits else []))
+    if level.vectors == "VecAMX":
+        isa._is_avx512_bf16_supported = True
+    if level.machine == "aarch64":
+        # Mathematical functions are libm's, element by element: torch brings SLEEF's for its own architecture alone.
+        macros = [macro for macro in isa.build_macro() if not macro.endswith(("WITH_SLEEF", "FEATURE_BF16"))]
+        flags = f"-msve-vector-bits={level.bits}" if level.bits else ""  # torch's own depend on this machine
+        isa.build_macro, isa.build_arch_flags = lambda: macros, lambda: flags
+    return isa

@@ -11,7 +11,7 @@ from typing import Any
 
 from aotc.compiler.patches.machinery.patch import Patch
 from aotc.compiler.patches.machinery.replacing import replaced
-from aotc.compiler.toolchain.compile_cache import FOLDER
+from aotc.store.compile_cache import FOLDER
 
 PATCH = Patch(
     __name__,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,13 @@ from aotc.errors import (
     Issue,
     ManifestError,
     NotFoundError,
+)
+from aotc.machine.cpp_compiler import (
+    compiler_name,
+    compiler_version,
+    has_cross_compiler,
+    how_to_install,
+    is_foreign,
 )
 from aotc.machine.environment import cpu_features
 from aotc.machine.gpus import Gpu, gpu_for, known_targets
@@ -323,6 +331,8 @@ class _Planner:
             )
         of_region = region_factors(region, regions, calls, sizes) if region else NOT_A_REGION
         further = {**of_region, **absence_factors(gpu, absent, untuned)}
+        if is_foreign(target.machine):
+            further["compiler"] = compiler_version(target.machine)
         factors = unit_factors(self.facts.factors, bucket, target, pins, further)
         key, size = unit_key(factors), self.facts.state_bytes
         place = region, regions, calls, sizes
@@ -419,6 +429,8 @@ def why_not_buildable(spec: ModelSpec, target: Target) -> Issue | None:
                 hint="use `weights: live`, or build on a machine with such a GPU",
             )
         return None
+    if is_foreign(target.machine) and (issue := _why_not_cross_compiled(spec, target)):
+        return issue
     here = resolve_target("native") if spec.weights == "frozen" else target.name
     if spec.weights != "frozen" or not here.startswith("cpu:") or here == target.name:
         return None
@@ -428,3 +440,24 @@ def why_not_buildable(spec: ModelSpec, target: Target) -> Issue | None:
         actual=here,
         hint=f"use `weights: live` for {target.name}, or build it on such a CPU",
     )
+
+
+def _why_not_cross_compiled(spec: ModelSpec, target: Target) -> Issue | None:
+    """Why the model cannot be built for a CPU of another architecture, if it cannot."""
+    here = platform.machine()
+    if spec.runtime != "standalone":
+        return Issue(
+            f"the target is {target.name}, a CPU of {target.machine}, and this machine is {here}: code that calls "
+            f"torch takes the torch of {target.machine}",
+            expected="runtime: standalone",
+            actual=f"runtime: {spec.runtime}",
+            hint=f"write `runtime: standalone`, or give the model CPU targets of {here} alone",
+        )
+    if not has_cross_compiler(target.machine):
+        return Issue(
+            f"the target is {target.name}, this machine is {here}, and there is no `{compiler_name(target.machine)}`",
+            expected=compiler_name(target.machine),
+            actual="none on PATH",
+            hint=how_to_install(target.machine),
+        )
+    return None

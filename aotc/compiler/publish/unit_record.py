@@ -293,7 +293,7 @@ def _needs(target: Target, files: list[Path], ptx: bool) -> Environment:
     )
     return Environment(
         os=here.os,
-        machine=here.machine,
+        machine=target.machine or here.machine,
         torch=here.torch,
         libc=versions.pop("GLIBC", ""),
         libstdcxx=tuple(f"{family}_{version}" for family, version in sorted(versions.items())),

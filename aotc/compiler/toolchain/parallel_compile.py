@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from aotc.compiler.scoped import replaced
-from aotc.compiler.toolchain.compile_cache import CompileCache
 from aotc.compiler.toolchain.precompiled_headers import PrecompiledHeaders
 from aotc.compiler.toolchain.wrapper_split import (
     Compile,
@@ -22,6 +21,7 @@ from aotc.compiler.toolchain.wrapper_split import (
     link_arguments,
     needing_torch,
 )
+from aotc.store.compile_cache import CompileCache
 
 _log = logging.getLogger("aotc")
 

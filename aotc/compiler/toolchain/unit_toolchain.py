@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from aotc.compiler.toolchain.compile_cache import CompileCache
 from aotc.compiler.toolchain.parallel_compile import compiling_side_by_side
 from aotc.compiler.toolchain.precompiled_headers import PrecompiledHeaders, kernels_with
 from aotc.compiler.toolchain.wrapper_split import expected_wrapper
+from aotc.store.compile_cache import CompileCache
 
 
 @contextmanager

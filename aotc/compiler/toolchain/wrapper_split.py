@@ -21,8 +21,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from aotc.compiler.toolchain.compile_cache import FOLDER, CompileCache
 from aotc.digest import sha256_bytes, sha256_json
+from aotc.store.compile_cache import FOLDER, CompileCache
 
 _HEADER = Path("torch/csrc/inductor/aoti_runtime/model_base.h")
 _CONTAINER = "#include <torch/csrc/inductor/aoti_runtime/model_container.h>\n"

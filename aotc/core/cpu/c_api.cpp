@@ -24,8 +24,13 @@
 #include "cpu_features.h"
 #include "dlpack.h"
 
-// Of code that runs before the CPU was looked at: nothing newer than any x86-64 has.
+// Of code that runs before the CPU was looked at: nothing newer than any x86-64 has. For aarch64 all of this library is
+// compiled so.
+#if defined(__x86_64__)
 #define AOTC_FOR_ANY_CPU __attribute__((target("arch=x86-64")))
+#else
+#define AOTC_FOR_ANY_CPU
+#endif
 
 AOTC_EXPORTED int32_t aoti_torch_get_data_ptr(aotc::cpu::Tensor*, void**);
 
@@ -49,27 +54,21 @@ std::string joined(const std::vector<std::string>& lines) {
 // -- this machine -----------------------------------------------------------------------------------------------------
 
 void check_features(const CallTable& table) {
-  std::ifstream lines("/proc/cpuinfo");
-  std::string line, feature;
-  while (std::getline(lines, line) && line.rfind("flags", 0)) continue;
-  std::istringstream words(line);
-  std::vector<std::string> here, missing;
-  while (words >> feature) here.push_back(feature);
-  each_absent_feature([&](const char* name) { std::erase(here, name); });
-  bool tiles = false;
-  for (const std::string& needed : table.features) {
-    tiles = tiles || needed == "amx_tile";
+  std::vector<std::string> here = features_of_this_cpu(), missing;
+  for (const std::string& needed : table.features)
     if (std::find(here.begin(), here.end(), needed) == here.end()) missing.push_back(needed);
-  }
   if (!missing.empty()) {
     std::string names;
     for (const std::string& name : missing) names += (names.empty() ? "" : ", ") + name;
     const char* why = here.empty() ? "; /proc/cpuinfo, which names its features, cannot be read" : "";
     throw Refused(AOTC_ERROR_MACHINE, "built for " + table.target + ", this CPU has no " + names + why);
   }
+#if defined(__x86_64__)
+  bool tiles = std::find(table.features.begin(), table.features.end(), "amx_tile") != table.features.end();
   constexpr long REQUEST = 0x1023, TILES = 18;  // ARCH_REQ_XCOMP_PERM, man 2 arch_prctl
   if (tiles && syscall(SYS_arch_prctl, REQUEST, TILES))
     throw Refused(AOTC_ERROR_MACHINE, "built for " + table.target + ", and the kernel refuses AMX to this process");
+#endif
 }
 
 // OpenMP's threads wait for each other for microseconds and not milliseconds, as of `aotc.standalone.openmp_threads`.
@@ -388,10 +387,12 @@ extern "C" {
 
 API AOTC_FOR_ANY_CPU AotcStatus aotc_load(const char* folder, int32_t concurrency, AotcModel** model) {
   *model = nullptr;
+#if defined(__x86_64__)
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("bmi2")) {
     said_for_any_cpu = "libaotc.so needs a CPU with avx2, bmi2 and fma";
     return AOTC_ERROR_MACHINE;
   }
+#endif
   return load(folder, concurrency, model);
 }
 

@@ -21,6 +21,10 @@ struct BFloat16 {
     return value;
   }
 };
+#if defined(__aarch64__)
+using Float16 = __fp16;  // C++ has _Float16 from GCC 13 on there
+#else
 using Float16 = _Float16;
+#endif
 
 }  // namespace aotc::cpu

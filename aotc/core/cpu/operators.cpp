@@ -13,7 +13,14 @@
 #include "tensor.h"
 
 typedef float Eight __attribute__((vector_size(32)));
+#if defined(__aarch64__)
+static Eight Sleef_expf8_u10(Eight x) {  // `sleef.h` is for x86-64
+  for (int lane = 0; lane < 8; lane++) x[lane] = std::exp(x[lane]);
+  return x;
+}
+#else
 extern "C" Eight Sleef_expf8_u10(Eight);
+#endif
 
 namespace aotc::cpu {
 namespace {

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from aotc.errors import LibraryError, StoreError
+from aotc.errors import StoreError
 from aotc.records import CONSTANTS, Artifact, Record, StateSpec, TensorLeaf, Variant
 from aotc.standalone.cpu_environment import open_cpu
 from aotc.standalone.exporting import aotc_exported
@@ -20,13 +20,14 @@ from aotc.standalone.exporting.call_rows import (
     result_names,
 )
 from aotc.standalone.exporting.folder_refusals import refuse_for_folder
+from aotc.standalone.exporting.folder_runtime import HEADER, RUNTIME, folder_runtime, header
 from aotc.standalone.shim_library import constants_of, prepared_library
 from aotc.standalone.state_tensors import StandaloneWeights, state_tensors
 from aotc.store.files.disk import typed_errors
 from aotc.store.files.temporary_folders import TemporaryFolder
 from aotc.store.layout.blob_reader import BlobReader
 
-RUNTIME, HEADER, TABLE, WEIGHTS, SUMS = "libaotc.so", "aotc.h", "table.txt", "weights.bin", "SHA256SUMS"
+TABLE, WEIGHTS, SUMS = "table.txt", "weights.bin", "SHA256SUMS"
 
 _ALIGNMENT = 64
 _CONSTANTS_LIMIT = (256 << 20) + (1 << 20)
@@ -52,18 +53,18 @@ def export_folder(
     also for what a folder does not do; StoreError where the folder cannot be written, or has something in it.
     """
     refuse_for_folder(artifact)
-    runtime = _runtime()
-    libraries = [prepared_library(variant, source, RUNTIME) for variant in artifact.variants]
-    state = state_tensors(artifact, weights, lambda file: source.load(file, _CONSTANTS_LIMIT))
     with typed_errors("write", folder):
         if folder.exists() and any(folder.iterdir()):
             raise StoreError(f"{folder} is not empty", hint="name a new folder, or remove this one", path=str(folder))
         draft = TemporaryFolder(".aotc-export-", str(folder.absolute().parent))
         try:
+            runtime = folder_runtime(artifact.environment.machine, draft.path)
+            libraries = [prepared_library(variant, source, runtime, RUNTIME) for variant in artifact.variants]
+            state = state_tensors(artifact, weights, lambda file: source.load(file, _CONSTANTS_LIMIT))
             (whole := draft.path / "whole").mkdir()
             _write(artifact, source, libraries, state, whole)
             python = Path(aotc_exported.__file__)
-            for path, name in ((runtime, RUNTIME), (runtime.parent / "cpu" / HEADER, HEADER), (python, python.name)):
+            for path, name in ((runtime, RUNTIME), (header(), HEADER), (python, python.name)):
                 shutil.copyfile(path, whole / name)
             sizes = {path.name: path.stat().st_size for path in sorted(whole.iterdir())}
             (whole / SUMS).write_text("".join(f"{_sha256(whole / name)}  {name}\n" for name in sizes))
@@ -72,18 +73,6 @@ def export_folder(
             draft.remove()
     inputs = tuple(leaf.path for leaf in artifact.signature.leaves if isinstance(leaf, TensorLeaf))
     return ExportedFolder(str(folder), artifact.target, inputs, tuple(result_names(artifact.variants[0])), sizes)
-
-
-def _runtime() -> Path:
-    """The runtime for programs without Python, which lies beside the extension. Raises LibraryError."""
-    extension = Path(open_cpu().__file__)
-    path = extension.with_name(extension.name.replace("_cpu", "_libaotc"))
-    if not path.exists():
-        raise LibraryError(
-            f"this installation has no runtime for programs without Python: there is no {path.name}",
-            hint="install a wheel of aotc for x86-64 and glibc 2.35 or newer; from a clone, install aotc again",
-        )
-    return path
 
 
 def _sha256(path: Path) -> str:

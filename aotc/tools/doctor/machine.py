@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import aotc
-from aotc.machine.cpp_compiler import NOT_RUN, compiler_name, compiler_version
-from aotc.machine.targets import best_cpu_target, cuda_target
+from aotc.machine.cpp_compiler import NOT_RUN, compiler_name, compiler_version, how_to_install, is_foreign
+from aotc.machine.targets import CPU_LEVELS, best_cpu_target, cuda_target
 from aotc.machine.this_host import cpu_flags, glibc_version, libstdcxx_versions, refuse_free_threading
 from aotc.standalone.cpu_environment import open_cpu
 from aotc.store.cache_folder import cache_folder
@@ -228,7 +228,7 @@ def check_toolchain(needed: bool = False) -> list[Check]:
     only = "" if needed else "; a machine that only serves needs none of them"
     hint = f"pip install 'aotc[build]'{only}" if missing else ""
     checks.append(Check(BUILDING, "aotc[build]", lack if missing else "ok", about, hint=hint))
-    checks.append(_compiler(needed))
+    checks += [_compiler(needed), *_cross_compilers()]
     header = Path(sysconfig.get_paths()["include"], "Python.h")
     if not header.is_file():
         hint = "install python3-dev: some code that torch generates includes it"
@@ -252,3 +252,16 @@ def _compiler(needed: bool) -> Check:
     only = "" if needed else "; a machine that only serves needs none"
     hint = f"install g++, or set CXX to a C++ compiler with its headers and OpenMP{only}"
     return Check(BUILDING, "C++ compiler", "fail" if needed else "warn", version, "C++20 with OpenMP", hint)
+
+
+def _cross_compilers() -> list[Check]:
+    """For the CPU targets of other architectures. That one is missing is no mistake: `aotc build` says where it is."""
+    checks = []
+    for machine in sorted({level.machine for level in CPU_LEVELS.values() if is_foreign(level.machine)}):
+        name, version = compiler_name(machine), compiler_version(machine)
+        about = f"{name}: {version}"
+        if NOT_RUN in version:
+            targets = ", ".join(name for name, level in CPU_LEVELS.items() if level.machine == machine)
+            about = f"none, and so no builds for {targets}: {how_to_install(machine)}"
+        checks.append(Check(BUILDING, f"C++ for {machine}", "ok", about))
+    return checks

@@ -1,0 +1,194 @@
+"""Code for aarch64 from this machine: built, exported with its runtime, and run by an emulator beside eager here."""
+
+from __future__ import annotations
+
+import platform
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+import yaml
+from click.testing import CliRunner, Result
+from cross_model import WIDTH, mixed
+from in_process import build_here
+from processes import ROOT
+from safetensors.torch import save_file
+
+from aotc.cli import main
+from aotc.compiler.planning.plan import parse_target, plan_units, why_not_buildable
+from aotc.errors import LibraryError
+from aotc.machine.cpp_compiler import compiler_name, compiler_version, has_cross_compiler
+from aotc.manifest import ModelSpec, read_manifest
+from aotc.standalone.exporting.folder_runtime import folder_runtime
+from aotc.store.layout.bundle import read_artifact, read_bundle
+from aotc.store.layout.store import Store
+from aotc.store.reference import parse_reference
+from aotc.tools.doctor.machine import check_toolchain
+
+EMULATOR = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64")
+CPUS = {"cpu:neon": "max,sve=off", "cpu:sve256": "max,sve-max-vq=2", "cpu:sve128": "max,sve-max-vq=1"}
+"""By target, what the emulator is: `sve-max-vq` is the length of SVE's vectors in units of 128 bits."""
+TOLERANCE = 2e-5  # of float32, whose sums are taken in another order
+HALF = 2e-2  # of what bfloat16 gives: two units in the last place of values below 1
+
+emulated = pytest.mark.skipif(
+    platform.machine() != "x86_64" or not has_cross_compiler("aarch64") or EMULATOR is None,
+    reason="needs x86-64 with Debian's packages g++-aarch64-linux-gnu and qemu-user-static",
+)
+cross_compiled = pytest.mark.skipif(
+    platform.machine() != "x86_64", reason="aarch64 is another architecture only where this machine is x86-64"
+)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with one bucket, whose sizes are ranges, for each target of aarch64; the weights lie beside it."""
+    folder = tmp_path_factory.mktemp("aarch64")
+    shutil.copy(ROOT / "tests" / "standalone" / "cross_model.py", folder)
+    model = {
+        "factory": "cross_model.py:mixed",
+        "inputs": {"x": {"shape": ["batch", "seq", WIDTH]}},
+        "buckets": [{"batch": 2, "seq": {"range": [2, 64]}}],
+        "runtime": "standalone",
+        "targets": [*CPUS],
+        "mode": "default",
+    }
+    (folder / "manifest.yaml").write_text(yaml.safe_dump({"version": 1, "models": {"mixed": model}}))
+    save_file({name: tensor.contiguous() for name, tensor in mixed().state_dict().items()}, folder / "w.safetensors")
+    build_here(folder / "manifest.yaml", folder / "store")
+    return folder / "store"
+
+
+def export(store: Path, folder: Path, target: str, *options: str) -> Result:
+    weights = store.with_name("w.safetensors")
+    command = ["export", f"{store}#mixed", "--standalone", folder, "--weights", weights, "--target", target, *options]
+    return CliRunner().invoke(main, [*map(str, command)])
+
+
+@pytest.fixture(scope="module")
+def folders(store: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """By target, an exported folder, with examples/c/run.c compiled beside it."""
+    made = {}
+    for target in CPUS:
+        folder = tmp_path_factory.mktemp("exported") / "model"
+        result = export(store, folder, target, "--allow-untested")
+        assert result.exit_code == 0, result.output
+        program = ["-I", folder, ROOT / "examples" / "c" / "run.c", "-L", folder, "-laotc", "-Wl,-rpath,$ORIGIN/model"]
+        subprocess.run(
+            [compiler_name("aarch64").replace("g++", "gcc"), *program, "-o", folder.parent / "run"], check=True
+        )
+        made[target] = folder
+    return made
+
+
+def run(folder: Path, cpu: str, x: torch.Tensor) -> subprocess.CompletedProcess[bytes]:
+    (given := folder.with_name("x.bin")).write_bytes(x.numpy().tobytes())
+    emulator = [str(EMULATOR), "-cpu", cpu, "-L", "/usr/aarch64-linux-gnu"]
+    command = [*emulator, folder.with_name("run"), folder, given, *map(str, x.shape)]
+    return subprocess.run(command, capture_output=True, timeout=120, check=False)
+
+
+@emulated
+@pytest.mark.parametrize("target", [*CPUS])
+@pytest.mark.parametrize("seq", [64, 13])
+def test_an_exported_folder_gives_eagers_results(folders: dict[str, Path], target: str, seq: int) -> None:
+    x = torch.randn(2, seq, WIDTH, generator=torch.Generator().manual_seed(seq))
+    done = run(folders[target], CPUS[target], x)
+    assert done.returncode == 0, done.stderr.decode()
+    found = torch.from_numpy(numpy.frombuffer(done.stdout, numpy.float32).copy()).reshape(2, seq, 4 * WIDTH)
+    with torch.no_grad():
+        expected = mixed()(x)
+    assert (found - expected)[..., : 3 * WIDTH].abs().max() < TOLERANCE
+    assert (found - expected)[..., 3 * WIDTH :].abs().max() < HALF
+    assert len(found.unique()) > 100
+
+
+@emulated
+@pytest.mark.parametrize("target", [*CPUS])
+def test_the_code_is_of_the_targets_vectors(folders: dict[str, Path], target: str) -> None:
+    library = folders[target] / "bucket-0.so"
+    disassembler = compiler_name("aarch64").replace("g++", "objdump")
+    shown = subprocess.run([disassembler, "-d", library], capture_output=True, text=True, check=True).stdout
+    assert "file format elf64-littleaarch64" in shown
+    # torch's classes of 128-bit SVE are NEON's.
+    registers = {"z" if target == "cpu:sve256" else "v"}
+    many = {kind for kind, size in (("v", ".4s"), ("z", ".s")) if len(re.findall(rf"\t{kind}\d+\{size},", shown)) > 50}
+    assert many == registers
+
+
+@emulated
+@pytest.mark.parametrize(
+    ("target", "cpu", "lacks"),
+    [
+        ("cpu:neon", "cortex-a53", "asimdrdm, atomics"),
+        ("cpu:sve256", "max,sve-max-vq=1", "sve256"),
+        ("cpu:sve128", "max,sve-max-vq=2", "sve128"),
+    ],
+)
+def test_a_cpu_that_lacks_features_refuses_the_folder(
+    folders: dict[str, Path], target: str, cpu: str, lacks: str
+) -> None:
+    done = run(folders[target], cpu, torch.zeros(2, 2, WIDTH))
+    assert done.stderr.decode().splitlines() == [f"built for {target}, this CPU has no {lacks}"]
+    assert done.returncode == 2  # AOTC_ERROR_MACHINE
+
+
+@emulated
+def test_the_record_says_the_architecture_and_that_the_code_has_not_run(store: Path, tmp_path: Path) -> None:
+    opened = Store.open(store)
+    artifacts = [read_artifact(opened, entry) for entry in read_bundle(opened, parse_reference("mixed")).artifacts]
+    assert {artifact.target for artifact in artifacts} == {*CPUS}
+    assert all(artifact.untested and artifact.environment.machine == "aarch64" for artifact in artifacts)
+    verified = CliRunner().invoke(main, ["verify", f"{store}#mixed"])
+    assert "cpu:sve128; none of it runs on this machine" in verified.output
+    refused = export(store, tmp_path / "folder", "cpu:neon")
+    assert refused.exit_code != 0
+    assert "has no attestation" in refused.output
+    assert "aotc verify`" not in refused.output.partition("hint:")[2]
+    assert "--allow-untested" in refused.output
+    assert not (tmp_path / "folder").exists()
+
+
+@emulated
+def test_a_key_names_the_cross_compilers_version(store: Path) -> None:
+    units = plan_units(read_manifest(store.with_name("manifest.yaml")))
+    versions = {unit.factors["compiler"] for unit in units}
+    assert versions == {compiler_version("aarch64")}
+    assert not versions & {compiler_version()}
+
+
+# -- without the toolchain --------------------------------------------------------------------------------------------
+
+
+def spec(runtime: str) -> ModelSpec:
+    return ModelSpec("m", "m:m", inputs={}, buckets=({},), targets=("cpu:neon",), runtime=runtime)
+
+
+@cross_compiled
+def test_a_missing_cross_compiler_is_named_with_its_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    issue = why_not_buildable(spec("standalone"), parse_target("cpu:neon"))
+    assert issue is not None
+    assert (issue.expected, issue.actual) == ("aarch64-linux-gnu-g++", "none on PATH")
+    assert "apt-get install g++-aarch64-linux-gnu" in issue.hint
+    with pytest.raises(LibraryError) as raised:
+        folder_runtime("aarch64", tmp_path)
+    assert "apt-get install g++-aarch64-linux-gnu" in raised.value.hint
+
+
+@cross_compiled
+def test_code_that_calls_torch_is_not_cross_compiled() -> None:
+    issue = why_not_buildable(spec("any"), parse_target("cpu:neon"))
+    assert issue is not None
+    assert (issue.expected, issue.actual) == ("runtime: standalone", "runtime: any")
+
+
+@cross_compiled
+def test_doctor_names_the_cross_compiler_or_where_it_is() -> None:
+    (check,) = [check for check in check_toolchain() if check.name == "C++ for aarch64"]
+    named = "aarch64-linux-gnu-g++: " if has_cross_compiler("aarch64") else "apt-get install g++-aarch64-linux-gnu"
+    assert named in check.found

@@ -54,13 +54,37 @@ _signatures: weakref.WeakKeyDictionary[FunctionType, inspect.Signature] = weakre
 
 
 def signature_of_forward(forward: Callable[..., Any]) -> inspect.Signature:
-    """As `inspect.signature`, kept for each function whose methods are asked for, as calls that are recorded do."""
-    function = forward.__func__ if isinstance(forward, MethodType) else None
-    if not isinstance(function, FunctionType) or vars(function):  # which a wrapper has, and `__signature__` is in
+    """As `inspect.signature`, but of a wrapper that takes these parameters in other places its own: a call binds its
+    arguments to that one's. Kept for each function whose methods are asked for, as calls that are recorded do."""
+    function = forward.__func__ if isinstance(forward, MethodType) else forward
+    if isinstance(function, FunctionType) and vars(function):  # which a wrapper has, and `__signature__` is in
+        wrapper = _reordering(function)
+        return inspect.signature(forward) if wrapper is None else _own_signature(wrapper, forward)
+    if function is forward or not isinstance(function, FunctionType):
         return inspect.signature(forward)
     if (found := _signatures.get(function)) is None:
         found = _signatures[function] = inspect.signature(forward)
     return found
+
+
+def _reordering(function: FunctionType) -> FunctionType | None:
+    """The outermost of a function's wrappers, by `functools.wraps`, that has a parameter of the wrapped function in
+    another place than that one has it."""
+    declared = [*inspect.signature(function).parameters]
+    level: Any = function
+    while isinstance(inner := getattr(level, "__wrapped__", None), FunctionType) and isinstance(level, FunctionType):
+        own = level.__code__.co_varnames[: level.__code__.co_argcount]
+        if any(name in declared and declared.index(name) != place for place, name in enumerate(own)):
+            return level
+        level = inner
+    return None
+
+
+def _own_signature(function: FunctionType, forward: Callable[..., Any]) -> inspect.Signature:
+    """Of a function without what it wraps; of a method without its first parameter."""
+    signature = inspect.signature(function, follow_wrapped=False)
+    first = 1 if isinstance(forward, MethodType) else 0
+    return signature.replace(parameters=[*signature.parameters.values()][first:])
 
 
 def named_arguments(forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

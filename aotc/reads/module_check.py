@@ -18,7 +18,7 @@ from aotc.reads.attributes import (
     origin_of,
 )
 from aotc.reads.module_identity import NOWHERE, ModuleIdentity, value_differences
-from aotc.reads.outside import ABSENT, ENVIRONMENT, ReadFile, read_here, recorded_reads
+from aotc.reads.outside import ABSENT, ENVIRONMENT, ReadFile, changed_names, read_here, recorded_reads
 from aotc.reads.sources import BY_DIGEST, file_identity, file_of, source_digests
 from aotc.reads.watch import ModuleWatch
 
@@ -53,9 +53,12 @@ def watch_module(
     """The look that each call takes at the module; without the attributes, at its tree alone."""
     if "attributes" in ignore:
         return ModuleWatch(module, (), (), name or artifact.model, as_region=as_region, hooks=False)
-    outside = sorted({name for _, recorded in recorded_reads(artifact, read_file) for name in recorded.outside})
+    recorded: dict[str, Any] = {}
+    for _, reads in recorded_reads(artifact, read_file):
+        recorded |= reads.outside
+    name = name or artifact.model
     return ModuleWatch(
-        module, artifact.reads, outside, name or artifact.model, as_region=as_region, trains=artifact.trains
+        module, artifact.reads, sorted(recorded), name, recorded=recorded, as_region=as_region, trains=artifact.trains
     )
 
 
@@ -295,13 +298,6 @@ def read_issues(module: nn.Module, names: Collection[str], recorded: Reads) -> l
     of_module = _found_differences(recorded.attributes, here.attributes)
     outside = changed_names(recorded.outside, here.outside)
     return [*map(_attribute_issue, of_module), *(_outside_issue(*each) for each in outside)]
-
-
-def changed_names(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """The names whose values differ, with both; those that cannot be found here are left out."""
-    for name in sorted(recorded.keys() & here.keys()):
-        if canonical_json(recorded[name]) != canonical_json(here[name]):  # True is not 1
-            yield name, recorded[name], here[name]
 
 
 def _outside_issue(name: str, built: Any, here: Any) -> Issue:

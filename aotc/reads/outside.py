@@ -11,14 +11,14 @@ from __future__ import annotations
 import builtins
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 from torch import nn
 
-from aotc.digest import sha256_bytes
+from aotc.digest import canonical_json, sha256_bytes
 from aotc.reads.attributes import (
     TORCHS_OWN,
     contents_of,
@@ -78,6 +78,11 @@ class Outside:
                     yield step
             if found:
                 yield from within(found[-1].value)
+
+    def unimported(self, names: Iterable[str]) -> dict[str, str]:
+        """Those of the names that no `values` has, with the Python modules that would have them."""
+        unknown = [name for name in names if self._steps(name) is None]
+        return {name: self._modules.get(of := name.partition(":")[0], of) for name in unknown}
 
     def _steps(self, name: str) -> list[Step] | None:
         """None where the Python module, or what a lazy one offers, is not imported; [] where it lacks the name, and is
@@ -185,3 +190,10 @@ def read_here(module: nn.Module, names: Collection[str], recorded: Reads) -> Rea
     """The same of this module and process. What cannot be found here is as it was recorded."""
     outside = Outside(module).values(recorded.outside)
     return Reads(read_attributes(module, names), {**recorded.outside, **outside})
+
+
+def changed_names(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """The names whose values differ, with both; those that cannot be found here are left out."""
+    for name in sorted(recorded.keys() & here.keys()):
+        if canonical_json(recorded[name]) != canonical_json(here[name]):  # True is not 1
+            yield name, recorded[name], here[name]

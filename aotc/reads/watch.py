@@ -9,9 +9,10 @@ tensors were written to. Where one does not hold, what differs, and whether that
 from __future__ import annotations
 
 import dataclasses
+import sys
 from array import array
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain
 from types import FunctionType, MethodType, MethodWrapperType
@@ -44,7 +45,7 @@ from aotc.reads.attributes import (
     slots_in,
 )
 from aotc.reads.facts import IN_STEP, Facts, container_rows
-from aotc.reads.outside import ENVIRONMENT, Outside, Step, attribute_of, within
+from aotc.reads.outside import ENVIRONMENT, Outside, Step, attribute_of, changed_names, within
 from aotc.tensors.layouts import has_memory
 
 SHOWN = 10
@@ -76,9 +77,9 @@ class Tree(NamedTuple):
 class Seen(NamedTuple):
     """What was found: the module tree, the facts that each call compares, and what tells whether a difference matters.
 
-    `inner` are places within values. `inside` and `outside` have what the values were, by name; `orders` the names of
-    parts in order, and `hooks_of` the hooks, of each module. `other_tables` are those of which `facts.tables` has no
-    copies, with copies.
+    `inner` are places within values. `inside` and `outside` have what the values were, by name; `unimported` are names
+    whose Python modules were not imported; `orders` the names of parts in order, and `hooks_of` the hooks, of each
+    module. `other_tables` are those of which `facts.tables` has no copies, with copies.
     """
 
     tree: Tree
@@ -86,6 +87,7 @@ class Seen(NamedTuple):
     inner: list[Step]
     inside: dict[str, Any]
     outside: dict[str, Any]
+    unimported: frozenset[str]
     orders: list[tuple[nn.Module, list[str]]]
     other_tables: list[tuple[dict[str, Any], dict[str, Any]]]
     hooks_of: dict[int, list[Any]]
@@ -101,13 +103,16 @@ class ModuleWatch:
         outside: Collection[str],
         model: str,
         *,
+        recorded: Mapping[str, Any] | None = None,
         as_region: bool = False,
         trains: bool = False,
         hooks: bool = True,
     ) -> None:
-        """`as_region`: compiled code is the module's forward, and torch runs its hooks around it."""
+        """`recorded`: what the names `outside` were at the build, for those that are imported after the load.
+        `as_region`: compiled code is the module's forward, and torch runs its hooks around it."""
         self.module, self.model, self.trains, self.hooks = module, model, trains, hooks
         self._reads, self._outside, self._as_region = reads, outside, as_region
+        self._recorded = recorded or {}
         self.refresh()
 
     def refresh(self) -> None:
@@ -122,7 +127,10 @@ class ModuleWatch:
         own += [Step(vars(part), "_modules", part._modules) for part in ordered]  # torch's methods replace it
         own += (of_classes := [*_of_classes(slots)])
         held += [step.value for step in of_classes]
-        inner = [*Outside(self.module).steps(self._outside), *chain(*map(within, held))]
+        named = Outside(self.module)
+        inner = [*named.steps(self._outside), *chain(*map(within, held))]
+        unimported = named.unimported(self._outside)
+        awaited = [name for name in dict.fromkeys(unimported.values()) if name not in sys.modules]
         steps = [*own, *inner]
         in_dicts = [step for step in steps if isinstance(step.owner, dict)]
         kept = [step for step in steps if not isinstance(step.owner, dict) and _is_kept(step)]
@@ -140,7 +148,10 @@ class ModuleWatch:
         ]
         mappings = [*map(vars, parts), *map(vars, {cls: None for part in parts for cls in type(part).__mro__[:-1]})]
         facts = Facts(
-            slots=tuple((step.owner, step.key, step.value) for step in in_dicts),
+            slots=(
+                *((step.owner, step.key, step.value) for step in in_dicts),
+                *((sys.modules, name, None) for name in awaited),
+            ),
             attributes=tuple((step.owner, step.key, step.value) for step in kept),
             tables=tuple(tables),
             lists=tuple(lists),
@@ -169,6 +180,7 @@ class ModuleWatch:
             inner=inner,
             inside=look_inside(slots, tree.ids),
             outside=self.look_outside(slots),
+            unimported=frozenset(unimported),
             orders=[(part, list(part._modules)) for part in ordered],
             other_tables=[(table, dict(table)) for table in own_tables if type(table) not in IN_STEP],
             hooks_of={id(part): [*map(fingerprint, forward_hooks(part))] for part in hooked},
@@ -206,13 +218,22 @@ class ModuleWatch:
     def _changes(self, seen: Seen) -> list[Issue]:
         """Issues for each place that differs from the values that were seen, and matters."""
         tree, slots = self.look()
+        outside = self.look_outside(slots)
+        imported = seen.unimported & outside.keys()
         named = [
             *_tree_changes(seen, tree),
             *_value_changes(seen.inside, look_inside(slots, tree.ids)),
-            *_value_changes(seen.outside, self.look_outside(slots)),
+            *_value_changes(seen.outside, {name: value for name, value in outside.items() if name not in imported}),
+            *self._imported_changes(imported),
             *(_hook_changes(seen, tree, self.trains) if self.hooks else ()),
         ]
         return named or list(_inner_changes(seen.inner, tree))
+
+    def _imported_changes(self, names: Iterable[str]) -> Iterator[Issue]:
+        """Issues for names that were imported after the load, and are there what they were not at the build."""
+        for name, built, here in changed_names(self._recorded, Outside(self.module).values(names)):
+            what = f"imported after the load, as {_shown(here)}; at the build it was {_shown(built)}"
+            yield Issue(what, where=name, expected=_shown(built), actual=_shown(here))
 
     def _only_classes_differ(self, seen: Seen) -> bool:
         """Whether a class of the parts has got or lost attributes, none of which hides an entry: torch's compiler marks

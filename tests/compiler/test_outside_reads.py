@@ -20,8 +20,7 @@ from torch import nn
 
 from aotc.compiler.capture.analysis.outside_reads import OutsideReads, _is_of_model, outside_reads
 from aotc.errors import BuildError
-from aotc.reads.module_check import changed_names
-from aotc.reads.outside import ABSENT, Outside
+from aotc.reads.outside import ABSENT, Outside, changed_names
 
 SETTINGS = """
 LAYERS = []

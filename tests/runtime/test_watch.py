@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import functools
 import operator
+import sys
 from array import array
 from collections import ChainMap, UserDict
 from collections.abc import Callable
@@ -415,6 +416,41 @@ def test_a_dict_that_is_not_equal_to_its_copy_is_not_looked_at_anew_in_each_call
     KEYED["b"] = 2.0
     with pytest.raises(BindError, match="no longer as it was at the load"):
         watch.check()
+
+
+LATER = {"imported_later:LIMIT": 4, "imported_later:UNKNOWN": ["absent"]}
+
+
+@pytest.mark.parametrize("limit", [4, 5])
+def test_a_name_that_is_imported_after_the_load_is_compared_with_the_build(
+    limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = Holder()
+    watch = ModuleWatch(module, ["Holder.layers"], [*LATER], "model", recorded=LATER)
+    watch.check()
+    monkeypatch.setitem(sys.modules, "imported_later", SimpleNamespace(LIMIT=limit))
+    if limit == 5:
+        with pytest.raises(
+            BindError, match="imported_later:LIMIT: imported after the load, as 5; at the build it was 4"
+        ):
+            watch.check()
+        return
+    seen = watch._seen
+    watch.check()
+    assert watch._seen is not seen, "what was imported is looked at from now on"
+    sys.modules["imported_later"].LIMIT = 5
+    with pytest.raises(BindError, match="imported_later:LIMIT: 4 at the load, 5 now"):
+        watch.check()
+
+
+def test_a_name_that_was_imported_later_is_not_blamed_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = Holder()
+    watch = ModuleWatch(module, ["Holder.layers"], [*LATER], "model", recorded=LATER)
+    monkeypatch.setitem(sys.modules, "imported_later", SimpleNamespace(LIMIT=4))
+    module.layers = nn.ModuleList([nn.Linear(1, 1)])
+    with pytest.raises(BindError) as caught:
+        watch.check()
+    assert caught.value.issues and not any("imported_later" in issue.where for issue in caught.value.issues)
 
 
 def wrapped(part: nn.Module, x: torch.Tensor) -> torch.Tensor:

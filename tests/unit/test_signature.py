@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -103,3 +104,45 @@ def test_a_call_without_names_is_refused_by_who_reads_it() -> None:
 def test_an_input_may_be_called_as_the_mapping_of_extras_is() -> None:
     spec = ModelSpec("model", "m:f", {name: {"shape": [2]} for name in ("more", "x")}, ({},))
     assert passed(make_signature(spec, module_of(extras)).parameters) == [("x", "either"), ("more", "extra")]
+
+
+def dropping(decorated: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    @functools.wraps(decorated)
+    def wrapper(self: Any, ids: Tensor, position: Tensor | None = None, **more: Tensor) -> Tensor:
+        return decorated(self, ids, more.get("mask"), position)
+
+    return wrapper
+
+
+def passing(decorated: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    @functools.wraps(decorated)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Tensor:
+        return decorated(self, *args, **kwargs)
+
+    return wrapper
+
+
+def decode(self: Any, ids: Tensor, mask: Tensor | None = None, position: Tensor | None = None) -> Tensor:
+    return ids if position is None else ids + position
+
+
+@pytest.mark.parametrize(
+    ("forward", "second"),
+    [
+        (decode, "mask"),
+        (passing(decode), "mask"),
+        (dropping(decode), "position"),
+        (passing(dropping(passing(decode))), "position"),
+    ],
+)
+def test_an_argument_has_the_place_that_the_outermost_wrapper_gives_it(
+    forward: Callable[..., Tensor], second: str
+) -> None:
+    module = module_of(forward)
+    assert {*bound_arguments(module, [X, X + 1], {})} == {"ids", second}
+    spec = ModelSpec("model", "m:f", {name: {"shape": [2]} for name in ("ids", "position")}, ({},))
+    bind = make_binder(signature := make_signature(spec, module))
+    leaves = dict(zip((leaf.path for leaf in signature.leaves), bind((X, X + 1), {}), strict=True))
+    assert leaves[second].equal(X + 1)
+    args, kwargs = arguments_of(signature, bind((X,), {"position": X + 1}))
+    assert torch.equal(module(*args, **kwargs), module(X, position=X + 1))

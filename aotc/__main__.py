@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-_EXTRA = ("click", "elftools", "jinja2", "jsonschema", "pygments", "rich", "yaml")
+_EXTRA = ("click", "elftools", "jinja2", "pygments", "rich", "yaml")
 """The modules of the extra `build` in pyproject.toml."""
 
 

@@ -43,7 +43,7 @@ MACHINE = {
     *{"aotc.machine", "aotc.reads", "aotc.tensors.constants", "aotc.tensors.strided_views"},
     *{"filelock", "safetensors"},
 }
-MANIFEST = {*RECORDS, *TARGETS, "aotc.manifest", "yaml", "jsonschema", "safetensors"}
+MANIFEST = {*RECORDS, *TARGETS, "aotc.manifest", "yaml", "safetensors"}
 MODELS = {*MACHINE, *MANIFEST, "aotc.models"}
 STORE = {
     *RECORDS,
@@ -367,7 +367,7 @@ def test_advice_imports_neither_torch_nor_yaml() -> None:
 
 
 def test_the_store_imports_neither_torch_nor_yaml() -> None:
-    assert not {"torch", "yaml", "jsonschema"} & imported_by(
+    assert not {"torch", "yaml"} & imported_by(
         "import aotc.store.opening, aotc.store.layout.units, aotc.store.layout.publishing"
     )
 
@@ -388,7 +388,6 @@ def test_the_loader_imports_no_compiler_and_no_manifest() -> None:
         "aotc.verify",
         "aotc.cli",
         "yaml",
-        "jsonschema",
         "rich",
     )
     assert not [name for name in names if any(name == other or name.startswith(f"{other}.") for other in banned)]

@@ -96,6 +96,6 @@ def _read_kwargs(texts: Sequence[str]) -> dict[str, Any]:
 @click.command()
 def schema() -> None:
     """Print the JSON Schema of manifests, for editors."""
-    from aotc.manifest import SCHEMA
+    from aotc.manifest import editor_schema
 
-    print_json(SCHEMA)
+    print_json(editor_schema())

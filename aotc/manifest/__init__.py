@@ -4,7 +4,7 @@ Nothing here imports torch.
 """
 
 from aotc.manifest.read import mistakes_in, read_manifest
-from aotc.manifest.schema import SCHEMA
+from aotc.manifest.schema import editor_schema
 from aotc.manifest.types import Manifest, ModelSpec, OutputsSpec
 
-__all__ = ["SCHEMA", "Manifest", "ModelSpec", "OutputsSpec", "mistakes_in", "read_manifest"]
+__all__ = ["Manifest", "ModelSpec", "OutputsSpec", "editor_schema", "mistakes_in", "read_manifest"]

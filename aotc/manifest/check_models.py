@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, get_args
 
 from aotc.manifest.check_buckets import (
     check_buckets,
@@ -16,10 +16,10 @@ from aotc.manifest.check_buckets import (
     check_dims_used,
     check_limits,
 )
-from aotc.manifest.check_tensors import check_factory, check_tensors
+from aotc.manifest.check_tensors import check_factory, check_tensors, dtype_of
 from aotc.manifest.findings import Findings, did_you_mean
 from aotc.manifest.model_form import ModelForm, TensorForm, dims_of
-from aotc.manifest.schema import FLOAT_DTYPES
+from aotc.manifest.schema import FloatDtype
 from aotc.manifest.sizes import distinct_buckets
 from aotc.manifest.types import KeyPath, ModelSpec
 from aotc.records import Bucket, Size
@@ -154,8 +154,9 @@ def _check_train(model: ModelForm, tensors: list[TensorForm]) -> None:
         hint = "leave out `cuda_graphs`: aotc.TrainingStep captures the whole step"
         model.report(model.path("cuda_graphs"), "the halves of a training step are not captured alone", hint=hint)
     for tensor in tensors:
-        dtype = tensor.form.get("dtype") or model.get("dtype", None) or "float32"
-        if tensor.form.get("requires_grad") is True and dtype not in FLOAT_DTYPES and "complex" not in dtype:
+        dtype = dtype_of(model, tensor.keys, tensor.form)
+        has_gradient = not dtype or dtype in get_args(FloatDtype) or "complex" in dtype
+        if tensor.form.get("requires_grad") is True and not has_gradient:
             path = model.path("inputs", *tensor.keys, "requires_grad")
             model.report(path, f"`{tensor.name}` is {dtype}: only floating-point tensors have gradients")
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from aotc.expressions import Expression
 from aotc.manifest.findings import describe, did_you_mean
-from aotc.manifest.inputs import TENSOR_KEYS, is_tensor, leaf_path, mistyped_tensors, nested_factories, tensors_in
+from aotc.manifest.inputs import leaf_path, mistyped_tensors, nested_factories, tensors_in
 from aotc.manifest.model_form import ModelForm, TensorForm
-from aotc.manifest.schema import FACTORY, INITS
+from aotc.manifest.schema import FACTORY, INITS, TENSOR_KEYS, is_tensor
 from aotc.manifest.types import KeyPath
 
 _RANKS = {"channels_last": 4, "channels_last_3d": 5}
@@ -73,7 +73,7 @@ def _check_layout(model: ModelForm, tensor: TensorForm) -> None:
 def _check_pad(model: ModelForm, tensor: TensorForm) -> None:
     if not model.sound("inputs", *tensor.keys, "pad"):
         return
-    dtype = _dtype_of(model, tensor.keys, tensor.form)
+    dtype = dtype_of(model, tensor.keys, tensor.form)
     for dim, value in tensor.form.get("pad", {}).items():
         path = model.path("inputs", *tensor.keys, "pad", dim)
         if dim not in tensor.dims:
@@ -89,7 +89,7 @@ def _check_default(model: ModelForm, tensor: TensorForm) -> None:
     if "default" not in tensor.form or not model.sound("inputs", *tensor.keys, "default"):
         return
     path, value = model.path("inputs", *tensor.keys, "default"), tensor.form["default"]
-    dtype = _dtype_of(model, tensor.keys, tensor.form)
+    dtype = dtype_of(model, tensor.keys, tensor.form)
     if dtype and (problem := _misfit(value, dtype)):
         model.report(path, f"`{tensor.name}` cannot be filled with {describe(value)}: {problem}")
     others = [form for _, form in tensors_in(model.typed("inputs", {})) if "default" not in form]
@@ -102,7 +102,7 @@ def _check_default(model: ModelForm, tensor: TensorForm) -> None:
         model.report(path, message, hint="leave out `default`: a region has code for calls with the tensor and without")
 
 
-def _dtype_of(model: ModelForm, keys: KeyPath, form: Mapping[str, Any]) -> str | None:
+def dtype_of(model: ModelForm, keys: KeyPath, form: Mapping[str, Any]) -> str | None:
     """A tensor's dtype, or None where a mistake hides it."""
     if "dtype" in form:
         return str(form["dtype"]) if model.sound("inputs", *keys, "dtype") else None
@@ -110,7 +110,7 @@ def _dtype_of(model: ModelForm, keys: KeyPath, form: Mapping[str, Any]) -> str |
 
 
 def _check_init(model: ModelForm, keys: KeyPath, form: Mapping[str, Any]) -> None:
-    init, dtype = form.get("init"), _dtype_of(model, keys, form)
+    init, dtype = form.get("init"), dtype_of(model, keys, form)
     path = model.path("inputs", *keys, "init")
     for index, each in enumerate(init if isinstance(init, list) else ()):
         _check_one_init(model, (*path, index), leaf_path(keys), each, dtype)

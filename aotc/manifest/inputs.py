@@ -13,11 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aotc.manifest.findings import nearest
+from aotc.manifest.schema import TENSOR_KEYS, is_tensor, is_tuple
 from aotc.manifest.types import KeyPath
 from aotc.records import TUPLE, PadRule, Scalar
-
-TENSOR_MARKS = frozenset({"shape", "dtype", "init"})
-TENSOR_KEYS = TENSOR_MARKS | {"layout", "pad", "default", "requires_grad"}
 
 InputTree = Any
 """The form of `aotc.records.Parameter.tree`."""
@@ -61,16 +59,6 @@ def parse_inputs(inputs: Mapping[str, Any]) -> tuple[dict[str, InputTree], tuple
     leaves: list[LeafInput] = []
     trees = {name: _tree(inputs[name], (name,), leaves) for name in sorted(inputs)}
     return trees, tuple(leaves)
-
-
-def is_tensor(value: Any) -> bool:
-    """Whether this part of a manifest describes a tensor."""
-    return isinstance(value, Mapping) and not TENSOR_MARKS.isdisjoint(value)
-
-
-def is_tuple(value: Any) -> bool:
-    """Whether this part of a manifest describes a tuple: `{tuple: [1, 4, 4]}`."""
-    return isinstance(value, Mapping) and value.keys() == {TUPLE}
 
 
 def tensors_in(inputs: Mapping[str, Any]) -> Iterator[tuple[KeyPath, Mapping[str, Any]]]:

@@ -1,396 +1,345 @@
-"""The manifest's JSON Schema (draft 2020-12), for editors and for the first pass of the checks.
+"""The keys of a manifest, stated once: their types, ranges, defaults, and what they mean.
 
-Titles are noun phrases: a mistake is reported as "expected <title>". `examples` hold known values where a pattern
-stands for a list of them, so that a near miss can be named.
+`aotc.manifest.structure` checks a manifest against these types, `ModelSpec` inherits the keys that it keeps, and
+`editor_schema` generates the JSON Schema for editors. A title is a noun phrase: a mistake is reported as "expected
+<title>". `examples` are known values where a pattern stands for a list of them, so that a near miss can be named.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import ast
+import inspect
+import itertools
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, get_args
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType, field
 
 from aotc.machine.gpus import known_targets
 from aotc.machine.targets import CPU_LEVELS
-
-Schema = dict[str, Any]
-
-VERSION = 1
+from aotc.records import TUPLE, Extent, Mode, Record
 
 # `$(?!\n)` is the end of the text for Python and for ECMAScript; `$` alone lets a last newline pass.
 MODEL_NAME = r"^(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9._-]*$(?!\n)"
-IDENTIFIER = r"^[A-Za-z_][A-Za-z0-9_]*$(?!\n)"
-REGION = r"^[^.\s]+(\.[^.\s]+)*$(?!\n)"
-RECORDED = r"^[A-Za-z0-9][A-Za-z0-9._-]*\.safetensors#[A-Za-z0-9][A-Za-z0-9._-]*$(?!\n)"
 FACTORY = r"^[^:]+:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$(?!\n)"
+_IDENTIFIER = r"^[A-Za-z_][A-Za-z0-9_]*$(?!\n)"
+_REGION = r"^[^.\s]+(\.[^.\s]+)*$(?!\n)"
+_RECORDED = r"^[A-Za-z0-9][A-Za-z0-9._-]*\.safetensors#[A-Za-z0-9][A-Za-z0-9._-]*$(?!\n)"
 
-FLOAT_DTYPES = ("float64", "float32", "float16", "bfloat16")
-DTYPES = (
-    *FLOAT_DTYPES,
-    *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"),
-    *("complex32", "complex64", "complex128"),
-    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool"),
-)
-MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-_CPUS = tuple(reversed(CPU_LEVELS))
-LAYOUTS = ("contiguous", "channels_last", "channels_last_3d")
+FloatDtype = Literal["float64", "float32", "float16", "bfloat16"]
+_Float8 = Literal["float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"]
+_Complex = Literal["complex32", "complex64", "complex128"]
+_Integer = Literal["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
+_Dtype = Literal[FloatDtype, _Float8, _Complex, _Integer, "bool"]
+DTYPES: tuple[str, ...] = get_args(_Dtype)
 INITS = ("randn", "ones", "zeros", "padding")
 MAX_SIZE = 2**63 - 1
 
-_SIZE: Schema = {
-    "type": "integer",
-    "minimum": 0,
-    "maximum": MAX_SIZE,
-    "title": "a size (an integer of 0 or more)",
-}
-_BOOL: Schema = {"type": "boolean", "title": "true or false"}
-_SCALAR_TYPES = ["number", "boolean"]
-_DIM_NAME: Schema = {"pattern": IDENTIFIER, "title": "a dim's name (letters, digits and `_`)"}
+_UNIQUE = {"uniqueItems": True}  # msgspec has no such constraint
 
+_Dim = Annotated[str, Meta(pattern=_IDENTIFIER, title="a dim's name (letters, digits and `_`)")]
+_Scalar = Annotated[int | float | bool, Meta(title="a number or a bool")]
+_Size = Annotated[Extent, Meta(title="a size (an integer of 0 or more)")]
+_Ends = Annotated[list[_Size], Meta(min_length=2, max_length=2, title="a range [low, high] of two sizes")]
 
-def _mapping(title: str, properties: Schema, required: tuple[str, ...] = (), **more: Any) -> Schema:
-    """A mapping with these keys and no others."""
-    schema = {"type": "object", "title": title, "properties": properties, "additionalProperties": False, **more}
-    return {**schema, "required": list(required)} if required else schema
-
-
-def _one_of(title: str, values: tuple[Any, ...], description: str) -> Schema:
-    return {"enum": list(values), "title": title, "description": description}
-
-
-_RANGE_LIST: Schema = {
-    "type": "array",
-    "title": "a range [low, high] of two sizes",
-    "items": _SIZE,
-    "minItems": 2,
-    "maxItems": 2,
-}
-_RANGE = _mapping(
-    "a range like {range: [1, 512], multiple_of: 8, tune_at: 512}",
-    {
-        "range": {**_RANGE_LIST, "description": "The smallest and the largest size, both included."},
-        "multiple_of": {
-            "type": "integer",
-            "minimum": 1,
-            "maximum": MAX_SIZE,
-            "title": "an integer of 1 or more",
-            "description": "Only sizes that this divides are in the range.",
-        },
-        "tune_at": {**_SIZE, "description": "The size that kernels are tuned at. Default: the largest in the range."},
-    },
-    required=("range",),
+_CPUS = tuple(reversed(CPU_LEVELS))
+_TARGET = Meta(
+    pattern=rf"^(native|{'|'.join(_CPUS)}|cuda|cuda:sm_[0-9]{{2,3}})$(?!\n)",
+    title=f"a target (native, {', '.join(_CPUS)}, cuda or cuda:sm_NN)",
+    examples=["native", *_CPUS, "cuda", *known_targets()],
 )
-_BUCKET_SIZE: Schema = {
-    "description": "A fixed size, a range [low, high], or {range: [low, high], multiple_of: 8, tune_at: 512}.",
-    "if": {"type": "array"},
-    "then": _RANGE_LIST,
-    "else": {
-        "if": {"type": "object"},
-        "then": _RANGE,
-        "else": {**_SIZE, "title": "a size (an integer of 0 or more), [low, high] or {range: [low, high]}"},
-    },
-}
-_GRID_SIZE: Schema = {
-    "if": {"type": "object"},
-    "then": _RANGE,
-    "else": {**_SIZE, "title": "a size (an integer of 0 or more) or {range: [low, high]}"},
-}
-_SHAPE_ENTRY: Schema = {
-    "description": "A size, a dim, or an expression over dims such as `2*seq`.",
-    "if": {"type": "string"},
-    "else": {**_SIZE, "title": "a size (an integer of 0 or more), a dim, or an expression over dims"},
-}
-_ONE_INIT: Schema = {
-    "if": {"type": "object"},
-    "then": _mapping(
-        "{randint: [low, high]}, {constant: value} or {recorded: FILE.safetensors#NAME}",
-        {
-            "randint": {
-                "type": "array",
-                "title": "[low, high] of two integers or expressions over dims, high excluded",
-                "items": {
-                    "if": {"type": "string"},
-                    "else": {"type": "integer", "title": "an integer, a dim, or an expression over dims"},
-                },
-                "minItems": 2,
-                "maxItems": 2,
-            },
-            "constant": {"type": _SCALAR_TYPES, "title": "a number or a bool"},
-            "recorded": {
-                "type": "string",
-                "pattern": RECORDED,
-                "title": "FILE.safetensors#NAME, a file beside the manifest",
-                "description": "Values of recorded calls, as aotc.record keeps them beside the manifest.",
-            },
-        },
-        minProperties=1,
-        maxProperties=1,
+
+
+class ModelSettings(Record, frozen=True, kw_only=True):
+    """What a model says, or takes from `defaults`, and a `ModelSpec` keeps."""
+
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the factory. A value {factory: …, kwargs: …} is made by that factory."""
+    dtype: Annotated[FloatDtype | None, Meta(title="a floating dtype or null")] = None
+    """The module is cast to it. Default: as the factory built it."""
+    mode: Annotated[Mode, Meta(title=f"a mode ({', '.join(get_args(Mode))})")] = "max-autotune"
+    """A mode of torch.compile."""
+    weights: Annotated[Literal["live", "frozen"], Meta(title="`live` or `frozen`")] = "live"
+    """live: one artifact serves every checkpoint. frozen: weights are folded into the code."""
+    targets: Annotated[
+        tuple[Annotated[str, _TARGET], ...], Meta(min_length=1, title="a list of targets", extra_json_schema=_UNIQUE)
+    ] = ("native",)
+    """What to compile for; `native` is this machine."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Options of Inductor, such as cpp.simdlen."""
+    patches: dict[str, bool] = field(default_factory=dict)
+    """Patches of torch, by name, that are switched off."""
+    autocast: Literal["bfloat16", "float16"] | None = None
+    """The model runs under autocast to this dtype."""
+    float32_matmul_precision: Literal["highest", "high", "medium"] = "highest"
+    """As torch.set_float32_matmul_precision: high and medium let float32 products use TF32. The service must match."""
+    make_contiguous: bool = False
+    """Copy inputs that are not contiguous, instead of refusing them."""
+    cuda_graphs: Literal["auto", "always", "never"] = "auto"
+    """How a GPU launches. auto: what measures faster at build."""
+    graph_sizes: Annotated[
+        dict[_Dim, Annotated[list[_Size], Meta(title="a list of sizes", extra_json_schema=_UNIQUE)]],
+        Meta(title="a mapping of dims to lists of sizes"),
+    ] = field(default_factory=dict)
+    """The sizes within ranges for which CUDA graphs are captured."""
+    train: bool = False
+    """Compile forward and backward of the module in train mode."""
+    activation_memory: Annotated[float, Meta(ge=0, le=1, title="a number from 0 to 1")] = 1.0
+    """With `train: true`: the share of the activations that may be kept for the backward, which computes the others
+    again."""
+    runtime: Annotated[Literal["any", "standalone"], Meta(title="`any` or `standalone`")] = "any"
+    """standalone: the code must run without torch; the build avoids operators, and refuses those that remain."""
+    ptx: bool = False
+    """Keep PTX too, so that GPUs of later generations can run the code."""
+
+
+class RangeKeys(Record, frozen=True):
+    """Sizes from a low to a high one; one variant with dynamic shapes takes them all."""
+
+    range: _Ends
+    """The smallest and the largest size, both included."""
+    multiple_of: Annotated[int, Meta(ge=1, le=MAX_SIZE, title="an integer of 1 or more")] = 1
+    """Only sizes that this divides are in the range."""
+    tune_at: _Size | UnsetType = UNSET
+    """The size that kernels are tuned at. Default: the largest in the range."""
+
+
+_Range = Annotated[RangeKeys, Meta(title="a range like {range: [1, 512], multiple_of: 8, tune_at: 512}")]
+_GridSize = Annotated[Extent | _Range, Meta(title="a size (an integer of 0 or more) or {range: [low, high]}")]
+_BucketSize = Annotated[
+    Extent | _Ends | _Range, Meta(title="a size (an integer of 0 or more), [low, high] or {range: [low, high]}")
+]
+
+
+class OutputsKeys(Record, frozen=True):
+    """What happens to padded outputs."""
+
+    crop: Annotated[
+        Annotated[list[Annotated[str, Meta(title="a dim")]], Meta(extra_json_schema=_UNIQUE)]
+        | dict[
+            str,
+            Annotated[
+                list[Annotated[str | None, Meta(title="a dim or null")]],
+                Meta(title="a list with a dim or null for each axis"),
+            ],
+        ],
+        Meta(title="a list of dims, or a mapping of output paths to lists of dims"),
+    ] = field(default_factory=list)
+    """Cut outputs back to the request's sizes along these dims; a mapping names each axis per output."""
+
+
+class DefaultsKeys(ModelSettings, frozen=True, kw_only=True):
+    """What models say unless they say otherwise. A model's value replaces the default whole."""
+
+    buckets: Annotated[
+        list[Annotated[dict[_Dim, _BucketSize], Meta(title="a bucket like {batch: 1, seq: 128}")]],
+        Meta(title="a list of buckets"),
+    ] = field(default_factory=list)
+    """Each gives every dim of the model a size or a range."""
+    grid: Annotated[
+        dict[_Dim, Annotated[list[_GridSize], Meta(min_length=1, title="a list of sizes")]],
+        Meta(title="a grid like {batch: [1, 8], seq: [128, 512]}"),
+    ] = field(default_factory=dict)
+    """For each dim a list of sizes; the product is added to the buckets."""
+    outputs: Annotated[OutputsKeys, Meta(title="a mapping with `crop`")] = field(default_factory=OutputsKeys)
+    """What happens to padded outputs."""
+
+
+class RecipeKeys(Record, frozen=True):
+    """How example values are made, where a word does not say it: exactly one of these keys."""
+
+    randint: Annotated[
+        Annotated[
+            list[Annotated[int | str, Meta(title="an integer, a dim, or an expression over dims")]],
+            Meta(min_length=2, max_length=2),
+        ]
+        | UnsetType,
+        Meta(title="[low, high] of two integers or expressions over dims, high excluded"),
+    ] = UNSET
+    """Integers from low to high, high excluded."""
+    constant: _Scalar | UnsetType = UNSET
+    """The same value everywhere."""
+    recorded: Annotated[
+        Annotated[str, Meta(pattern=_RECORDED)] | UnsetType,
+        Meta(title="FILE.safetensors#NAME, a file beside the manifest"),
+    ] = UNSET
+    """Values of recorded calls, as aotc.record keeps them beside the manifest."""
+
+
+_RECIPE = "{randint: [low, high]}, {constant: value} or {recorded: FILE.safetensors#NAME}"
+_INIT = Meta(
+    title="an init (randn, ones, zeros, padding, {randint: [low, high]}, {constant: value}, {recorded: …} or "
+    "package.module:function)"
+)
+_Init = Annotated[
+    Annotated[str, Meta(pattern="^(randn|ones|zeros|padding|[^:]+:.+)$", examples=list(INITS))]
+    | Annotated[RecipeKeys, Meta(title=_RECIPE)],
+    _INIT,
+]
+_Inits = Annotated[list[_Init], Meta(min_length=1, title="a list of inits", extra_json_schema=_UNIQUE)]
+
+
+class TensorKeys(Record, frozen=True):
+    """A tensor that the model takes."""
+
+    shape: Annotated[
+        list[
+            Annotated[Extent | str, Meta(title="a size (an integer of 0 or more), a dim, or an expression over dims")]
+        ],
+        Meta(title="a shape (a list of sizes, dims and expressions over dims)"),
+    ]
+    """Sizes, dims, and expressions over dims such as `2*seq`."""
+    dtype: Annotated[_Dtype | UnsetType, Meta(title="a dtype")] = UNSET
+    """Default: the model's dtype, else float32."""
+    init: Annotated[_Init | _Inits | UnsetType, _INIT] = UNSET
+    """How example values are made. Default: randn; for integers and bools 0 or 1 at random. A list: the model may do
+    other things with other values, so regions are found, and outputs verified, with each."""
+    layout: Annotated[Literal["contiguous", "channels_last", "channels_last_3d"], Meta(title="a layout")] = "contiguous"
+    """channels_last needs 4 dimensions, channels_last_3d needs 5."""
+    requires_grad: bool = False
+    """With `train: true`: the backward computes this input's gradient."""
+    pad: Annotated[
+        dict[
+            _Dim,
+            Annotated[
+                Annotated[Literal["edge"], Meta(title="`edge` or a value")] | int | float | bool,
+                Meta(title="a number, a bool or `edge`"),
+            ],
+        ],
+        Meta(title="a mapping of dims to pad values"),
+    ] = field(default_factory=dict)
+    """May grow along these dims to reach a bucket: filled with a value, or with the last slice."""
+    default: _Scalar | UnsetType = UNSET
+    """What the tensor is filled with where a call leaves it out or passes None, for which the model itself does the
+    same: the build compares both."""
+
+
+TENSOR_KEYS = frozenset(TensorKeys.__struct_fields__)
+TENSOR_MARKS = frozenset({"shape", "dtype", "init"})
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether this part of a manifest describes a tensor."""
+    return isinstance(value, Mapping) and not TENSOR_MARKS.isdisjoint(value)
+
+
+def is_tuple(value: Any) -> bool:
+    """Whether this part of a manifest describes a tuple: `{tuple: [1, 4, 4]}`."""
+    return isinstance(value, Mapping) and value.keys() == {TUPLE}
+
+
+def kind_of_input(value: Any) -> Any:
+    """The type that an input of this form must have."""
+    if isinstance(value, Mapping):
+        return _Tensor if is_tensor(value) else _Tuple if is_tuple(value) else _Nested
+    return _Listed if isinstance(value, list) else Any
+
+
+_INPUT_REF = {"$ref": "#/$defs/Input"}
+_Input = Annotated[Any, Meta(extra_json_schema=_INPUT_REF, extra={"kind": kind_of_input})]
+_Tensor = Annotated[TensorKeys, Meta(title="a tensor")]
+_Tuple = dict[str, Annotated[list[_Input], Meta(title="a list of a tuple's items")]]
+_Nested = dict[str, _Input]
+_Listed = list[_Input]
+_Parameter = Annotated[str, Meta(pattern=_IDENTIFIER, title="a parameter's name (letters, digits and `_`)")]
+_Factory = Annotated[str, Meta(pattern=FACTORY, title="a factory (package.module:name or path/to/file.py:name)")]
+_Pattern = Annotated[
+    str,
+    Meta(
+        pattern=_REGION,
+        title="a pattern of submodules' paths, like blocks.*",
+        examples=["blocks.*", "model.layers.*"],
     ),
-    "else": {
-        "type": "string",
-        "title": "an init (randn, ones, zeros, padding, {randint: [low, high]}, {constant: value}, {recorded: …} or "
-        "package.module:function)",
-        "pattern": "^(randn|ones|zeros|padding|[^:]+:.+)$",
-        "examples": list(INITS),
-    },
-}
-_INIT: Schema = {
-    "description": "How example values are made. Default: randn; for integers and bools 0 or 1 at random. A list: the "
-    "model may do other things with other values, so regions are found, and outputs verified, with each.",
-    "if": {"type": "array"},
-    "then": {"type": "array", "title": "a list of inits", "items": _ONE_INIT, "minItems": 1, "uniqueItems": True},
-    "else": _ONE_INIT,
-}
-_TENSOR = _mapping(
-    "a tensor",
-    {
-        "shape": {
-            "type": "array",
-            "title": "a shape (a list of sizes, dims and expressions over dims)",
-            "items": _SHAPE_ENTRY,
-        },
-        "dtype": _one_of("a dtype", DTYPES, "Default: the model's dtype, else float32."),
-        "init": _INIT,
-        "layout": _one_of("a layout", LAYOUTS, "channels_last needs 4 dimensions, channels_last_3d needs 5."),
-        "requires_grad": {**_BOOL, "description": "With `train: true`: the backward computes this input's gradient."},
-        "pad": {
-            "type": "object",
-            "title": "a mapping of dims to pad values",
-            "description": "May grow along these dims to reach a bucket: filled with a value, or with the last slice.",
-            "propertyNames": _DIM_NAME,
-            "additionalProperties": {
-                "if": {"type": "string"},
-                "then": {"enum": ["edge"], "title": "`edge` or a value"},
-                "else": {"type": _SCALAR_TYPES, "title": "a number, a bool or `edge`"},
-            },
-        },
-        "default": {
-            "type": _SCALAR_TYPES,
-            "title": "a number or a bool",
-            "description": "What the tensor is filled with where a call leaves it out or passes None, for which the "
-            "model itself does the same: the build compares both.",
-        },
-    },
-    required=("shape",),
-)
-_TUPLE: Schema = {
-    "description": "{tuple: [1, 4, 4]}: a tuple of inputs.",
-    "properties": {
-        "tuple": {"type": "array", "title": "a list of a tuple's items", "items": {"$ref": "#/$defs/input"}},
-    },
-}
-_INPUT: Schema = {
-    "description": "A tensor (a mapping with `shape`), a nested mapping or list of inputs, {tuple: [1, 4, 4]} for a "
-    "tuple, or a constant.",
-    "if": {"type": "object", "anyOf": [{"required": [mark]} for mark in ("shape", "dtype", "init")]},
-    "then": _TENSOR,
-    "else": {
-        "if": {"type": "object", "required": ["tuple"], "maxProperties": 1},
-        "then": _TUPLE,
+]
+
+
+class ModelKeys(DefaultsKeys, frozen=True, kw_only=True):
+    """A model to compile."""
+
+    factory: _Factory
+    """A callable that returns the module, importable from the manifest's or the working folder."""
+    inputs: Annotated[
+        Annotated[Literal["auto"], Meta(title="`auto` or a mapping of inputs")] | dict[_Parameter, _Input],
+        Meta(title="a mapping of inputs, or `auto` for a model of transformers"),
+    ]
+    """By the names of the parameters of forward or `method`; `auto` for a model of transformers."""
+    method: Annotated[str, Meta(pattern=_IDENTIFIER, title="a method's name (letters, digits and `_`)")] = "forward"
+    """The method of the module that is compiled."""
+    regions: Annotated[list[_Pattern], Meta(min_length=1, title="a list of patterns", extra_json_schema=_UNIQUE)] = (
+        field(default_factory=list)
+    )
+    """Submodules that are compiled on their own, identical ones once; the rest of the model stays eager. Paths as in
+    named_modules(); `*` and `?` stand for letters within one name of a path."""
+    parallel: Annotated[
+        dict[_Dim, Annotated[int, Meta(ge=2, le=4096, title="2 ranks or more")]],
+        Meta(min_length=1, max_length=1, title="a dim of a device mesh with its number of ranks, like {tensor: 2}"),
+    ] = field(default_factory=dict)
+    """The factory makes the part of one rank; the code is compiled once for all ranks."""
+
+
+_ModelName = Annotated[
+    str,
+    Meta(
+        pattern=MODEL_NAME,
+        max_length=128,  # as of a tag in a registry
+        title="a model's name (at most 128 letters, digits, `.`, `_`, `-`; first a letter or digit; no `..`)",
+    ),
+]
+
+
+class ManifestKeys(Record, frozen=True, kw_only=True):
+    """Models, their inputs, and the shape buckets that aotc compiles them for. The order of keys, in any mapping, has
+    no meaning."""
+
+    version: Annotated[Literal[1], Meta(title="version 1")]
+    """The manifest's version."""
+    models: Annotated[
+        dict[_ModelName, Annotated[ModelKeys, Meta(title="a model")]],
+        Meta(min_length=1, title="a mapping of models, at least one"),
+    ]
+    """Each model by its name, which is the name of its artifacts."""
+    defaults: Annotated[DefaultsKeys, Meta(title="a mapping of defaults")] = field(default_factory=DefaultsKeys)
+    """What models say unless they say otherwise. A model's value replaces the default whole."""
+    picks: Annotated[str, Meta(min_length=1, title="a pick file's path, relative to the manifest")] | UnsetType = UNSET
+    """Autotune picks to take, as `aotc picks REF --export FILE` wrote them."""
+
+
+ManifestForm = Annotated[ManifestKeys, Meta(title="aotc manifest")]
+
+
+def editor_schema() -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of manifests, for editors."""
+    types = (ManifestKeys, _Tensor, _Tuple)
+    (_, tensor, of_tuple), parts = msgspec.json.schema_components(types, ref_template="#/$defs/{name}")
+    for name, part in parts.items():
+        del part["title"]  # the class's name
+        part["description"] = " ".join(part["description"].split())
+        for key, schema in part["properties"].items():
+            schema["description"] = _descriptions(globals()[name])[key]
+    parts["RecipeKeys"] |= {"minProperties": 1, "maxProperties": 1}
+    parts["Input"] = {
+        "description": "A tensor (a mapping with `shape`), a nested mapping or list of inputs, {tuple: [1, 4, 4]} for "
+        "a tuple, or a constant.",
+        "if": {"type": "object", "anyOf": [{"required": [mark]} for mark in sorted(TENSOR_MARKS)]},
+        "then": tensor,
         "else": {
-            "additionalProperties": {"$ref": "#/$defs/input"},
-            "items": {"$ref": "#/$defs/input"},
+            "if": {"type": "object", "required": [TUPLE], "maxProperties": 1},
+            "then": of_tuple,
+            "else": {"additionalProperties": _INPUT_REF, "items": _INPUT_REF},
         },
-    },
-}
-_CROP: Schema = {
-    "description": "Cut outputs back to the request's sizes along these dims; a mapping names each axis per output.",
-    "if": {"type": "object"},
-    "then": {
-        "additionalProperties": {
-            "type": "array",
-            "title": "a list with a dim or null for each axis",
-            "items": {"type": ["string", "null"], "title": "a dim or null"},
-        },
-    },
-    "else": {
-        "type": "array",
-        "title": "a list of dims, or a mapping of output paths to lists of dims",
-        "items": {"type": "string", "title": "a dim"},
-        "uniqueItems": True,
-    },
-}
+    }
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **parts.pop("ManifestKeys"), "$defs": parts}
 
-_SHARED: Schema = {
-    "kwargs": {
-        "type": "object",
-        "title": "a mapping",
-        "description": "Keyword arguments of the factory. A value {factory: …, kwargs: …} is made by that factory.",
-    },
-    "dtype": _one_of(
-        "a floating dtype or null", (*FLOAT_DTYPES, None), "The module is cast to it. Default: as the factory built it."
-    ),
-    "mode": _one_of(f"a mode ({', '.join(MODES)})", MODES, "A mode of torch.compile. Default: max-autotune."),
-    "weights": _one_of(
-        "`live` or `frozen`",
-        ("live", "frozen"),
-        "live (default): one artifact serves every checkpoint. frozen: weights are folded into the code.",
-    ),
-    "targets": {
-        "type": "array",
-        "title": "a list of targets",
-        "description": "What to compile for. Default: [native], this machine.",
-        "minItems": 1,
-        "uniqueItems": True,
-        "items": {
-            "type": "string",
-            "title": f"a target (native, {', '.join(_CPUS)}, cuda or cuda:sm_NN)",
-            "pattern": rf"^(native|{'|'.join(_CPUS)}|cuda|cuda:sm_[0-9]{{2,3}})$(?!\n)",
-            "examples": ["native", *_CPUS, "cuda", *known_targets()],
-        },
-    },
-    "options": {"type": "object", "title": "a mapping", "description": "Options of Inductor, such as cpp.simdlen."},
-    "patches": {
-        "type": "object",
-        "title": "a mapping",
-        "description": "Patches of torch, by name, that are switched off.",
-        "additionalProperties": _BOOL,
-    },
-    "buckets": {
-        "type": "array",
-        "title": "a list of buckets",
-        "description": "Each gives every dim of the model a size or a range.",
-        "items": {
-            "type": "object",
-            "title": "a bucket like {batch: 1, seq: 128}",
-            "propertyNames": _DIM_NAME,
-            "additionalProperties": {"$ref": "#/$defs/size"},
-        },
-    },
-    "grid": {
-        "type": "object",
-        "title": "a grid like {batch: [1, 8], seq: [128, 512]}",
-        "description": "For each dim a list of sizes; the product is added to the buckets.",
-        "propertyNames": _DIM_NAME,
-        "additionalProperties": {
-            "type": "array",
-            "title": "a list of sizes",
-            "minItems": 1,
-            "items": {"$ref": "#/$defs/gridSize"},
-        },
-    },
-    "outputs": _mapping("a mapping with `crop`", {"crop": _CROP}, description="What happens to padded outputs."),
-    "autocast": _one_of(
-        "bfloat16, float16 or null", ("bfloat16", "float16", None), "The model runs under autocast to this dtype."
-    ),
-    "float32_matmul_precision": _one_of(
-        "highest, high or medium",
-        ("highest", "high", "medium"),
-        "As torch.set_float32_matmul_precision: high and medium let float32 products use TF32. The service must match.",
-    ),
-    "make_contiguous": {**_BOOL, "description": "Copy inputs that are not contiguous, instead of refusing them."},
-    "cuda_graphs": _one_of(
-        "auto, always or never", ("auto", "always", "never"), "auto (default): what measures faster at build."
-    ),
-    "graph_sizes": {
-        "type": "object",
-        "title": "a mapping of dims to lists of sizes",
-        "description": "The sizes within ranges for which CUDA graphs are captured.",
-        "propertyNames": _DIM_NAME,
-        "additionalProperties": {"type": "array", "title": "a list of sizes", "items": _SIZE, "uniqueItems": True},
-    },
-    "train": {**_BOOL, "description": "Compile forward and backward of the module in train mode."},
-    "activation_memory": {
-        "type": "number",
-        "minimum": 0,
-        "maximum": 1,
-        "title": "a number from 0 to 1",
-        "description": "With `train: true`: the share of the activations that may be kept for the backward, which "
-        "computes the others again. Default: 1.",
-    },
-    "runtime": _one_of(
-        "`any` or `standalone`",
-        ("any", "standalone"),
-        "standalone: the code must run without torch; the build avoids operators, and refuses those that remain.",
-    ),
-    "ptx": {**_BOOL, "description": "Keep PTX too, so that GPUs of later generations can run the code."},
-}
-_MODEL = _mapping(
-    "a model",
-    {
-        "factory": {
-            "type": "string",
-            "title": "a factory (package.module:name or path/to/file.py:name)",
-            "description": "A callable that returns the module, importable from the manifest's or the working folder.",
-            "pattern": FACTORY,
-        },
-        "inputs": {
-            "title": "a mapping of inputs, or `auto` for a model of transformers",
-            "description": "By the names of the parameters of forward or `method`; `auto` for a model of transformers.",
-            "if": {"type": "string"},
-            "then": {"enum": ["auto"], "title": "`auto` or a mapping of inputs"},
-            "else": {
-                "type": "object",
-                "title": "a mapping of inputs",
-                "propertyNames": {"pattern": IDENTIFIER, "title": "a parameter's name (letters, digits and `_`)"},
-                "additionalProperties": {"$ref": "#/$defs/input"},
-            },
-        },
-        "method": {
-            "type": "string",
-            "title": "a method's name (letters, digits and `_`)",
-            "description": "The method of the module that is compiled. Default: forward.",
-            "pattern": IDENTIFIER,
-        },
-        "regions": {
-            "type": "array",
-            "title": "a list of patterns",
-            "description": "Submodules that are compiled on their own, identical ones once; the rest of the model "
-            "stays eager. Paths as in named_modules(); `*` and `?` stand for letters within one name of a path.",
-            "minItems": 1,
-            "uniqueItems": True,
-            "items": {
-                "type": "string",
-                "title": "a pattern of submodules' paths, like blocks.*",
-                "pattern": REGION,
-                "examples": ["blocks.*", "model.layers.*"],
-            },
-        },
-        "parallel": {
-            "type": "object",
-            "title": "a dim of a device mesh with its number of ranks, like {tensor: 2}",
-            "description": "The factory makes the part of one rank; the code is compiled once for all ranks.",
-            "minProperties": 1,
-            "maxProperties": 1,
-            "propertyNames": _DIM_NAME,
-            "additionalProperties": {"type": "integer", "minimum": 2, "maximum": 4096, "title": "2 ranks or more"},
-        },
-        **_SHARED,
-    },
-    required=("factory", "inputs"),
-)
 
-SCHEMA: Schema = {
-    "$schema": "https://json-schema.org/draft/2020-12/schema",
-    "description": "Models, their inputs, and the shape buckets that aotc compiles them for. The order of keys, in any "
-    "mapping, has no meaning.",
-    **_mapping(
-        "aotc manifest",
-        {
-            "version": {"const": VERSION, "title": f"version {VERSION}", "description": "The manifest's version."},
-            "picks": {
-                "type": "string",
-                "minLength": 1,
-                "title": "a pick file's path, relative to the manifest",
-                "description": "Autotune picks to take, as `aotc picks REF --export FILE` wrote them.",
-            },
-            "defaults": _mapping(
-                "a mapping of defaults",
-                _SHARED,
-                description="What models say unless they say otherwise. A model's value replaces the default whole.",
-            ),
-            "models": {
-                "type": "object",
-                "title": "a mapping of models, at least one",
-                "minProperties": 1,
-                "propertyNames": {
-                    "pattern": MODEL_NAME,
-                    "maxLength": 128,  # as of a tag in a registry
-                    "title": "a model's name (at most 128 letters, digits, `.`, `_`, `-`; first a letter or digit; "
-                    "no `..`)",
-                },
-                "additionalProperties": _MODEL,
-            },
-        },
-        required=("version", "models"),
-    ),
-    "$defs": {"size": _BUCKET_SIZE, "gridSize": _GRID_SIZE, "input": _INPUT},
-}
+def _descriptions(keys: type) -> dict[str, str]:
+    """The text below each key, in the source of the class and of its bases."""
+    found: dict[str, str] = {}
+    for base in keys.__mro__[: keys.__mro__.index(Record)]:
+        (definition,) = ast.parse(inspect.getsource(base)).body
+        assert isinstance(definition, ast.ClassDef)
+        for key, text in itertools.pairwise(definition.body):
+            match key, text:
+                case ast.AnnAssign(target=ast.Name(name)), ast.Expr(value=ast.Constant(str(said))):
+                    found[name] = " ".join(said.split())
+    return found

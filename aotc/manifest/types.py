@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
-from aotc.records import Bucket, Mode, Record
+from aotc.manifest.schema import ModelSettings
+from aotc.records import Bucket, Record
 
 Key = str | int
 KeyPath = tuple[Key, ...]
@@ -27,42 +28,23 @@ class RecordedCall(Record, frozen=True):
     dtypes: dict[str, str]
 
 
-class ModelSpec(Record, frozen=True):
+class ModelSpec(ModelSettings, frozen=True):
     """One model of a manifest, with the defaults applied. It is kept in the artifacts' records, so it holds no path of
-    this machine, and equal manifests give equal specs whatever their comments and the order of their keys.
+    this machine, and equal manifests give equal specs whatever their comments and the order of their keys. What it
+    shares with a manifest's models is described there: `aotc.manifest.schema`.
 
     `inputs` is the manifest's own form with sorted keys (see `aotc.manifest.inputs.parse_inputs`). `buckets` are the
-    listed ones and the grid's product, each once; a model without dims has one empty bucket. `regions` are patterns of
-    the paths of submodules that are compiled on their own (see `aotc.models.regions`). `method` is what is called in
-    the place of forward. `train`: forward and backward are compiled; `activation_memory` is the share of activations
-    that may be kept between the two. `parallel` is a device mesh's dim and its size, where the factory makes one rank's
-    part of the model; else empty. `runtime`: with `standalone`, the code must run without torch. `recorded` are the
-    calls whose values inputs refer to, by the reference.
+    listed ones and the grid's product, each once; a model without dims has one empty bucket. `method` is what is called
+    in the place of forward, "" for forward. `recorded` are the calls whose values inputs refer to, by the reference.
     """
 
     name: str
     factory: str
     inputs: dict[str, Any]
     buckets: tuple[Bucket, ...]
-    kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
-    dtype: str | None = None
-    mode: Mode = "max-autotune"
-    weights: Literal["live", "frozen"] = "live"
-    targets: tuple[str, ...] = ("native",)
-    options: dict[str, Any] = msgspec.field(default_factory=dict)
     crop: OutputsSpec = ()
-    autocast: Literal["bfloat16", "float16"] | None = None
-    float32_matmul_precision: Literal["highest", "high", "medium"] = "highest"
-    make_contiguous: bool = False
-    cuda_graphs: Literal["auto", "always", "never"] = "auto"
-    graph_sizes: dict[str, list[int]] = msgspec.field(default_factory=dict)
-    ptx: bool = False
     regions: tuple[str, ...] = ()
     method: str = ""
-    patches: dict[str, bool] = msgspec.field(default_factory=dict)
-    train: bool = False
-    activation_memory: float = 1.0
-    runtime: Literal["any", "standalone"] = "any"
     parallel: dict[str, int] = msgspec.field(default_factory=dict)
     recorded: dict[str, tuple[RecordedCall, ...]] = msgspec.field(default_factory=dict)
 

@@ -62,7 +62,9 @@ def test_a_checkpoint_that_transformers_splits_is_captured_as_local_tensors(tmp_
     transformers = pytest.importorskip("transformers")
     transformers.LlamaForCausalLM(transformers.LlamaConfig(**TINY)).save_pretrained(tmp_path)
     kwargs = {"checkpoint": str(tmp_path)}
-    spec = ModelSpec("pretrained", "transformers_llama.py:pretrained", INPUTS, ({},), kwargs, parallel={"tensor": 2})
+    spec = ModelSpec(
+        "pretrained", "transformers_llama.py:pretrained", INPUTS, ({},), kwargs=kwargs, parallel={"tensor": 2}
+    )
     with group_left():
         ranks = [captured(spec, rank) for rank in range(2)]
     for rank in ranks:
@@ -75,7 +77,7 @@ def test_a_checkpoint_that_transformers_splits_is_captured_as_local_tensors(tmp_
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_each_ranks_shard_holds_its_part_of_the_weight(rank: int) -> None:
-    spec = ModelSpec("shards", "dtensors.py:feed_forward", {}, ({},), {"hidden": 5}, parallel={"tensor": 2})
+    spec = ModelSpec("shards", "dtensors.py:feed_forward", {}, ({},), kwargs={"hidden": 5}, parallel={"tensor": 2})
     with group_left():
         module = build_module(spec, EXAMPLE, rank=rank)
         up, down = (layer.weight.to_local() for layer in (module.up, module.down))

@@ -104,6 +104,12 @@ def model(lines: str, inputs: str = "{x: {shape: [batch]}}", buckets: str = "[{b
         (model("train: true\nweights: frozen"), 8, "frozen weights cannot be trained", "leave out"),
         (model("train: true\ncuda_graphs: always"), 8, "are not captured alone", "aotc.TrainingStep"),
         (model("train: true\nactivation_memory: 2"), 8, "expected a number from 0 to 1", ""),
+        (
+            model("train: true", inputs="{x: {shape: [batch], dtype: 5, requires_grad: true}}"),
+            5,
+            "is 5; expected a dtype",
+            "",
+        ),
         (model("runtime: standalon"), 7, "expected `any` or `standalone`", "did you mean `standalone`?"),
         (model("runtime: standalone\ntrain: true"), 8, "excludes `train`: gradients need torch", "`runtime: any`"),
         (model("runtime: standalone\nautocast: bfloat16"), 8, "excludes `autocast`", "`runtime: any`"),

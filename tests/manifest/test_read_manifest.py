@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import itertools
+import operator
+import random
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent, indent
+from typing import Any
 
 import msgspec
 import pytest
+import yaml
 from jsonschema import Draft202012Validator
 
 from aotc.digest import canonical_json
-from aotc.manifest import SCHEMA, Manifest, ModelSpec, read_manifest
+from aotc.manifest import Manifest, ModelSpec, editor_schema, read_manifest
+from aotc.manifest.findings import Findings
+from aotc.manifest.structure import check_structure
 from aotc.records import SizeRange
 
 
@@ -244,10 +254,76 @@ def test_anchors_and_merges_are_plain_yaml(tmp_path: Path) -> None:
 
 
 def test_the_schema_is_a_valid_json_schema_and_describes_every_key_of_a_model() -> None:
-    Draft202012Validator.check_schema(SCHEMA)
-    model = SCHEMA["properties"]["models"]["additionalProperties"]["properties"]
+    schema = editor_schema()
+    Draft202012Validator.check_schema(schema)
+    model = schema["$defs"]["ModelKeys"]["properties"]
     assert set(model) - {"grid", "outputs"} == set(ModelSpec.__struct_fields__) - {"name", "crop", "recorded"}
-    assert all(schema.get("title") or schema.get("description") for schema in model.values())
+    mappings = [schema, *(part for name, part in schema["$defs"].items() if name != "Input")]
+    assert all(key["description"] for part in mappings for key in part["properties"].values())
+    assert model["dtype"]["description"] == "The module is cast to it. Default: as the factory built it."
+
+
+EVERY_KEY = """
+version: 1
+picks: picks.json
+defaults: {dtype: bfloat16, targets: [native], buckets: [{b: 1, s: [1, 8]}], outputs: {crop: [b]}}
+models:
+  m:
+    factory: package.module:make
+    kwargs: {a: 1}
+    mode: default
+    weights: live
+    targets: [native, cpu:x86-64-v3, cuda:sm_90]
+    options: {a.b: 2}
+    patches: {one: false}
+    method: encode
+    inputs:
+      x: {shape: [b, 2*s, 8], dtype: float32, init: randn, layout: contiguous, pad: {b: 0, s: edge}}
+      y: {shape: [b], init: [ones, {constant: 3}, {randint: [0, s]}, {recorded: a.safetensors#m}], default: 1}
+      z: [{tuple: [1, {shape: [s]}]}, {deep: {shape: [s], requires_grad: true}}, text, null]
+    buckets: [{b: 1, s: 8}, {b: [1, 4], s: {range: [8, 64], multiple_of: 8, tune_at: 16}}]
+    grid: {b: [2, {range: [16, 32]}]}
+    outputs: {crop: {"[0]": [b, null]}}
+    autocast: null
+    float32_matmul_precision: high
+    make_contiguous: true
+    cuda_graphs: never
+    graph_sizes: {b: [1, 2]}
+    train: true
+    activation_memory: 0.5
+    runtime: any
+    ptx: false
+  n: {factory: "p:f", inputs: auto, regions: ["a.*"], parallel: {tensor: 2}}
+"""
+VALUES = (None, True, -1, 1, 1.5, 2**63, "", "text", "a b", "edge", [], [1, 1], ["b", "b"], [4, 1, 2], {}, {"b": 1})
+
+
+def parts_of(value: Any, keys: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """The keys of each part of a manifest's data, its own first."""
+    yield keys
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from parts_of(item, (*keys, key))
+
+
+def test_the_schema_for_editors_refuses_what_the_reader_refuses() -> None:
+    """Both come from the same types. Each part of a manifest with every key is replaced by a value, and renamed."""
+    whole = yaml.safe_load(EVERY_KEY)
+    editor = Draft202012Validator(editor_schema())
+    assert editor.is_valid(whole)
+    verdicts = set()
+    changes = list(itertools.product((keys for keys in parts_of(whole) if keys), (*VALUES, "rename")))
+    for (*above, key), value in random.Random(0).sample(changes, 400):
+        data = copy.deepcopy(whole)
+        part = functools.reduce(operator.getitem, above, data)
+        if value != "rename":
+            part[key] = value
+        elif isinstance(part, dict):
+            part[f"{key}s"] = part.pop(key)
+        findings = Findings("m.yaml", {}, (), ())
+        check_structure(data, findings)
+        verdicts.add(findings.found)
+        assert editor.is_valid(data) != findings.found, (*above, key, value, findings.issues)
+    assert verdicts == {True, False}
 
 
 def test_reading_a_manifest_does_not_import_torch(tmp_path: Path) -> None:

@@ -31,7 +31,6 @@ BUILDING = "building"
 
 EXTRA = {
     "jinja2": "Jinja2",
-    "jsonschema": "",
     "numpy": "",
     "elftools": "pyelftools",
     "pygments": "Pygments",

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from aotc.errors import ManifestError
-from aotc.manifest.inputs import is_tensor, is_tuple
-from aotc.manifest.schema import DTYPES
+from aotc.manifest.schema import DTYPES, is_tensor, is_tuple
 from aotc.models.signature import BoundArgument, UnnamedArguments, convention, named_arguments
 from aotc.reads.tensors import dtype_name
 from aotc.records import TUPLE, Dims

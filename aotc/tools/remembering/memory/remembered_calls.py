@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from aotc.errors import ManifestError
-from aotc.manifest.inputs import is_tuple
+from aotc.manifest.schema import is_tuple
 from aotc.records import TUPLE
 from aotc.tools.recording.seen_calls import SeenArgument, SeenTensor, seen_call
 from aotc.tools.remembering.caches.cache_structure import is_apart

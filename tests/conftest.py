@@ -190,8 +190,15 @@ def quickstart_store(shared_folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def zoo_store(shared_folder: Path) -> Path:
-    """A store with every model of tests/zoo/manifest.yaml. Treat it as read-only."""
-    return _built(shared_folder, "zoo-store", ZOO / "manifest.yaml")
+    """A store with every model of tests/zoo/manifest.yaml. Treat it as read-only.
+
+    `$AOTC_TESTS_KEEP_ZOO`, if it is set, gets a copy: for the tests of `$AOTC_TESTS_OTHER_TORCH`."""
+    store = _built(shared_folder, "zoo-store", ZOO / "manifest.yaml")
+    if kept := os.environ.get("AOTC_TESTS_KEEP_ZOO"):
+        with filelock.FileLock(shared_folder / "kept-zoo.lock"):
+            if not Path(kept).exists():
+                shutil.copytree(store, kept)
+    return store
 
 
 @pytest.fixture

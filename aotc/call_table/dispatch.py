@@ -177,7 +177,7 @@ def shape_of(leaf: TensorLeaf) -> Callable[[Mapping[str, int]], Shape]:
 
 
 def is_name(entry: str) -> bool:
-    """Whether a size is a dim, and no expression over dims."""
+    """Whether a size is a dim, and not an expression over dims."""
     return entry.isascii() and entry.isidentifier()
 
 

@@ -36,7 +36,7 @@ def how_to_install(machine: str) -> str:
 
 @functools.cache
 def compiler_version(machine: str = "") -> str:
-    """The first line of `--version` of the C++ compiler, or a text that there is none."""
+    """The first line of `--version` of the C++ compiler, or a text that says that it cannot be run."""
     name = compiler_name(machine)
     try:
         shown = subprocess.run([name, "--version"], capture_output=True, text=True, timeout=30, check=True).stdout

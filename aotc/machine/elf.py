@@ -81,8 +81,8 @@ def defined_symbols(path: str | Path) -> frozenset[str]:
 
 
 def needed_versions(path: str | Path) -> dict[str, str]:
-    """The newest version of `GLIBC`, `GLIBCXX` and `CXXABI` that a library needs, of those that it needs any of. Raises
-    ValueError as `undefined_symbols`."""
+    """The newest version that a library needs of each of `GLIBC`, `GLIBCXX` and `CXXABI`; families that it does not
+    need are left out. Raises ValueError as `undefined_symbols`."""
     with _mapped(path) as data, _damaged():
         return newest(_needed(data))
 
@@ -176,7 +176,7 @@ def needed_libraries(data: bytes | bytearray) -> list[NeededLibrary]:
 
 
 def rename_needed(data: bytearray, names: frozenset[str], name: str) -> int:
-    """Name the library `name` in the place of each of `names`, in the place of a name that is as long or longer.
+    """Replace each of `names` by `name` among the needed libraries. `name` must not be longer than the replaced name.
 
     Returns how many entries were changed. Raises ValueError as `undefined_symbols`, and where other names share the
     bytes, or there is no room.

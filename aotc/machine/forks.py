@@ -21,10 +21,10 @@ _alone = False
 
 
 def renew_in_child(owner: T, renew: Callable[[T], None]) -> None:
-    """Call `renew(owner)` in every forked child, as long as `owner` lives; it may raise nothing.
+    """Call `renew(owner)` in every forked child, as long as `owner` lives. It must not raise.
 
-    But not where the parent ran one thread alone: nothing is half done then, and a child shares it all with its parent,
-    the memory of frozen weights too.
+    It is not called if the parent had a single thread at the fork. Then no change was half done, and the child keeps
+    sharing everything with its parent, also the memory of frozen weights.
     """
     _renewals[owner] = renew
 
@@ -50,7 +50,7 @@ _pauses: dict[int | None, Callable[[int], int]] = {}
 
 
 def end_threads_before_forks(*libraries: ctypes.CDLL) -> None:
-    """From now on: those that each of the libraries runs, whose OpenMP may be another file."""
+    """From now on, end the OpenMP threads of each library before a fork. Libraries may use different OpenMP files."""
     for user in libraries:
         try:
             pause = user.omp_pause_resource_all  # sought in what it is linked to, too

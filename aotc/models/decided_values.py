@@ -145,7 +145,7 @@ def _are_of_other_kinds(mask: Tensor, eager: Any, compiled: Any) -> bool:
 
 
 def _still(mask: Tensor, eager: Any, compiled: Any, witness: Any) -> Tensor | None:
-    """Those of the differing elements that this witness still counts as decided; None if there are none."""
+    """The differing elements that this witness still counts as decided; None if it counts none."""
     if not isinstance(eager, Tensor) or not isinstance(witness, Tensor) or not isinstance(compiled, Tensor):
         return mask if same_values(eager, witness) else None
     if eager.shape != witness.shape:

@@ -189,7 +189,7 @@ def _limits(dtype: torch.dtype, wide_integers: bool) -> tuple[int, int]:
 
 
 def _integers(row: Tensor, least: int, most: int, negative: bool) -> Tensor:
-    """Some of one sign from 2 to 20 in size, and the limit of that sign; of the other sign where there are none."""
+    """Numbers of one sign, of size 2 to 20, and that sign's limit; of the other sign if the dtype lacks this one."""
     numbers = torch.arange(row.numel()) * 7 % 19 + 2
     negative = (negative and least < 0) or most <= 0
     numbers[_EVERY - 1 :: _EVERY] = -least if negative else most

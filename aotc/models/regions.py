@@ -178,7 +178,7 @@ def has_form(signature: Signature, call: Call) -> bool:
 def never_called(path: str, dims: Dims) -> BuildError:
     return BuildError(
         f"the region `{path}` is not called when the model is run at {bucket_name(dict(dims))}",
-        hint="a region is a module whose forward is called: no ModuleList, and none that this call passes by",
+        hint="name a module whose forward this call runs; a ModuleList has no forward",
         stage="regions",
     )
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 from cubins import cubins_of, is_for
 from processes import ROOT, environment
+from small_artifact import small_artifact
 
 import aotc
 from aotc.compiler.autotune.picker import Picker
@@ -26,7 +27,8 @@ from aotc.machine.targets import parse_target
 from aotc.manifest import Manifest, read_manifest
 from aotc.models.launch import unmeasured_launch
 from aotc.picks import PICKS_SCHEMA_VERSION, Candidate, Pick, PickFile, UnitPicks
-from aotc.records import LaunchPick, SizeRange
+from aotc.provenance import BuiltVariant
+from aotc.records import File, LaunchPick, Output, SizeRange
 from aotc.store.layout.built import read_built
 from aotc.store.layout.bundle import read_bundle
 from aotc.store.layout.store import Store
@@ -120,19 +122,26 @@ def test_torch_without_cuda_cannot_build_for_a_gpu(tmp_path: Path) -> None:
 
 
 def test_without_a_measurement_a_graph_is_launched_unless_the_picks_or_the_manifest_say_otherwise(
-    tmp_path: Path, quickstart_store: Path
+    tmp_path: Path,
 ) -> None:
-    store = Store.open(quickstart_store)
-    (entry,) = read_bundle(store, parse_reference("quickstart:latest")).artifacts
-    built = read_built(store, entry)
-    artifact = msgspec.structs.replace(built, variants=built.variants[:1])
+    code = File("model.so", "sha256:" + "2" * 64, 1, "sha256:" + "4" * 64, 10)
+    variant = BuiltVariant(
+        bucket={"batch": 4},
+        key="sha256:" + "1" * 64,
+        library=code.name,
+        files=(code,),
+        arguments=(),
+        outputs=(Output(index=0),),
+        output_tree=0,
+    )
+    artifact = small_artifact(variants=(variant,))
     (spec,) = manifest_of(tmp_path).models.values()
     assert unmeasured_launch(spec, artifact).graph
     measured = LaunchPick(graph=False, direct_ms=1.0, graph_ms=2.0, reason="measured")
     assert unmeasured_launch(spec, artifact, measured) == measured
     never = msgspec.structs.replace(spec, cuda_graphs="never")
     assert not unmeasured_launch(never, artifact).graph
-    ranged = msgspec.structs.replace(artifact.variants[0], bucket={"batch": SizeRange(1, 8)})
+    ranged = msgspec.structs.replace(variant, bucket={"batch": SizeRange(1, 8)})
     assert not unmeasured_launch(spec, msgspec.structs.replace(artifact, variants=(ranged,))).graph
 
 

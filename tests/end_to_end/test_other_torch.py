@@ -1,7 +1,7 @@
 """`compat="abi"`: what another torch built is served by this one, with no compiler.
 
-$AOTC_TESTS_OTHER_TORCH is a store with models of tests/zoo/manifest.yaml, built with another minor version of torch:
-`.ci/run` builds it with the torch of the whole suite, before the list for every torch is run with the newest.
+$AOTC_TESTS_OTHER_TORCH is a store with models of tests/zoo/manifest.yaml, built with another minor version of torch.
+In `.ci/run` it is the zoo's store of the whole suite, which $AOTC_TESTS_KEEP_ZOO keeps for the newest torch.
 """
 
 from __future__ import annotations

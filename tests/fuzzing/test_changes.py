@@ -1,4 +1,4 @@
-"""A minute of `changes.py`: changes of every kind, at every moment, of each form. None may be followed by silence."""
+"""A sample of `changes.py`: changes of every kind, at every moment, of each form. None may be followed by silence."""
 
 from __future__ import annotations
 
@@ -15,26 +15,45 @@ from fuzzing import changes
 from fuzzing.change_kinds import KINDS, MOMENTS, guide_table
 from processes import ROOT, finish, start
 
-COUNT, SEED = 2 * len(KINDS), 0
+COUNT, SEED = len(KINDS), 0
+MORE, ANOTHER_SEED = 5 * len(KINDS), 1
 
 
 @pytest.fixture(scope="module")
-def tried(shared_folder: Path, tmp_path_factory: pytest.TempPathFactory, built: Any) -> list[changes.Tried]:
-    """Changes are made in a process of its own: its forks need one without threads, and without a compiler."""
-    work, results = shared_folder / "changes", tmp_path_factory.mktemp("changes") / "results.json"
+def work(shared_folder: Path, built: Any) -> Path:
+    """The folder with the models of the sample, built."""
+    work = shared_folder / "changes"
     with filelock.FileLock(shared_folder / "changes.lock"):
         if not work.exists():
             changes.write_subjects(work / "subjects", changes.SAMPLED)
     built(work, "store", work / "subjects" / "manifest.yaml")
-    options = ("--sampled", "--work", work, "--count", COUNT, "--seed", SEED, "--jobs", 2, "--results", results)
+    return work
+
+
+def tried_in(work: Path, results: Path, count: int, seed: int) -> list[changes.Tried]:
+    """Changes are made in a process of its own: its forks need one without threads, and without a compiler."""
+    options = ("--sampled", "--work", work, "--count", count, "--seed", seed, "--jobs", 2, "--results", results)
     ran = finish(start(ROOT / "tests" / "fuzzing" / "changes.py", *options))
     assert results.exists(), ran.stdout + ran.stderr
     return [changes.Tried(**one) for one in json.loads(results.read_text())]
 
 
+@pytest.fixture(scope="module")
+def tried(work: Path, tmp_path_factory: pytest.TempPathFactory) -> list[changes.Tried]:
+    return tried_in(work, tmp_path_factory.mktemp("changes") / "results.json", COUNT, SEED)
+
+
 def test_no_change_is_silent(tried: list[changes.Tried]) -> None:
     faults = [str(one) for one in tried if one.verdict in changes.FAULTS]
     assert not faults, "\n".join(faults)
+
+
+@pytest.mark.nightly
+def test_no_change_of_a_larger_sample_is_silent(work: Path, tmp_path: Path) -> None:
+    """Five of each kind, so that each is tried at several moments and in several forms."""
+    found = tried_in(work, tmp_path / "results.json", MORE, ANOTHER_SEED)
+    faults = [str(one) for one in found if one.verdict in changes.FAULTS]
+    assert not faults and len(found) == MORE, "\n".join(faults)
 
 
 def test_changes_are_told_from_no_changes(tried: list[changes.Tried]) -> None:

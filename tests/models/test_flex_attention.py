@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from built_models import Built, build
 from in_process import build_here, code_forgotten
 from processes import ROOT
 from torch import Tensor
@@ -23,10 +22,8 @@ EXAMPLE = ROOT / "examples" / "flex_attention"
 
 
 @pytest.fixture(scope="module")
-def built(shared_folder: Path) -> Built:
-    built = build(shared_folder, EXAMPLE / "manifest.yaml", {})
-    assert not [unit["error"] for unit in built.report["units"] if unit["error"]]
-    return built
+def store(shared_folder: Path, built: Any) -> Path:
+    return built(shared_folder, "flex_attention-store", EXAMPLE / "manifest.yaml")  # type: ignore[no-any-return]
 
 
 @pytest.fixture
@@ -53,19 +50,19 @@ def attention_within_documents(module: Any, x: Tensor, documents: Tensor) -> Ten
 
 @pytest.mark.parametrize(("batch", "tokens"), [(2, 129), (5, 300), (8, 1024)])
 def test_a_score_and_a_mask_that_read_tensors_hold_over_a_range(
-    built: Built, models: Any, batch: int, tokens: int
+    store: Path, models: Any, batch: int, tokens: int
 ) -> None:
     module = models.Documents().eval()
-    compiled = aotc.load("documents", module, store=built.store)
+    compiled = aotc.load("documents", module, store=store)
     x, documents = torch.randn(batch, tokens, 64), torch.randint(0, 4, (batch, tokens)).sort().values
     with torch.no_grad():
         torch.testing.assert_close(compiled(x, documents), attention_within_documents(module, x, documents))
 
 
-def test_a_cache_in_pages_is_that_of_each_sequence(built: Built, models: Any) -> None:
+def test_a_cache_in_pages_is_that_of_each_sequence(store: Path, models: Any) -> None:
     """Tokens of three sequences, whose pages lie among one another, from before the end of a page to behind it."""
     module = models.Paged().eval()
-    compiled = aotc.load("paged", module, store=built.store)
+    compiled = aotc.load("paged", module, store=store)
     module.keys.normal_(), module.values.normal_()
     table = torch.randperm(module.pages)[:12].view(3, 4)
     lengths = torch.tensor([0, 126, 300])

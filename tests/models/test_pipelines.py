@@ -1,4 +1,4 @@
-"""A pipeline of diffusers by `aotc.attach`, as `examples/diffusion` has it; that tutorial's test runs them all."""
+"""A pipeline of diffusers by `aotc.attach`. CI's first torch runs it by the tutorial in `examples/diffusion`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from processes import ROOT, run_python
 
 pytest.importorskip("diffusers")
-pytestmark = pytest.mark.every_torch
+pytestmark = pytest.mark.every_torch(alone=True)
 
 EXAMPLE = ROOT / "examples" / "diffusion"
 SERVE = """

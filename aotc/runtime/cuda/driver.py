@@ -37,7 +37,7 @@ def make_stream(owner: object, device: torch.device) -> torch.cuda.Stream:
     """A stream of its own for as long as `owner` lives. `device` has an index.
 
     torch makes its 32 streams of each of four priorities when it is first asked for one, which takes 2.4 ms (H200).
-    A stream object of torch's (2.11) lets go of none that refer to it weakly, and a finalizer of one crashes at exit.
+    A stream object of torch (2.11) does not clear weak references to it, and a finalizer on one crashes at exit.
     """
     idle = _idle[device.index]
     try:

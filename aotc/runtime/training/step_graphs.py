@@ -78,7 +78,7 @@ class StepGraphs:
         self.forget()
 
     def forget(self) -> None:
-        """Let go of all graphs: they hold addresses, and values, that are no longer the right ones."""
+        """Drop all graphs: the addresses and values that they hold have changed."""
         self._captured: list[tuple[Any, list[Any], CapturedStep | None]] = []
         self._pool = torch.cuda.graph_pool_handle()
         self._facts: list[Any] = []

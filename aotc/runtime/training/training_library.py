@@ -166,8 +166,8 @@ class TrainingLibrary:
         return lambda gradients: _outputs(step, gradients)
 
     def outputs_for(self, missing: Collection[int]) -> list[int | None]:
-        """By each argument the backward's output that is its gradient. Where no gradients came of `missing` results,
-        none for what no other result depends on, as in eager."""
+        """For each argument the backward's output that is its gradient. As in eager, it is None for an argument on
+        which only the results in `missing` depend: those that got no gradient."""
         if not missing:
             return self.gradients
         pairs = zip(self.gradients, self._results_of, strict=True)
@@ -238,7 +238,7 @@ class _Step(Function):
 
 
 def _quiet_hooks(ctx: Any, found: Sequence[Tensor | None]) -> None:
-    """Of parameters that get no gradient, in the place of which autograd gives None to hooks."""
+    """Silence the hooks of parameters that get no gradient: autograd would call them with None."""
     for (node, _), gradient in zip(ctx.next_functions, found, strict=True):
         leaf = getattr(node, "variable", None) if gradient is None else None
         if leaf is not None and (leaf._backward_hooks or leaf._post_accumulate_grad_hooks):
@@ -248,7 +248,7 @@ def _quiet_hooks(ctx: Any, found: Sequence[Tensor | None]) -> None:
 
 
 def _outputs(ctx: Any, gradients: Sequence[Tensor | None], *, last: bool = False) -> list[Tensor]:
-    """Of the backward's library. After the `last` run what was saved goes, unless `retain_graph=True`."""
+    """Run the backward's library. After the `last` run the saved tensors are freed, unless `retain_graph=True`."""
     code: TrainingLibrary = ctx.code
     with torch.no_grad():
         kept = ctx.saved_tensors if ctx.kept is None else _unpacked(ctx)
@@ -316,8 +316,8 @@ def _laid_out(tensor: Tensor, form: _Form) -> Tensor:
 
 
 def _once_only(step: Any, found: Sequence[Tensor | None], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """What a call's backward gives, of which no derivative can be taken (`create_graph=True`). It depends on leaves, on
-    what stands for inputs that were computed, and on the gradients of results."""
+    """The gradients of a backward, whose own derivative raises an error (with `create_graph=True`). They depend on the
+    leaves, on the links of inputs that were computed, and on the gradients of the results."""
     leaves = (getattr(node, "variable", None) for node, _ in step.next_functions)
     sources = [each for each in (*leaves, *step.link, *gradients) if each is not None]
     dense = iter(_NoSecond.apply(len(sources), *sources, *(each for each in found if each is not None)))  # type: ignore[no-untyped-call]
@@ -325,7 +325,7 @@ def _once_only(step: Any, found: Sequence[Tensor | None], gradients: Sequence[Te
 
 
 class _NoSecond(Function):
-    """Gives tensors back that depend on others, and cannot be differentiated."""
+    """Returns tensors that depend on others, and whose derivative raises an error."""
 
     @staticmethod
     def forward(ctx: Any, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -340,7 +340,7 @@ class _NoSecond(Function):
 
 
 class _Link(Function):
-    """A tensor without elements that depends on others, and holds none of them."""
+    """An empty tensor with a `grad_fn` that depends on other tensors, and keeps none of them in memory."""
 
     @staticmethod
     def forward(ctx: Any, *tensors: Tensor) -> Tensor:

@@ -47,7 +47,7 @@ def _of_variant(variant: Variant, first: list[str]) -> Iterator[Issue]:
     if any(output.view for output in variant.outputs):
         yield Issue("a result is a view of an argument or of a weight", where=where, hint="let forward return a clone")
     for name in (name for name, output in found.items() if output.axis is not None):
-        yield Issue(f"the result `{name}` is a size of an input, and no tensor", where=where)
+        yield Issue(f"the result `{name}` is a size of an input, and not a tensor", where=where)
     if list(found) != first:
         said = f"it gives {', '.join(found) or 'no tensors'}, and the first bucket {', '.join(first) or 'none'}"
         yield Issue(said, where=where, expected=", ".join(first), actual=", ".join(found))

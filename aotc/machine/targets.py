@@ -38,12 +38,12 @@ class CpuLevel(msgspec.Struct, frozen=True):
 
 
 CPU_LEVELS = {
-    "cpu:amx": CpuLevel("x86_64", _AMX, "x86-64-v4", "VecAMX"),
-    "cpu:x86-64-v4": CpuLevel("x86_64", _V4, "x86-64-v4", "VecAVX512"),
-    "cpu:x86-64-v3": CpuLevel("x86_64", _V3, "x86-64-v3", "VecAVX2"),
     "cpu:sve256": CpuLevel("aarch64", (*_SVE, "sve256"), "armv8.4-a+sve+bf16+i8mm", "VecSVE", 256),
     "cpu:sve128": CpuLevel("aarch64", (*_SVE2, "sve128"), "armv9-a+bf16+i8mm", "VecSVE", 128),
     "cpu:neon": CpuLevel("aarch64", _NEON, "armv8.2-a", "VecNEON"),
+    "cpu:amx": CpuLevel("x86_64", _AMX, "x86-64-v4", "VecAMX"),
+    "cpu:x86-64-v4": CpuLevel("x86_64", _V4, "x86-64-v4", "VecAVX512"),
+    "cpu:x86-64-v3": CpuLevel("x86_64", _V3, "x86-64-v3", "VecAVX2"),
 }
 """Every CPU target; of each architecture the most capable first. The table of GPUs is in `aotc.machine.gpus`."""
 

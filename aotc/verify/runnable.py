@@ -49,10 +49,10 @@ def open_runnable(where: str, reference: Reference, folder: Path, compat: Compat
     runnable = [artifact for artifact in artifacts if _runs_here(artifact)]
     if not runnable:
         targets = ", ".join(artifact.target for artifact in artifacts)
-        raise VerifyError(
-            f"{reference.name} holds {targets}; none of it runs on this machine",
-            hint="use a machine of one of these targets, or build for this machine's target",
-        )
+        hint = "use a machine of one of these targets, or build for this machine's target"
+        if all(is_foreign(artifact.environment.machine) for artifact in artifacts):
+            hint = "test the folder of `aotc export --standalone` on such a machine"
+        raise VerifyError(f"{reference.name} holds {targets}; none of it runs on this machine", hint=hint)
     pinned = str(Reference(None, bundle.model, digest=bundle.digest))
     return Runnable(where, pinned, bundle.digest, runnable)
 

@@ -32,6 +32,7 @@ from aotc.tools.doctor.machine import check_toolchain
 EMULATOR = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64")
 CPUS = {"cpu:neon": "max,sve=off", "cpu:sve256": "max,sve-max-vq=2", "cpu:sve128": "max,sve-max-vq=1"}
 """By target, what the emulator is: `sve-max-vq` is the length of SVE's vectors in units of 128 bits."""
+FROZEN = ["cpu:sve128"]
 TOLERANCE = 2e-5  # of float32, whose sums are taken in another order
 HALF = 2e-2  # of what bfloat16 gives: two units in the last place of values below 1
 
@@ -46,7 +47,8 @@ cross_compiled = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with one bucket, whose sizes are ranges, for each target of aarch64; the weights lie beside it."""
+    """A store with one bucket, whose sizes are ranges, for each target of aarch64; that for `cpu:sve128` is frozen, the
+    weights of the others lie beside it."""
     folder = tmp_path_factory.mktemp("aarch64")
     shutil.copy(ROOT / "tests" / "standalone" / "cross_model.py", folder)
     model = {
@@ -54,19 +56,22 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "inputs": {"x": {"shape": ["batch", "seq", WIDTH]}},
         "buckets": [{"batch": 2, "seq": {"range": [2, 64]}}],
         "runtime": "standalone",
-        "targets": [*CPUS],
         "mode": "default",
     }
-    (folder / "manifest.yaml").write_text(yaml.safe_dump({"version": 1, "models": {"mixed": model}}))
+    models = {
+        "mixed": {**model, "targets": [target for target in CPUS if target not in FROZEN]},
+        "frozen": {**model, "targets": FROZEN, "weights": "frozen"},
+    }
+    (folder / "manifest.yaml").write_text(yaml.safe_dump({"version": 1, "models": models}))
     save_file({name: tensor.contiguous() for name, tensor in mixed().state_dict().items()}, folder / "w.safetensors")
     build_here(folder / "manifest.yaml", folder / "store")
     return folder / "store"
 
 
 def export(store: Path, folder: Path, target: str, *options: str) -> Result:
-    weights = store.with_name("w.safetensors")
-    command = ["export", f"{store}#mixed", "--standalone", folder, "--weights", weights, "--target", target, *options]
-    return CliRunner().invoke(main, [*map(str, command)])
+    command = ["export", f"{store}#{'frozen' if target in FROZEN else 'mixed'}", "--standalone", folder, *options]
+    weights = [] if target in FROZEN else ["--weights", store.with_name("w.safetensors")]
+    return CliRunner().invoke(main, [*map(str, [*command, *weights, "--target", target])])
 
 
 @pytest.fixture(scope="module")
@@ -140,11 +145,13 @@ def test_a_cpu_that_lacks_features_refuses_the_folder(
 @emulated
 def test_the_record_says_the_architecture_and_that_the_code_has_not_run(store: Path, tmp_path: Path) -> None:
     opened = Store.open(store)
-    artifacts = [read_artifact(opened, entry) for entry in read_bundle(opened, parse_reference("mixed")).artifacts]
+    bundles = [read_bundle(opened, parse_reference(name)) for name in ("mixed", "frozen")]
+    artifacts = [read_artifact(opened, entry) for bundle in bundles for entry in bundle.artifacts]
     assert {artifact.target for artifact in artifacts} == {*CPUS}
     assert all(artifact.untested and artifact.environment.machine == "aarch64" for artifact in artifacts)
     verified = CliRunner().invoke(main, ["verify", f"{store}#mixed"])
-    assert "cpu:sve128; none of it runs on this machine" in verified.output
+    assert "mixed:latest holds cpu:neon, cpu:sve256; none of it runs on this machine" in verified.output
+    assert "hint: test the folder of `aotc export --standalone` on such a machine" in verified.output
     refused = export(store, tmp_path / "folder", "cpu:neon")
     assert refused.exit_code != 0
     assert "has no attestation" in refused.output

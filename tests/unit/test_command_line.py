@@ -237,9 +237,15 @@ def test_a_target_on_the_command_line_takes_the_place_of_native(tmp_path: Path, 
 @pytest.mark.parametrize(
     ("target", "hint"),
     [
-        ("gpu", "hint: known, from the least capable: cpu:x86-64-v3, cpu:x86-64-v4, cpu:amx; cuda:sm_NN"),
-        ("cpu:x86-64-v2", "hint: known, from the least capable: cpu:x86-64-v3"),  # no misspelt v3 or v4
-        ("cpu:aarch64", "hint: known, from the least capable: cpu:x86-64-v3"),
+        (
+            "gpu",
+            "hint: known, of each architecture from the least capable: cpu:x86-64-v3, cpu:x86-64-v4, cpu:amx, cpu:neon",
+        ),
+        (
+            "cpu:x86-64-v2",
+            "hint: known, of each architecture from the least capable: cpu:x86-64-v3",
+        ),  # no misspelt v3 or v4
+        ("cpu:aarch64", "hint: known, of each architecture from the least capable: cpu:x86-64-v3"),
         ("x86-64-v4", "hint: did you mean `cpu:x86-64-v4`?"),
         ("cuda:sm90", "hint: did you mean `cuda:sm_90`?"),
         ("natve", "hint: did you mean `native`?"),

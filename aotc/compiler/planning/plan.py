@@ -236,7 +236,7 @@ def _target_hint(name: str) -> str:
     if nearest(name, alike):
         return did_you_mean(name, alike)
     cpus = ", ".join(reversed(CPU_FEATURES))
-    return f"known, from the least capable: {cpus}; cuda:sm_NN; this machine's: native, cuda"
+    return f"known, of each architecture from the least capable: {cpus}; cuda:sm_NN; this machine's: native, cuda"
 
 
 TARGET_NAMES = (*CPU_FEATURES, "native", "cuda", *known_targets())
@@ -429,8 +429,8 @@ def why_not_buildable(spec: ModelSpec, target: Target) -> Issue | None:
                 hint="use `weights: live`, or build on a machine with such a GPU",
             )
         return None
-    if is_foreign(target.machine) and (issue := _why_not_cross_compiled(spec, target)):
-        return issue
+    if is_foreign(target.machine):  # without oneDNN, so that frozen weights are packed for no CPU
+        return _why_not_cross_compiled(spec, target)
     here = resolve_target("native") if spec.weights == "frozen" else target.name
     if spec.weights != "frozen" or not here.startswith("cpu:") or here == target.name:
         return None

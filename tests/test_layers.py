@@ -145,7 +145,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     VERDICTS: RECORDS,
     "aotc.tools": set(),
     PAGE: {"aotc.amounts", "jinja2", "markupsafe"},
-    RECORDING: {*MODELS, RECORDING},
+    RECORDING: {*MODELS, "aotc.adapters", RECORDING},
     REMEMBERING: {*MODELS, *RUNTIME, "aotc", "aotc.adapters", "aotc.log", RECORDING, REMEMBERING, BUILDING},
     BUILDING: {
         *RECORDS,

@@ -65,6 +65,7 @@ def test_a_module_in_channels_last_is_built_as_it_is(nets: Any, tmp_path: Path) 
         made: Any = build_modules(manifest)[model]
         assert made.conv.weight.stride() == module.conv.weight.stride() == (27, 1, 9, 3)
         assert spec.inputs["x"]["layout"] == "channels_last"
+        assert spec.kwargs.get("memory_format") == ("channels_last" if name != "first" else None)
     for manifest_file, model in ((recorded, "recorded"), (first, "last")):
         store = tmp_path / f"{model}-store"
         ran = run_here("build", manifest_file, "--store", store, "--jobs", "1", cwd=tmp_path)

@@ -18,6 +18,7 @@ import aotc
 from aotc.errors import ManifestError
 from aotc.manifest import read_manifest
 from aotc.models.factory import build_modules
+from aotc.reads.attributes import training_differs
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -132,6 +133,28 @@ def test_other_constants_and_containers_are_models_of_their_own(nets: Any) -> No
     assert models.keys() == {"net", "net-2"}
     assert "double" not in models["net"]["inputs"] and models["net-2"]["inputs"]["double"] is True
     assert models["net"]["buckets"] == [{"batch": 1, "seq": 4}], "one size: its dims are guessed, as by `aotc init`"
+
+
+def test_calls_in_other_modes_of_torch_and_of_slices_say_so(nets: Any) -> None:
+    decoder = nets.Vae().eval()
+    x = torch.ones(2, 8)
+    with aotc.record("vae.yaml", {"vae": decoder.decode}):
+        decoder.decode(torch.ones(2, 9)[:, 1:])
+        decoder.decode(x)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            decoder.decode(x)
+    models = models_in("vae.yaml")
+    assert [model.get("autocast") for model in models.values()] == [None, "bfloat16"]
+    assert [model.get("make_contiguous") for model in models.values()] == [True, None]
+
+
+def test_parts_in_another_training_mode_are_made_so(nets: Any) -> None:
+    net = nets.Net().eval()
+    net.out.train()
+    with aotc.record("net.yaml", {"net": net}):
+        net(torch.zeros(1, 4, dtype=torch.int64))
+    (made,) = build_modules(read_manifest("net.yaml")).values()
+    assert training_differs(made) == ("out",)
 
 
 def test_a_method_is_recorded_as_one(nets: Any) -> None:

@@ -14,8 +14,8 @@ import aotc
 from aotc.errors import ManifestError
 from aotc.manifest import ModelSpec
 from aotc.models.factory import build_module
+from aotc.tools.recording.peft_adapters import with_adapters
 from aotc.tools.remembering.making.made_from import made_from
-from aotc.tools.remembering.making.peft_adapters import with_adapters
 from aotc.tools.remembering.memory.identity import differences, facts_of
 
 peft = pytest.importorskip("peft")

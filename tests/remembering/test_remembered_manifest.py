@@ -15,8 +15,9 @@ from aotc.errors import CorruptError, ManifestError
 from aotc.manifest import ModelSpec, read_manifest
 from aotc.models.factory import build_module
 from aotc.records import SizeRange
+from aotc.tools.recording.seen_calls import ambient_here
 from aotc.tools.recording.weight_layouts import with_layouts
-from aotc.tools.remembering.forms import ambient_here, form_of
+from aotc.tools.remembering.forms import form_of
 from aotc.tools.remembering.making.functions import function_of, with_function
 from aotc.tools.remembering.making.made_from import made_from
 from aotc.tools.remembering.memory.manifest import manifest_of

@@ -51,11 +51,16 @@ def model_lines(
 
 
 def recorded_lines(
-    name: str, made: Made, module: nn.Module, inputs: Mapping[str, Any], method: str = "", comment: str = ""
+    name: str,
+    made: Made,
+    module: nn.Module,
+    inputs: Mapping[str, Any],
+    settings: Mapping[str, Any] | None = None,
+    comment: str = "",
 ) -> list[str]:
     """A model's lines, without its buckets, with the dtype of the module's parameters."""
     dtype, others = dtype_to_cast(module)
-    lines = model_lines(name, made, {"method": method, "dtype": "" if others else dtype}, inputs, comment)
+    lines = model_lines(name, made, {"dtype": "" if others else dtype, **(settings or {})}, inputs, comment)
     if others:
         lines[-1 - len(inputs) : -1 - len(inputs)] = _dtype_comment(dtype, others)
     return lines

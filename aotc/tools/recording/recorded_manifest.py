@@ -15,20 +15,23 @@ from torch import nn
 from aotc.errors import Issue, ManifestError
 from aotc.manifest.read import check_path, read_manifest
 from aotc.manifest.schema import MODEL_NAME
+from aotc.reads.tensors import named_state
 from aotc.records import Dims
 from aotc.tools.recording.check_written import is_small
+from aotc.tools.recording.made_again import made_again, made_as_it_is, relative_to
 from aotc.tools.recording.manifest_text import bucket_lines, integers_comment, recorded_lines, write_checked
-from aotc.tools.recording.module_factories import Made, factory_of
+from aotc.tools.recording.module_factories import Made
 from aotc.tools.recording.seen_calls import (
     SeenArgument,
+    ambient_here,
     inputs_of_calls,
     kind_of_call,
+    lies_otherwise,
     seen_call,
     sizes_of_call,
     without_values,
 )
 from aotc.tools.recording.values_file import MOST_BYTES, MOST_CALLS, bytes_of, values_file
-from aotc.tools.recording.weight_layouts import made_as_it_lies
 
 _log = logging.getLogger("aotc")
 
@@ -37,14 +40,18 @@ MOST_KINDS = 8
 
 @dataclass
 class _Kind:
-    """Calls that one model of a manifest can take. The first of equal sizes keeps the values of small integers."""
+    """Calls that one model of a manifest can take, in one state of torch's modes. The first of equal sizes keeps the
+    values of small integers. `lies_otherwise`: tensors of a call did, as slices do."""
 
+    ambient: dict[str, str | None]
     calls: list[dict[str, SeenArgument]] = field(default_factory=list)
     sizes: set[object] = field(default_factory=set)
     kept: list[int] = field(default_factory=list)
     nbytes: int = 0
+    lies_otherwise: bool = False
 
-    def add(self, call: dict[str, SeenArgument]) -> None:
+    def add(self, call: dict[str, SeenArgument], lies_otherwise: bool) -> None:
+        self.lies_otherwise |= lies_otherwise
         if (sizes := sizes_of_call(call)) in self.sizes:
             self.calls.append(without_values(call))
             return
@@ -87,6 +94,8 @@ class RecordedCalls:
         """Look at the arguments now, before the module may write to them; they are kept when the result is called."""
         try:
             call = seen_call(module, args, kwargs, method, values=True)
+            otherwise = any(map(lies_otherwise, [*args, *kwargs.values()]))
+            ambient = ambient_here(next((tensor.device.type for tensor in named_state(module).values()), "cpu"))
         except ManifestError as error:
             issue = Issue(error.message, where=name, hint=error.hint)
             return lambda: self.issues.update({issue: None})
@@ -94,7 +103,8 @@ class RecordedCalls:
         def keep() -> None:
             with self._adding:
                 kinds = self.of.setdefault(name, _Recorded(module, method.__name__ if method else "", {})).kinds
-                kinds.setdefault(kind_of_call(call), _Kind()).add(call)
+                key = frozenset(ambient.items()), kind_of_call(call)
+                kinds.setdefault(key, _Kind(ambient)).add(call, otherwise)
 
         return keep
 
@@ -121,7 +131,8 @@ def write_recorded(output: Path, calls: RecordedCalls, factories: Mapping[str, A
             of_calls = inputs_of_calls(recorded, f"{reference}#{shown}")
             with_values[shown] = of_calls.inputs, recorded
             count = "1 call" if len(recorded) == 1 else f"{len(recorded)} calls"
-            lines += recorded_lines(shown, made, module, of_calls.inputs, method, count)
+            settings = {"method": method, "make_contiguous": kind.lies_otherwise, **kind.ambient}
+            lines += recorded_lines(shown, made, module, of_calls.inputs, settings, count)
             lines += [*integers_comment(of_calls.inputs), *bucket_lines(of_calls.buckets)]
             if not made.comment and is_small(module):
                 to_check[shown] = of_calls.sizes
@@ -134,20 +145,21 @@ def write_recorded(output: Path, calls: RecordedCalls, factories: Mapping[str, A
 
 
 def _factory(name: str, module: nn.Module, factories: Mapping[str, Any], output: Path) -> Made:
-    if (given := factories.get(name)) is not None:
-        made = Made(given) if isinstance(given, str) else Made(given["factory"], dict(given.get("kwargs", {})))
-        return made_as_it_lies(made, module)
-    if found := factory_of(module, output.absolute().parent):
-        return made_as_it_lies(found, module)
-    function = re.sub(r"\W", "_", name)
-    _log.warning(
-        "aotc.record: how to make %s, a %s, is not known: write a function that returns it and name it in %s",
-        name,
-        type(module).__qualname__,
-        output,
-    )
-    made = made_as_it_lies(Made(f"my_models:{function}"), module)
-    return made._replace(comment=f"write {function}: it returns the {type(module).__qualname__}")
+    """How a build makes the module again. Where that is not known, a function that is to be written."""
+    folder, comment = output.absolute().parent, ""
+    try:
+        if (given := factories.get(name)) is not None:
+            factory, kwargs = (given, {}) if isinstance(given, str) else (given["factory"], given.get("kwargs", {}))
+            made = made_again(module, str(folder / factory) if ".py:" in factory else factory, kwargs)
+        else:
+            made = made_again(module, None, None)
+    except ManifestError as error:
+        function, cls = re.sub(r"\W", "_", name), type(module).__qualname__
+        told = "aotc.record: how to make %s, a %s, is not known: %s. Write a function that returns it and name it in %s"
+        _log.warning(told, name, cls, error.message, output)
+        made, comment = Made(f"my_models:{function}"), f"write {function}: it returns the {cls}"
+    made = made_as_it_is(made, module)
+    return Made(**relative_to(folder, {"factory": made.factory, "kwargs": made.kwargs}), comment=comment)
 
 
 def _shown(name: str) -> str:

@@ -199,6 +199,25 @@ def _layout_of(tensor: Tensor) -> str | None:
     return "channels_last" if is_last and tensor.is_contiguous(memory_format=torch.channels_last) else None
 
 
+def lies_otherwise(value: Any) -> bool:
+    """Whether a tensor of an argument is in an order in memory that a manifest cannot say, as a slice is."""
+    if isinstance(value, Tensor):
+        return not value.is_contiguous() and _layout_of(value) is None
+    if isinstance(value, Mapping):
+        return any(map(lies_otherwise, value.values()))
+    return isinstance(value, list | tuple) and any(map(lies_otherwise, value))
+
+
+def ambient_here(device: str) -> dict[str, str | None]:
+    """The modes of torch that this call is made in, as a manifest says those that are not torch's default."""
+    found: dict[str, str | None] = {}
+    if torch.is_autocast_enabled(device):
+        found["autocast"] = dtype_name(torch.get_autocast_dtype(device))
+    if (precision := torch.get_float32_matmul_precision()) != "highest":
+        found["float32_matmul_precision"] = precision
+    return found
+
+
 def without_extents(value: Any, gradients: bool = False) -> SeenArgument:
     """As `look_at`, without the least and greatest values, for which a GPU would be waited for, and without a check."""
     if isinstance(value, Tensor):

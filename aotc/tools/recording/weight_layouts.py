@@ -16,8 +16,10 @@ def made_as_it_lies(made: Made, module: nn.Module) -> Made:
     """How a module is made with weights that lie as this one's; as before, where theirs are the usual order."""
     if not (strides := _layouts_of(module)):
         return made
+    is_last = strides == _channels_last(named_state(module))
+    said = {"memory_format": "channels_last"} if is_last else {"strides": strides}
     nested = {"factory": made.factory, "kwargs": made.kwargs}
-    return Made(f"{with_layouts.__module__}:{with_layouts.__name__}", {"module": nested, "strides": strides})
+    return Made(f"{with_layouts.__module__}:{with_layouts.__name__}", {"module": nested, **said})
 
 
 def _layouts_of(module: nn.Module) -> dict[str, list[int]]:
@@ -33,10 +35,25 @@ def _layouts_of(module: nn.Module) -> dict[str, list[int]]:
     }
 
 
-def with_layouts(module: nn.Module, strides: Mapping[str, Sequence[int]]) -> nn.Module:
-    """The module, of which these weights lie so. Raises ManifestError for strides that are of no order of the axes."""
+def _channels_last(state: Mapping[str, Tensor]) -> dict[str, list[int]]:
+    """The strides of all that `module.to(memory_format=torch.channels_last)` puts into another order."""
+    made = {
+        name: torch.empty(tensor.shape, device="meta").to(memory_format=torch.channels_last).stride()
+        for name, tensor in state.items()
+        if tensor.dim() == 4
+    }
+    return {name: list(strides) for name, strides in made.items() if strides != _usual(state[name].shape)}
+
+
+def with_layouts(
+    module: nn.Module, strides: Mapping[str, Sequence[int]] | None = None, memory_format: str = ""
+) -> nn.Module:
+    """The module, of which these weights lie so; or all with four axes, where the memory format is `channels_last`.
+    Raises ManifestError for strides that are of no order of the axes, and another memory format."""
     state = named_state(module)
-    for name, wanted in strides.items():
+    if memory_format not in ("", "channels_last"):
+        raise ManifestError(f"{memory_format!r} is not a memory format of weights", hint="it may be channels_last")
+    for name, wanted in (_channels_last(state) if memory_format else strides or {}).items():
         if (tensor := state.get(name)) is None or tensor.stride() == tuple(wanted):
             continue  # what the module lacks is told where all of it is compared
         if len(wanted) != tensor.dim() or not _fills_memory(tensor.shape, wanted):

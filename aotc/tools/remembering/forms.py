@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from aotc.reads.tensors import dtype_name
-
 if TYPE_CHECKING:
     from aotc.runtime.call import CompiledCall
 
@@ -111,16 +109,6 @@ def _asked(compiled: CompiledCall, args: Sequence[Any], kwargs: Mapping[str, Any
     if explanation.kind == "miss":
         return Taker(None, kind_of_miss(explanation), is_near=bool(explanation.bucket or explanation.rejected))
     return Taker(compiled, explanation.bucket)
-
-
-def ambient_here(device: str) -> dict[str, str | None]:
-    """The modes of torch that this call is made in, as a manifest says those that are not torch's default."""
-    found: dict[str, str | None] = {}
-    if torch.is_autocast_enabled(device):
-        found["autocast"] = dtype_name(torch.get_autocast_dtype(device))
-    if (precision := torch.get_float32_matmul_precision()) != "highest":
-        found["float32_matmul_precision"] = precision
-    return found
 
 
 def records_gradients(tables: Iterable[Mapping[str, Tensor | None]], args: Sequence[Any], kwargs: Any) -> bool:

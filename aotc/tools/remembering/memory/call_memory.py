@@ -15,9 +15,9 @@ import torch
 from aotc.digest import sha256_json
 from aotc.errors import AotcError
 from aotc.reads.tensors import plain_state
+from aotc.tools.recording.seen_calls import ambient_here
 from aotc.tools.remembering.compile_context import CompileContext
 from aotc.tools.remembering.compile_state import in_line
-from aotc.tools.remembering.forms import ambient_here
 from aotc.tools.remembering.known_module import KnownModule
 from aotc.tools.remembering.memory.memory import Memory, Place
 

@@ -14,7 +14,7 @@ from aotc.machine.environment import cpu_features
 from aotc.machine.targets import best_cpu_target, cuda_target
 from aotc.reads.module_identity import NOWHERE, IdentityFacts, ModuleIdentity, shown, value_differences
 from aotc.reads.tensors import named_state
-from aotc.tools.remembering.making.peft_adapters import adapter_states
+from aotc.tools.recording.peft_adapters import adapter_states
 
 
 def facts_of(module: nn.Module, asked: Mapping[str, object]) -> IdentityFacts:

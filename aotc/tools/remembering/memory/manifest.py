@@ -13,6 +13,7 @@ from aotc.errors import ManifestError, NotFoundError
 from aotc.records import Dims
 from aotc.store.reference import is_remote
 from aotc.tools.recording.check_written import check_written
+from aotc.tools.recording.made_again import relative_to
 from aotc.tools.recording.manifest_text import bucket_lines, model_lines, writing
 from aotc.tools.recording.module_factories import Made
 from aotc.tools.recording.seen_calls import inputs_of_calls
@@ -28,7 +29,7 @@ def manifest_of(
     """The text of a manifest in `folder` of these kinds by the names of their models, and the sizes of each one's
     calls. `wide`: ranges that were seen are widened, so that not each further length needs a build."""
     ranges, dynamic = memory.asked.get("ranges") or {}, memory.asked.get("dynamic")
-    made = _relative({"factory": memory.factory, "kwargs": memory.kwargs}, folder)
+    made = relative_to(folder, {"factory": memory.factory, "kwargs": memory.kwargs})
     lines, sizes = ["# By `aotc.compile`, from the calls that a program made.", "version: 1", "models:"], {}
     for model, kind in models.items():
         calls = inputs_of_calls([from_json(call) for call in kind.calls])
@@ -76,15 +77,6 @@ def write_remembered(output: Path, store: str | Path, name: str, *, check: bool)
     elif check:
         check_written(output, sizes)
     return output.read_text()
-
-
-def _relative(value: Any, folder: Path) -> Any:
-    """A factory with its arguments: with files relative to the folder of a manifest, where they are absolute."""
-    if not isinstance(value, Mapping):
-        return value
-    made = {name: _relative(item, folder) for name, item in value.items()}
-    file, colon, name = str(made.get("factory", "")).partition(":")
-    return made | {"factory": f"{os.path.relpath(file, folder)}:{name}"} if colon and Path(file).is_absolute() else made
 
 
 def _widened(size: Any, dynamic: bool | None) -> Any:

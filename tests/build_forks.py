@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import importlib
+import importlib.util
 import json
 import os
 import socket
@@ -16,9 +17,14 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 BUILD = "aotc.tools.remembering.building.build_process"
+LIBRARIES = (
+    *("transformers.models.llama.modeling_llama", "transformers.models.bert.modeling_bert"),
+    *("diffusers.models.unets.unet_2d_condition", "peft"),
+)
+"""What the processes of a build of a library's model would each import, for up to 5 s."""
 FIRST = 64
 """The first number of this process's own files: a build has its files at the numbers that its program gave them."""
 
@@ -73,10 +79,8 @@ def serve(name: str, parent: int) -> None:
     """Fork a process for each build, as long as the process `parent` lives."""
     for _ in range(FIRST):
         os.open(os.devnull, os.O_RDONLY)
-    from aotc.compiler.workers import unit_servers
-
-    servers = unit_servers.ForkServers()
-    importer = servers.begin()
+    shared = Shared()
+    shared.of()
     for module in (BUILD, "aotc.compiler.pipeline", "aotc.compiler.mistakes", "aotc.models.factory"):
         importlib.import_module(module)
     inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -89,54 +93,101 @@ def serve(name: str, parent: int) -> None:
             with suppress(TimeoutError):
                 asked, _ = listening.accept()
                 asked.settimeout(60)
+                request = _received(asked)
+                servers = shared.of(*_libraries_of(request))
                 child = os.fork()
                 if child == 0:
-                    _become_build(asked, servers, importer, inherited)
+                    _share(servers)
+                    _become_build(request, inherited)
                     return
                 building[child] = asked
+                for file in request.files:
+                    os.close(file)
             with suppress(ChildProcessError):
                 ended, status = os.waitpid(-1, os.WNOHANG)
                 if ended in building:
                     with building.pop(ended) as connection, suppress(OSError):
                         connection.sendall(str(os.waitstatus_to_exitcode(status) & 0xFF).encode())
-    servers.close()
+    shared.close()
 
 
-def _become_build(asked: socket.socket, servers: Any, importer: Any, inherited: list[str]) -> None:
-    """Run the build here; Python's own end follows."""
+class Shared:
+    """Fork servers that have imported these libraries, too, from the first build on that needs them."""
+
+    def __init__(self) -> None:
+        self._begun: dict[tuple[str, ...], Any] = {}
+
+    def of(self, *libraries: str) -> Any:
+        from aotc.compiler.workers import unit_servers
+
+        if libraries not in self._begun:
+            servers = unit_servers.ForkServers(common=(*unit_servers._COMMON, *libraries))
+            importer = servers.begin()
+            for library in libraries:
+                importlib.import_module(library)
+            self._begun[libraries] = servers
+            servers.begin = lambda environment=None: importer  # type: ignore[method-assign]
+        return self._begun[libraries]
+
+    def close(self) -> None:
+        for servers in self._begun.values():
+            servers.close()
+
+
+class Request(NamedTuple):
+    """What a build is given: `files` are its open files here, `numbers` theirs in its program."""
+
+    files: list[int]
+    arguments: list[str]
+    cwd: str
+    variables: dict[str, str]
+    numbers: list[int]
+
+
+def _received(asked: socket.socket) -> Request:
     header, files, _, _ = socket.recv_fds(asked, 8, FIRST)
     text = bytearray()
     while len(text) < int.from_bytes(header, "big"):
         text += asked.recv(1 << 16)
-    arguments, cwd, variables, numbers = json.loads(text)
+    return Request(list(files), *json.loads(text))
+
+
+def _libraries_of(request: Request) -> tuple[str, ...]:
+    """Of a job that names one of them, all that are installed."""
+    job = Path(request.arguments[1]).read_text()
+    packages = {name.partition(".")[0] for name in LIBRARIES}
+    if not any(package in job for package in packages):
+        return ()
+    found = {package for package in packages if importlib.util.find_spec(package)}
+    return tuple(name for name in LIBRARIES if name.partition(".")[0] in found)
+
+
+def _become_build(request: Request, inherited: list[str]) -> None:
+    """Run the build here; Python's own end follows."""
     os.setsid()
-    for file, number in zip(files, numbers, strict=False):
+    for file, number in zip(request.files, request.numbers, strict=True):
         os.dup2(file, number)
-    for file in files:
-        if file not in numbers:
-            os.close(file)
-    os.chdir(cwd)
+        os.close(file)
+    os.chdir(request.cwd)
     os.environ.clear()
-    os.environ.update(variables)
-    given = [path for path in variables.get("PYTHONPATH", "").split(os.pathsep) if path]
+    os.environ.update(request.variables)
+    given = [path for path in request.variables.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[:] = [*given, *(path for path in sys.path[1:] if path not in inherited)]
-    sys.argv[:] = arguments
+    sys.argv[:] = request.arguments
     sys.modules["__main__"] = ModuleType("__main__")
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(write_through=True)  # type: ignore[union-attr]
-    _share(servers, importer)
-    if level := variables.get("AOTC_LOG"):
+    if level := request.variables.get("AOTC_LOG"):
         from aotc.log import log_to_stderr
 
         log_to_stderr(level)
     importlib.import_module(BUILD).main()
 
 
-def _share(servers: Any, importer: Any) -> None:
-    """Let this build use the servers of all, one request at a time."""
+def _share(servers: Any) -> None:
+    """Let the build of this process use the servers of all, one request at a time."""
     from aotc.compiler.workers import unit_servers
 
-    servers.begin = lambda environment=None: importer
     servers.close = lambda: None
     unit_servers.ForkServers = lambda: servers  # type: ignore[assignment, misc]
     start = unit_servers.ForkServer.start

@@ -58,3 +58,13 @@ def matmul_precision() -> str:
         return torch.get_float32_matmul_precision()
     except RuntimeError:
         return "mixed"
+
+
+def ambient_here(device: str) -> dict[str, str | None]:
+    """The modes of torch that this call is made in, as a manifest says those that are not torch's default."""
+    found: dict[str, str | None] = {}
+    if torch.is_autocast_enabled(device):
+        found["autocast"] = dtype_name(torch.get_autocast_dtype(device))
+    if (precision := torch.get_float32_matmul_precision()) != "highest":
+        found["float32_matmul_precision"] = precision
+    return found

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from aotc.tools.recording.seen_calls import SeenTensor, bound_arguments, inputs_of_calls, kind_of_call, look_at
+from aotc.tools.recording.seen_calls import SeenTensor, bound_arguments, inputs_of_calls, kind_in, look_at
 from tests.benchmarks.op_db_models import do_without_expecttest
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -265,7 +265,7 @@ def entry(source: str, name: str, device: str) -> dict[str, Any]:
     given = [bound_arguments(case.module, *call) for call in case.calls]
     seen = [{key: look_at(value, key) for key, value in each.items()} for each in given]
     if case.dynamic_shapes is None:
-        inputs, buckets, _ = inputs_of_calls([each for each in seen if kind_of_call(each) == kind_of_call(seen[0])])
+        inputs, buckets, _ = inputs_of_calls([each for each in seen if kind_in(each, {}) == kind_in(seen[0], {})])
     else:
         dims = Dims()
         shapes = _by_name(case, seen[0])

@@ -14,8 +14,8 @@ import aotc
 from aotc.errors import CorruptError, ManifestError
 from aotc.manifest import ModelSpec, read_manifest
 from aotc.models.factory import build_module
+from aotc.reads.modes import ambient_here
 from aotc.records import SizeRange
-from aotc.tools.recording.seen_calls import ambient_here
 from aotc.tools.recording.weight_layouts import with_layouts
 from aotc.tools.remembering.forms import form_of
 from aotc.tools.remembering.making.functions import function_of, with_function

@@ -15,6 +15,7 @@ from torch import nn
 from aotc.errors import Issue, ManifestError
 from aotc.manifest.read import check_path, read_manifest
 from aotc.manifest.schema import MODEL_NAME
+from aotc.reads.modes import ambient_here
 from aotc.reads.tensors import named_state
 from aotc.records import Dims
 from aotc.tools.recording.check_written import is_small
@@ -22,10 +23,10 @@ from aotc.tools.recording.made_again import made_again, made_as_it_is, relative_
 from aotc.tools.recording.manifest_text import bucket_lines, integers_comment, recorded_lines, write_checked
 from aotc.tools.recording.module_factories import Made
 from aotc.tools.recording.seen_calls import (
+    MOST_KINDS,
     SeenArgument,
-    ambient_here,
     inputs_of_calls,
-    kind_of_call,
+    kind_in,
     lies_otherwise,
     seen_call,
     sizes_of_call,
@@ -34,8 +35,6 @@ from aotc.tools.recording.seen_calls import (
 from aotc.tools.recording.values_file import MOST_BYTES, MOST_CALLS, bytes_of, values_file
 
 _log = logging.getLogger("aotc")
-
-MOST_KINDS = 8
 
 
 @dataclass
@@ -103,8 +102,7 @@ class RecordedCalls:
         def keep() -> None:
             with self._adding:
                 kinds = self.of.setdefault(name, _Recorded(module, method.__name__ if method else "", {})).kinds
-                key = frozenset(ambient.items()), kind_of_call(call)
-                kinds.setdefault(key, _Kind(ambient)).add(call, otherwise)
+                kinds.setdefault(kind_in(call, ambient), _Kind(ambient)).add(call, otherwise)
 
         return keep
 

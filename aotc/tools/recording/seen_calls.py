@@ -24,7 +24,7 @@ SeenArgument = Any
 Inputs = dict[str, Any]
 Buckets = list[dict[str, Any]]
 
-MOST_BUCKETS = 8
+MOST_KINDS, MOST_BUCKETS = 8, 8
 
 _COMPARED = (bool, int, float, str, complex, bytes, torch.device)
 """Types of values that are compared with a parameter's default value; of others, as arrays, only the same is equal."""
@@ -208,16 +208,6 @@ def lies_otherwise(value: Any) -> bool:
     return isinstance(value, list | tuple) and any(map(lies_otherwise, value))
 
 
-def ambient_here(device: str) -> dict[str, str | None]:
-    """The modes of torch that this call is made in, as a manifest says those that are not torch's default."""
-    found: dict[str, str | None] = {}
-    if torch.is_autocast_enabled(device):
-        found["autocast"] = dtype_name(torch.get_autocast_dtype(device))
-    if (precision := torch.get_float32_matmul_precision()) != "highest":
-        found["float32_matmul_precision"] = precision
-    return found
-
-
 def without_extents(value: Any, gradients: bool = False) -> SeenArgument:
     """As `look_at`, without the least and greatest values, for which a GPU would be waited for, and without a check."""
     if isinstance(value, Tensor):
@@ -231,14 +221,19 @@ def without_extents(value: Any, gradients: bool = False) -> SeenArgument:
     return value
 
 
-def kind_of_call(seen: SeenArgument) -> object:
-    """Equal for calls that differ in sizes and values of tensors alone, which one model of a manifest can take."""
+def kind_in(seen: Mapping[str, SeenArgument], ambient: Mapping[str, str | None]) -> object:
+    """Equal for calls in these modes of torch that differ in sizes and values of tensors alone, which one model of a
+    manifest can take."""
+    return frozenset(ambient.items()), _kind(seen)
+
+
+def _kind(seen: SeenArgument) -> object:
     if isinstance(seen, SeenTensor):
         return len(seen.shape), seen.dtype, seen.layout, seen.requires_grad
     if isinstance(seen, dict):
-        return tuple((key, kind_of_call(item)) for key, item in seen.items())
+        return tuple((key, _kind(item)) for key, item in seen.items())
     if isinstance(seen, list | tuple):
-        return isinstance(seen, tuple), *map(kind_of_call, seen)
+        return isinstance(seen, tuple), *map(_kind, seen)
     return type(seen), repr(seen)
 
 

@@ -14,8 +14,8 @@ import torch
 
 from aotc.digest import sha256_json
 from aotc.errors import AotcError
+from aotc.reads.modes import ambient_here
 from aotc.reads.tensors import plain_state
-from aotc.tools.recording.seen_calls import ambient_here
 from aotc.tools.remembering.compile_context import CompileContext
 from aotc.tools.remembering.compile_state import in_line
 from aotc.tools.remembering.known_module import KnownModule
@@ -138,8 +138,8 @@ class CallMemory:
         context = self._context
         if (index := context.known.index) is None or not (index.is_full or index.has_varying):
             return ""
-        from aotc.tools.recording.seen_calls import bound_arguments, without_extents
-        from aotc.tools.remembering.memory.kind_index import beyond_kinds, constants_of, kind_in
+        from aotc.tools.recording.seen_calls import bound_arguments, kind_in, without_extents
+        from aotc.tools.remembering.memory.kind_index import beyond_kinds, constants_of
         from aotc.tools.remembering.memory.varying_floats import argument_varies
 
         path = ""

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from aotc.tools.recording.seen_calls import SeenArgument, SeenTensor, kind_of_call, sizes_of_call
-from aotc.tools.remembering.memory.memory import MOST_CALLS, MOST_KINDS, Kind, Memory
+from aotc.tools.recording.seen_calls import MOST_KINDS, SeenArgument, SeenTensor, kind_in, sizes_of_call
+from aotc.tools.remembering.memory.memory import MOST_CALLS, Kind, Memory
 from aotc.tools.remembering.memory.remembered_calls import as_json, from_json
 from aotc.tools.remembering.memory.varying_floats import (
     FloatsByPath,
@@ -35,11 +35,6 @@ def remembered_call(seen: Mapping[str, SeenArgument], ambient: Mapping[str, str 
     """Raises ManifestError for what JSON does not hold."""
     json = {name: as_json(value) for name, value in seen.items()}
     return RememberedCall(json, ambient, kind_in(seen, ambient), sizes_of_call(seen))
-
-
-def kind_in(seen: Mapping[str, SeenArgument], ambient: Mapping[str, str | None]) -> object:
-    """What is the same for all calls of a kind, in these modes of torch."""
-    return frozenset(ambient.items()), kind_of_call(seen)
 
 
 class KindIndex:

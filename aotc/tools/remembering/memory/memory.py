@@ -28,7 +28,6 @@ from aotc.store.files.writing import write_atomically
 
 VERSION = 1
 LOCK_TIMEOUT = 30.0
-MOST_KINDS = 8
 MOST_CALLS = 256
 """Forms that are kept of calls of one kind."""
 

@@ -28,9 +28,10 @@ from aotc.store.remote.fetching import fetch, of_targets
 from aotc.store.remote.interface import Limits
 from aotc.store.remote.push import change_attachment, push
 from aotc.store.signing.attachments import DocumentKind, Encoded, Layer, encode_layers, read_layers
+from aotc.tools.recording.seen_calls import MOST_KINDS
 from aotc.tools.remembering.memory import memory as local
 from aotc.tools.remembering.memory.kind_index import key_of, sizes_in
-from aotc.tools.remembering.memory.memory import MOST_CALLS, MOST_KINDS, Memory, Place, decode_memory, remembered_in
+from aotc.tools.remembering.memory.memory import MOST_CALLS, Memory, Place, decode_memory, remembered_in
 
 REMEMBERED = DocumentKind("remembered", "application/vnd.aotc.remembered.v1+json", 16 << 20, "forms of calls")
 TAG = "latest"

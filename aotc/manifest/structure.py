@@ -1,5 +1,5 @@
 """The first pass: has a manifest the form that `aotc.manifest.schema` states? msgspec compares the values, one by one;
-this collects all mistakes, each at its key, in plain words."""
+this collects all mistakes, each at its key, in plain words. The file of a gate is checked by its types, too."""
 
 from __future__ import annotations
 
@@ -56,11 +56,19 @@ class _Form:
 
 def check_structure(data: Any, findings: Findings) -> None:
     """Report every place where a manifest's data has not the form of a manifest."""
-    if data is None:
-        hint = "write `version: 1` and `models:`; `aotc init` writes a first manifest"
-        findings.add((), "the manifest is empty", hint=hint, expected="aotc manifest", actual="nothing")
-    else:
-        _check(data, ManifestForm, (), findings)
+    hint = "write `version: 1` and `models:`; `aotc init` writes a first manifest"
+    check_file(data, ManifestForm, findings, name="manifest", hint=hint)
+
+
+def check_file(data: Any, kind: Any, findings: Findings, *, name: str, hint: str) -> None:
+    """Report every place where a file's data is not of a type, a Struct with a title. `hint` is for a file of that
+    `name` that is no mapping."""
+    if isinstance(data, Mapping):
+        _check(data, kind, (), findings)
+        return
+    expected, actual = _form_for(data, kind).title, describe(data)
+    message = f"the {name} is empty" if data is None else f"the {name} is {actual}; expected {expected}"
+    findings.add((), message, hint=hint, expected=expected, actual=actual)
 
 
 def _check(value: Any, kind: Any, path: KeyPath, findings: Findings) -> None:
@@ -174,9 +182,8 @@ def _check_distinct(value: list[Any], path: KeyPath, findings: Findings) -> None
 
 def _report(value: Any, form: _Form, path: KeyPath, findings: Findings) -> None:
     expected, actual = form.title, "empty" if value in ({}, []) else describe(value)
-    subject = f"`{leaf_path(path)}`" if path else "the manifest"
     hint = "this aotc reads version 1" if path == ("version",) else _hint(value, form)
-    message = f"{subject} is {actual}; expected {expected}"
+    message = f"`{leaf_path(path)}` is {actual}; expected {expected}"
     findings.add(path, message, hint=hint, expected=expected, actual=actual)
 
 
@@ -203,8 +210,8 @@ def _values(base: Any) -> list[Any]:
 
 
 def _plain_title(base: Any) -> str:
-    if base is bool:
-        return "true or false"
+    if base in (bool, str):
+        return "text" if base is str else "true or false"
     *first, last = ["null" if value is None else str(value) for value in _values(base)] or ["a mapping"]
     return f"{', '.join(first)} or {last}" if first else last
 

@@ -12,6 +12,7 @@
 #include <unordered_map>
 
 #include "binding.h"
+#include "equal_constants.h"
 #include "openmp.h"
 
 namespace aotc {
@@ -154,16 +155,6 @@ bool Table::takes(PyObject* object, const TensorRow& row, bool gradients) const 
   if (std::find(keys.begin(), keys.end(), torch_door::keys_of(object)) == keys.end()) return false;
   if (gpu >= 0 && torch_door::device_index_of(object) != gpu) return false;
   return !torch_door::requires_grad(object) || !(of_input || (gradients && !row.differentiable));
-}
-
-bool equal_constant(PyObject* value, PyObject* expected) {
-  if (value == expected) return true;
-  if (Py_TYPE(value) != Py_TYPE(expected)) return false;
-  if (PyFloat_CheckExact(value)) {
-    double one = PyFloat_AsDouble(value), other = PyFloat_AsDouble(expected);
-    return !std::memcmp(&one, &other, sizeof one);
-  }
-  return (PyLong_CheckExact(value) || PyUnicode_CheckExact(value)) && PyObject_RichCompareBool(value, expected, Py_EQ) == 1;
 }
 
 bool Table::holds_constants(const Leaves& leaves) const {

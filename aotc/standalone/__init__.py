@@ -5,10 +5,11 @@
   `misfits` also what its libraries call, by the record.
 - `state_tensors`: weights from safetensors files or arrays. `shim_library`: a variant's library, opened over
   `aotc.core._cpu`, which has what it needs of torch.
-- `standalone_model`: the call, by the rows of the call table (`aotc.call_table`), over what `array_views` makes of its
-  arguments. `written_memory`: whether what the model writes to is shared. `compiled_layout`: copies into the compiled
-  layout, pads, crops and what is written back. `call_results`: the model's own result. `openmp_threads`: how many
-  threads a call uses.
+- `standalone_model`: what a call is asked and what it gives. `aotc.core._cpu` decides and makes the call, by the rows
+  of the call table, as in an exported folder: `call_rows` writes them, with expressions in `prefix_notation`. Python
+  finds the words for a miss (`aotc.call_table`; `written_memory`: what the model writes to is shared).
+- `array_views`: arguments as tensors. `call_results`: the model's own result. `openmp_threads`: how many threads a call
+  uses.
 - `exporting`: a model as a folder that needs neither aotc nor Python.
 
 Neither torch nor `aotc.runtime` is imported. numpy is not needed.

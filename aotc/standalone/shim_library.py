@@ -52,7 +52,7 @@ class ShimLibrary:
         self._make_container()
         renew_in_child(self, ShimLibrary._renew)
         taken, self._given = self._count("NumInputs"), self._count("NumOutputs")
-        self._run = ctypes.cast(self._library.AOTInductorModelContainerRun, ctypes.c_void_p).value
+        self._run = ctypes.cast(self._library.AOTInductorModelContainerRun, ctypes.c_void_p).value or 0
         last = max((output.index for output in variant.outputs if output.index is not None), default=-1)
         if taken != len(variant.arguments) or self._given <= last:
             raise CorruptError(
@@ -61,16 +61,22 @@ class ShimLibrary:
                 hint="the record is another build's: build it again",
             )
 
-    def run(self, arguments: list[Any]) -> list[Any]:
-        """From tensors of `aotc.core._cpu` to tensors of it, without Python's lock. Raises LibraryError."""
+    @property
+    def opened(self) -> tuple[int, int, Callable[[], int]]:
+        """The address of its function that runs it, how many tensors that gives, and what gives its container's
+        address in this process."""
+        return self._run, self._given, self._container_now
+
+    def failed(self) -> LibraryError:
+        """The error of this thread's last call."""
+        return LibraryError(f"the library of {self._where} failed: {self._reason()}")
+
+    def _container_now(self) -> int:
         if not self._container:
             with self._making:
                 if not self._container:
                     self._make_container()
-        outputs: list[Any] | None = open_cpu().run(self._run, self._container.value, arguments, self._given)
-        if outputs is None:
-            raise LibraryError(f"the library of {self._where} failed: {self._reason()}")
-        return outputs
+        return self._container.value or 0
 
     def _make_container(self) -> None:
         """The container keeps the handles of constants, without owning them."""

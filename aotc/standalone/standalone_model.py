@@ -1,4 +1,5 @@
-"""A loaded model: its calls, by the rows of the call table, over tensors of `aotc.core._cpu`."""
+"""A loaded model. `aotc.core._cpu` makes its calls, by the rows of the call table; here is what it is asked, and why a
+call is a miss."""
 
 from __future__ import annotations
 
@@ -12,12 +13,12 @@ from aotc.call_table.misses import Explanation, error_of, fixed_size_issues, pad
 from aotc.call_table.obstacles import nearest, obstacles, unexplained
 from aotc.call_table.refusals import constant_hint, equal_constant, expected_issue, shape_hint, shape_issue
 from aotc.call_table.values import describe
-from aotc.errors import BindError, Issue
+from aotc.errors import BindError, CorruptError, Issue
 from aotc.machine.forks import renew_in_child
 from aotc.records import Artifact, ConstantLeaf, TensorLeaf, bucket_name
-from aotc.standalone.array_views import Give, NoTensor, giving_like, tensor_of
+from aotc.standalone.array_views import NoTensor, giving_like, tensor_of
 from aotc.standalone.call_results import ResultMaker, RunCall
-from aotc.standalone.compiled_layout import cropped, default_tensor, lies_as, placed, write_back
+from aotc.standalone.call_rows import call_rows
 from aotc.standalone.cpu_environment import open_cpu
 from aotc.standalone.shim_library import ShimLibrary
 from aotc.standalone.state_tensors import StandaloneWeights, with_weights
@@ -89,14 +90,16 @@ class StandaloneModel:
         names = {spec.name: index for index, spec in enumerate(artifact.state)}
         self._results = [ResultMaker(variant, names, self._dispatcher.dims) for variant in variants]
         self._written = WrittenMemory(artifact)
-        self._arguments = [
-            [each.leaf if each.leaf is not None else -1 - names[str(each.state)] for each in variant.arguments]
-            for variant in variants
-        ]
-        leaves = enumerate(self._signature.leaves)
-        self._defaulted = [
-            (at, leaf) for at, leaf in leaves if isinstance(leaf, TensorLeaf) and leaf.default is not None
-        ]
+        lines = "".join(f"{line}\n" for line in call_rows(artifact, self._dispatcher))
+        leaves = self._signature.leaves
+        places = tuple(index for index, leaf in enumerate(leaves) if isinstance(leaf, TensorLeaf))
+        constants = tuple((index, leaf.value) for index, leaf in enumerate(leaves) if isinstance(leaf, ConstantLeaf))
+        self._first = next(iter(places), None)
+        opened = tuple(library.opened for library in libraries)
+        try:
+            self._table = open_cpu().Table(lines, places, constants, opened)
+        except ValueError as error:
+            raise CorruptError(f"the record's calls cannot be decided: {error}", hint="build it again") from error
         self._renew()
         renew_in_child(self, StandaloneModel._renew)
         self._calls, self._misses, self._copies, self._padded = [0] * len(variants), 0, 0, 0
@@ -116,24 +119,25 @@ class StandaloneModel:
         """The model's result. Raises MissError for a call that no bucket takes, TypeError where arguments do not bind,
         and LibraryError."""
         try:
-            bound = self._read(args, kwargs)
+            given = self._bind(args, kwargs)
         except StructureMismatch:
             return self._miss(args, kwargs)
-        plan, state = self._plan(bound), self._state
-        if plan is None or bound.issues or any(self._differences(bound, plan, state)):
+        state = self._state
+        try:
+            done = self._table.call(given, state)
+        except ValueError as error:
+            raise CorruptError(f"the record's rows cannot be kept: {error}", hint="build it again") from error
+        if done is None:
             return self._miss(args, kwargs)
-        ran, copies = placed(bound.leaves, self._signature, plan)
-        places = self._arguments[plan.variant]
-        outputs = self._libraries[plan.variant].run([ran[at] if at >= 0 else state[-1 - at] for at in places])
-        if plan.crops:
-            outputs = cropped(outputs, plan.crops)
-        write_back(ran, bound.leaves, self.artifact.variants[plan.variant].mutated_leaves)
+        variant, leaves, ran, outputs, copies, padded = done
+        if outputs is None:
+            raise self._libraries[variant].failed()
         with self._counting:
-            self._calls[plan.variant] += 1
+            self._calls[variant] += 1
             self._copies += copies
-            self._padded += bool(plan.pads)
-        give = self._give(bound.given)
-        return self._results[plan.variant](RunCall(bound.given, bound.leaves, ran, state, outputs, give))
+            self._padded += padded
+        give = giving_like(None if self._first is None else given[self._first])
+        return self._results[variant](RunCall(given, leaves, ran, state, outputs, give))
 
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
         """Which bucket this call would run and why, or why it is a miss. Raises TypeError as a call."""
@@ -189,15 +193,7 @@ class StandaloneModel:
             except NoTensor as error:
                 leaves[index] = None
                 issues.append(error.issue)
-        for index, leaf in self._defaulted:
-            if given[index] is None:
-                leaves[index] = default_tensor(leaf, self._signature, leaves)
-        return _Bound(given, leaves, issues)
-
-    def _plan(self, bound: _Bound) -> Plan | None:
-        if bound.issues or any(self._rank_issues(bound.leaves)):
-            return None
-        return self._dispatcher.plan(self._dispatcher.dims.read(bound.leaves))
+        return _Bound(given, self._table.filled(leaves), issues)
 
     def _rank_issues(self, leaves: Sequence[Any]) -> Iterator[Issue]:
         for value, leaf in zip(leaves, self._signature.leaves, strict=True):
@@ -225,10 +221,6 @@ class StandaloneModel:
             hint = "call aotc.standalone.set_num_threads, or drop the option `cpp.dynamic_threads: false`"
             said = f"built with num threads {built_threads}, it is {now} now"
             yield Issue(said, "", str(built_threads), str(now), hint)
-
-    def _give(self, given: Sequence[Any]) -> Give:
-        leaves = zip(given, self._signature.leaves, strict=True)
-        return giving_like(next((value for value, leaf in leaves if isinstance(leaf, TensorLeaf)), None))
 
     # -- in words -----------------------------------------------------------------------------------------------------
 
@@ -276,9 +268,15 @@ def _tensor_issues(leaf: TensorLeaf, tensor: Any, shape: Sequence[int] | None, c
     elif 0 not in tensor.shape and tensor.address % tensor.itemsize:
         said = f"its address is not aligned to {tensor.itemsize} bytes, the size of an element"
         yield Issue(said, where=leaf.path, hint="pass a copy of it")
-    if not copies and not lies_as(tensor, strides_in(leaf.layout, tensor.shape)):
+    if not copies and not _lies_as(tensor, strides_in(leaf.layout, tensor.shape)):
         strides = str(list(tensor.strides))
         hint = "pass a copy in that layout (numpy.ascontiguousarray), or set `make_contiguous: true` in the manifest"
         yield Issue(
             f"the layout {leaf.layout} is expected, strides {strides} came", leaf.path, leaf.layout, strides, hint
         )
+
+
+def _lies_as(tensor: Any, strides: Sequence[int]) -> bool:
+    """Whether the elements lie so: the stride of an axis of one element is any."""
+    axes = zip(tensor.shape, tensor.strides, strides, strict=True)
+    return 0 in tensor.shape or all(size == 1 or here == built for size, here, built in axes)

@@ -1,5 +1,6 @@
 // Which bucket the call table of an exported folder chooses: `choose_bucket TABLE`, and on each line of standard input the
-// shapes of a call's inputs, each as its number of axes and its sizes. Prints the bucket's place, or the reasons of a miss.
+// shapes of a call's inputs, each as its number of axes and its sizes. Prints the bucket's place
+// and the sizes at which it runs, or the reasons of a miss.
 #include <fstream>
 #include <iostream>
 #include <sstream>
@@ -23,8 +24,12 @@ int main(int, char** argv) {
       inputs.push_back(new_tensor(new Storage{nullptr, 0, [](Storage*) {}}, rank, sizes.data(), nullptr, 0, input.dtype));
     }
     std::vector<std::string> reasons;
-    const Bucket* found = table.choose(inputs, reasons);
-    if (found) std::cout << found - table.buckets.data();
+    std::optional<Choice> found = table.choose(inputs, reasons);
+    if (found) {
+      std::cout << found->bucket - table.buckets.data();
+      for (const Input& input : table.inputs)
+        for (const Expression& size : input.sizes) std::cout << " " << size.at(found->run).value_or(-1);
+    }
     for (const std::string& reason : reasons) std::cout << reason << ";";
     std::cout << "\n";
   }

@@ -20,9 +20,9 @@
 #include <utility>
 
 #include "../openmp.h"
-#include "call_table.h"
 #include "cpu_features.h"
 #include "dlpack.h"
+#include "table_call.h"
 
 // Of code that runs before the CPU was looked at: nothing newer than any x86-64 has. For aarch64 all of this library is
 // compiled so.
@@ -41,9 +41,6 @@ struct Refused : std::runtime_error {
   AotcStatus status;
   Refused(AotcStatus why, const std::string& words) : std::runtime_error(words), status(why) {}
 };
-
-struct Drop { void operator()(Tensor* tensor) const { drop(tensor); } };
-using Owned = std::unique_ptr<Tensor, Drop>;
 
 std::string joined(const std::vector<std::string>& lines) {
   std::string text;
@@ -144,14 +141,14 @@ class Library {  // the interface of AOTInductor (torch/csrc/inductor/aoti_runti
       throw Refused(AOTC_ERROR_MACHINE, path + " was opened over another libaotc.so, which this process has loaded before");
     set_failure("");
     auto create = find<int32_t (*)(void**, size_t, const char*, const char*)>("CreateWithDevice");
-    check(create(&container_, static_cast<size_t>(concurrency), "cpu", nullptr), AOTC_ERROR_FOLDER);
+    check(create(&code_.container, static_cast<size_t>(concurrency), "cpu", nullptr), AOTC_ERROR_FOLDER);
     try {
-      run_ = find<Run>("Run");
+      code_.run = find<Code::Run>("Run");
       if (!bucket.constants.empty()) bind(weights);
       size_t taken = count("GetNumInputs"), given = count("GetNumOutputs");
       for (const Place& place : bucket.results) require(place.kind != Place::INDEX || place.index < given, "a result that its library does not give");
       require(taken == bucket.arguments.size(), "its library takes another number of tensors");
-      outputs_ = given;
+      code_.outputs = given;
     } catch (...) {
       close();
       throw;
@@ -160,26 +157,18 @@ class Library {  // the interface of AOTInductor (torch/csrc/inductor/aoti_runti
   Library(const Library&) = delete;
   ~Library() { close(); }
 
-  std::vector<Owned> run(const std::vector<Owned>& inputs, const std::vector<Owned>& state) const {
-    std::vector<Tensor*> given, taken(outputs_, nullptr);
-    for (const Place& place : bucket_.arguments)  // which the library takes over
-      given.push_back(shared(*(place.kind == Place::INPUT ? inputs : state)[place.index]));
-    set_failure("");
-    int32_t status = run_(container_, given.data(), given.size(), taken.data(), taken.size(), nullptr, nullptr);
-    std::vector<Owned> raw, results;
-    for (Tensor* tensor : taken) raw.emplace_back(tensor);
-    check(status, AOTC_ERROR_FAILED);
-    for (const Place& place : bucket_.results) {
-      if (place.kind == Place::INDEX) require(raw[place.index] != nullptr, "a result that its library did not give");
-      results.emplace_back(place.kind == Place::INDEX ? shared(*raw[place.index])
-                                                      : shared(*(place.kind == Place::INPUT ? inputs : state)[place.index]));
-    }
+  std::vector<Owned> run(TableCall& call, const std::vector<Tensor*>& state) const {
+    call.place();
+    check(call.run(code_, state), AOTC_ERROR_FAILED);
+    call.finish();
+    std::vector<Owned> results;
+    for (const Place& place : bucket_.results)
+      results.emplace_back(shared(place.kind == Place::INDEX ? *call.outputs[place.index] : place.kind == Place::INPUT ? *call.given[place.index].tensor : *state[place.index]));
+    call.outputs.clear();  // a result whose memory nothing else holds is given away as it is
     return results;
   }
 
  private:
-  using Run = int32_t (*)(void*, Tensor**, size_t, Tensor**, size_t, void*, void*);
-
   template <typename Function>
   Function find(const char* name) const {
     std::string symbol = std::string("AOTInductorModelContainer") + name;
@@ -190,7 +179,7 @@ class Library {  // the interface of AOTInductor (torch/csrc/inductor/aoti_runti
 
   size_t count(const char* name) const {
     size_t number = 0;
-    check(find<int32_t (*)(void*, size_t*)>(name)(container_, &number), AOTC_ERROR_FOLDER);
+    check(find<int32_t (*)(void*, size_t*)>(name)(code_.container, &number), AOTC_ERROR_FOLDER);
     return number;
   }
 
@@ -201,7 +190,7 @@ class Library {  // the interface of AOTInductor (torch/csrc/inductor/aoti_runti
       entries.push_back({form.name.c_str(), constants_.back().get()});
     }
     auto update = find<int32_t (*)(void*, const ConstantEntry*, size_t, bool, bool)>("UpdateUserManagedConstantBufferPairs");
-    check(update(container_, entries.data(), entries.size(), false, true), AOTC_ERROR_FOLDER);
+    check(update(code_.container, entries.data(), entries.size(), false, true), AOTC_ERROR_FOLDER);
   }
 
   void check(int32_t status, AotcStatus why) const {
@@ -214,13 +203,12 @@ class Library {  // the interface of AOTInductor (torch/csrc/inductor/aoti_runti
   }
 
   void close() {
-    if (container_) find<int32_t (*)(void*)>("Delete")(container_);
+    if (code_.container) find<int32_t (*)(void*)>("Delete")(code_.container);
   }
 
   const Bucket& bucket_;
-  void *library_ = nullptr, *container_ = nullptr;
-  Run run_ = nullptr;
-  size_t outputs_ = 0;
+  void* library_ = nullptr;
+  Code code_;
   std::vector<Owned> constants_;
 };
 
@@ -233,49 +221,25 @@ void refuse_global_torch() {
 
 // -- from a call's tensors and to its results -------------------------------------------------------------------------
 
-bool lies_as(const Tensor& tensor, const Sizes& strides) {  // the stride of an axis of one element is any
-  if (!tensor.elements()) return true;
-  for (int axis = 0; axis < tensor.rank; axis++)
-    if (tensor.sizes[axis] != 1 && tensor.strides[axis] != strides[axis]) return false;
-  return true;
-}
-
 std::string name_of(const DLDataType& dtype) {
   if (const char* name = name_of_dtype(dtype_of(dtype))) return name;
   return "DLPack's code " + std::to_string(dtype.code) + " of " + std::to_string(dtype.bits) + " bits and " + std::to_string(dtype.lanes) + " lanes";
 }
 
-// The tensor in the layout that was compiled, with further `reasons` where the call is a miss; null where it has no sizes
-// that could be compared.
-Owned input_of(const DLTensor& given, const Input& input, bool copies, std::vector<std::string>& reasons) {
-  size_t before = reasons.size();
+// The tensor as it came; null where it has no sizes that could be compared, of which `reasons` gets the lines.
+Owned input_of(const DLTensor& given, const Input& input, std::vector<std::string>& reasons) {
   auto differs = [&](const std::string& words) { reasons.push_back("`" + input.name + "`: " + words); };
   if (given.device.device_type != kDLCPU && given.device.device_type != kDLCUDAHost)
     differs("the CPU's memory is expected, it lies on device " + std::to_string(given.device.device_type) + ":" + std::to_string(given.device.device_id) + " of DLPack");
-  if (dtype_of(given.dtype) != input.dtype)
-    differs(std::string("dtype ") + name_of_dtype(input.dtype) + " is expected, " + name_of(given.dtype) + " came");
+  int32_t dtype = dtype_of(given.dtype);
+  if (dtype < 0) differs(std::string("dtype ") + name_of_dtype(input.dtype) + " is expected, " + name_of(given.dtype) + " came");
   bool sized = given.ndim == 0 || (given.ndim > 0 && given.shape && std::all_of(given.shape, given.shape + given.ndim, [](int64_t size) { return size >= 0; }));
   if (!sized || given.ndim != static_cast<int32_t>(input.sizes.size())) {
     differs(input.shown + " is expected, " + (sized ? shown(given.shape, given.ndim) : "no shape") + " came");
     return nullptr;
   }
-  auto* storage = new Storage{static_cast<char*>(given.data) + given.byte_offset, 0, [](Storage*) {}};
-  Owned tensor(new_tensor(storage, given.ndim, given.shape, given.strides, 0, input.dtype));
-  if (tensor->elements() && !given.data) differs("a tensor with values in memory is expected, one without came");
-  else if (tensor->elements() && reinterpret_cast<uintptr_t>(tensor->bytes()) % static_cast<uintptr_t>(itemsize_of(input.dtype)))
-    differs("its address is not aligned to " + std::to_string(itemsize_of(input.dtype)) + " bytes, the size of an element");
-  Sizes strides = strides_in(input.layout, Sizes(given.shape, given.shape + given.ndim));
-  bool fits = lies_as(*tensor, strides);
-  if (!fits && !copies) differs("the layout " + input.layout + " is expected, strides " + shown(tensor->strides, tensor->rank) + " came");
-  if (reasons.size() != before) return tensor;
-  if (!fits) {
-    Owned laid(new_empty(tensor->rank, tensor->sizes, strides.data(), tensor->dtype));
-    copy(*laid, *tensor);
-    return laid;
-  }
-  std::copy(strides.begin(), strides.end(), tensor->strides);
-  storage->bytes = storage_bytes(tensor->rank, tensor->sizes, tensor->strides, tensor->dtype);
-  return tensor;
+  char* data = given.data ? static_cast<char*>(given.data) + given.byte_offset : nullptr;
+  return Owned(new_tensor(new Storage{data, 0, [](Storage*) {}}, given.ndim, given.shape, given.strides, 0, dtype < 0 ? input.dtype : dtype));
 }
 
 struct Result {
@@ -331,17 +295,12 @@ struct AotcModel {
     };
     expect("inputs", table.inputs.size(), input_count), expect("outputs", table.outputs.size(), output_count);
     std::vector<std::string> reasons;
-    std::vector<Owned> inputs;
-    for (size_t at = 0; at < table.inputs.size(); at++)
-      inputs.push_back(input_of(given[at], table.inputs[at], table.copies_layout, reasons));
-    if (int now = omp_get_max_threads(); table.threads && table.threads != now)
-      reasons.push_back("built for " + std::to_string(table.threads) + " threads, there are " + std::to_string(now) + " now: call aotc_set_num_threads");
-    std::vector<const Tensor*> tensors;
-    for (const Owned& each : inputs) tensors.push_back(each.get());
-    bool sized = std::find(tensors.begin(), tensors.end(), nullptr) == tensors.end();
-    const Bucket* bucket = sized ? table.choose(tensors, reasons) : nullptr;
-    if (!bucket) throw Refused(AOTC_ERROR_INPUT, joined(reasons));
-    std::vector<Owned> results = libraries[static_cast<size_t>(bucket - table.buckets.data())]->run(inputs, state);
+    std::vector<Tensor*> tensors;
+    for (const Owned& each : state) tensors.push_back(each.get());
+    TableCall call(table);
+    for (size_t at = 0; at < table.inputs.size(); at++) call.given.push_back({input_of(given[at], table.inputs[at], reasons)});
+    if (!call.decide(tensors, reasons)) throw Refused(AOTC_ERROR_INPUT, joined(reasons));
+    std::vector<Owned> results = libraries[static_cast<size_t>(call.choice->bucket - table.buckets.data())]->run(call, tensors);
     for (size_t at = 0; at < results.size(); at++) outputs[at] = given_away(std::move(results[at]));
   }
 };

@@ -56,6 +56,15 @@ struct Line {  // words, one at a time
     if (found < 0) throw std::runtime_error("the call table names the dtype `" + name + "`, which is unknown");
     return found;
   }
+  std::string element(int32_t dtype) {  // its bytes, in hexadecimal
+    std::string digits = word(), bytes;
+    for (size_t at = 0; at + 1 < digits.size(); at += 2) {
+      unsigned value = 0;
+      if (std::from_chars(digits.data() + at, digits.data() + at + 2, value, 16).ptr == digits.data() + at + 2) bytes += static_cast<char>(value);
+    }
+    require(bytes.size() * 2 == digits.size() && bytes.size() == static_cast<size_t>(itemsize_of(dtype)), "an element of another size");
+    return bytes;
+  }
   Sizes sizes(int64_t count) {
     Sizes found;
     while (count-- > 0) found.push_back(number());
@@ -181,6 +190,11 @@ std::optional<int64_t> Expression::at(const Sizes& dims) const {
   return *left < 0 ? arithmetic("-", 0, *left) : left;
 }
 
+bool Expression::names(size_t dim) const {
+  if (kind == DIM) return static_cast<size_t>(value) == dim;
+  return std::any_of(parts.begin(), parts.end(), [dim](const Expression& part) { return part.names(dim); });
+}
+
 // -- the table --------------------------------------------------------------------------------------------------------
 
 CallTable::CallTable(const std::string& text) {
@@ -203,9 +217,18 @@ CallTable::CallTable(const std::string& text) {
       for (int64_t rank = line.number(); rank > 0; rank--) input.sizes.push_back(expression_of(line, dims));
       require(input.sizes.size() <= MOST_AXES, "an input of more than 16 axes");
     }
+    else if (kind == "pad" || kind == "default") {
+      Input& input = inputs[line.index(inputs.size(), "input")];
+      if (kind == "default") input.filling = line.element(input.dtype);
+      else {
+        Growth& growth = input.growths.emplace_back(Growth{line.index(dims.size(), "dim"), false, ""});
+        growth.edge = line.number();
+        growth.filling = line.element(input.dtype);
+      }
+    }
     else if (kind == "output") outputs.push_back(line.text());
     else if (kind == "state") state.push_back(form_of(line));
-    else if (kind == "bucket") buckets.push_back({line.text(), line.text(), line.number(), line.number(), {}, {}, {}, {}, {}});
+    else if (kind == "bucket") buckets.push_back({line.text(), line.text(), line.number(), line.number(), {}, {}, {}, {}, {}, {}, {}, {}});
     else if (kind == "end") whole = true;
     else {
       require(!buckets.empty(), "the call table has a line of a bucket before the first bucket");
@@ -219,6 +242,9 @@ CallTable::CallTable(const std::string& text) {
       else if (kind == "constant") bucket.constants.push_back(form_of(line));
       else if (kind == "argument") bucket.arguments.push_back(place_of(line, inputs.size(), state.size()));
       else if (kind == "result") bucket.results.push_back(place_of(line, inputs.size(), state.size()));
+      else if (kind == "written") bucket.written.push_back(place_of(line, inputs.size(), state.size()));
+      else if (kind == "grown") bucket.grown.push_back(line.index(dims.size(), "dim"));
+      else if (kind == "crop") bucket.cuts.push_back({line.index(1 << 20, "output"), line.index(MOST_AXES, "axis"), expression_of(line, dims)});
       else throw std::runtime_error("the call table has a line `" + kind + "`, which this libaotc.so does not know");
     }
   }
@@ -227,6 +253,11 @@ CallTable::CallTable(const std::string& text) {
     for (const Place& place : bucket.arguments) require(place.kind != Place::INDEX, "an argument of the call table is a result");
     require(bucket.extents.size() == dims.size() && bucket.results.size() == outputs.size(), "a bucket of the call table has another form");
     for (const Extent& extent : bucket.extents) require(extent.multiple > 0, "a range of the call table has multiples of 0");
+  }
+  for (size_t at = 0; at < buckets.size(); at++) {
+    Sizes sizes;
+    for (const Extent& extent : buckets[at].extents) sizes.push_back(extent.min);
+    if (!buckets[at].ranges()) fixed_.emplace(sizes, at);
   }
   for (const Dim& dim : dims)
     require(dim.input < inputs.size() && dim.axis >= 0 && static_cast<size_t>(dim.axis) < inputs[dim.input].sizes.size() && dim.scale > 0,
@@ -237,47 +268,85 @@ bool Bucket::ranges() const {
   return std::any_of(extents.begin(), extents.end(), [](const Extent& extent) { return extent.ranges; });
 }
 
-// The first of the fixed buckets, else of those with ranges the narrowest, else that which is tuned nearest above the sizes.
-const Bucket* CallTable::best(const Sizes& sizes) const {
-  const Bucket* found = nullptr;
-  std::tuple<bool, int64_t, int64_t> least;
-  for (const Bucket& bucket : buckets) {
-    if (!obstacle(bucket, sizes).empty()) continue;
+int64_t Extent::at_least(int64_t size) const {
+  int64_t least = std::max(size, min), rest = least % multiple, next = 0;
+  bool over = __builtin_add_overflow(least, rest ? multiple - rest : 0, &next);
+  return over || next > max ? size : next;
+}
+
+// The sizes at which a bucket runs a call of `sizes`: nothing where it does not.
+std::optional<Sizes> CallTable::run_sizes(const Bucket& bucket, const Sizes& sizes) const {
+  Sizes run = sizes;
+  for (size_t dim : bucket.grown) run[dim] = bucket.extents[dim].at_least(run[dim]);
+  for (size_t at = 0; at < run.size(); at++)
+    if (!bucket.extents[at].takes(run[at])) return {};
+  if (bucket.ranges())
+    for (const Expression& condition : bucket.conditions)
+      if (!condition.at(run).value_or(0)) return {};
+  return run;
+}
+
+std::optional<int64_t> CallTable::elements(const Sizes& sizes) const {  // of all inputs
+  int64_t sum = 0;
+  for (const Input& input : inputs) {
+    int64_t count = 1;
+    for (const Expression& entry : input.sizes) {
+      Value size = entry.at(sizes);
+      if (!size || __builtin_mul_overflow(count, *size, &count)) return {};
+    }
+    if (__builtin_add_overflow(sum, count, &sum)) return {};
+  }
+  return sum;
+}
+
+// The bucket of these very sizes; else of the fixed ones that hold the call once it is padded that with the fewest elements;
+// else of those with ranges the narrowest, then that tuned nearest above the sizes; else of these, once the call is padded,
+// that with the fewest elements.
+std::optional<Choice> CallTable::best(const Sizes& sizes) const {
+  if (auto found = fixed_.find(sizes); found != fixed_.end()) return Choice{&buckets[found->second], sizes, sizes};
+  std::optional<Choice> found;
+  std::tuple<int, int64_t, int64_t, int64_t> least;
+  for (const Bucket& bucket : buckets) {  // in the order of `fixed_` where elements are equal
+    bool ranges = bucket.ranges();
+    if (!ranges && bucket.grown.empty()) continue;
+    std::optional<Sizes> run = run_sizes(bucket, sizes);
+    if (!run) continue;
+    bool padded = *run != sizes;
+    Value count = padded ? elements(*run) : 0;
+    if (!count) return {};
     int64_t distance = 0;
     for (size_t at = 0; at < sizes.size(); at++)
       if (const Extent& extent = bucket.extents[at]; extent.ranges)
-        distance += extent.tuned >= sizes[at] ? extent.tuned - sizes[at] : (int64_t{1} << 40) + sizes[at] - extent.tuned;
-    std::tuple<bool, int64_t, int64_t> own{bucket.ranges(), bucket.rank, distance};
-    if (!bucket.ranges()) return &bucket;
-    if (!found || own < least) found = &bucket, least = own;
+        distance += extent.tuned >= (*run)[at] ? extent.tuned - (*run)[at] : (int64_t{1} << 40) + (*run)[at] - extent.tuned;
+    std::tuple<int, int64_t, int64_t, int64_t> own{ranges + (ranges && padded), *count, bucket.rank, distance};
+    if (!found || own < least || (own == least && !ranges && *run < found->run)) found = Choice{&bucket, sizes, *run}, least = own;
   }
   return found;
 }
 
 std::string CallTable::obstacle(const Bucket& bucket, const Sizes& sizes) const {
   std::string words;
+  Sizes run = sizes;
+  for (size_t dim : bucket.grown) run[dim] = bucket.extents[dim].at_least(run[dim]);
   for (size_t at = 0; at < sizes.size(); at++) {
     const Extent& extent = bucket.extents[at];
-    if (extent.takes(sizes[at])) continue;
+    if (extent.takes(run[at])) continue;
     std::string taken = std::to_string(extent.min);
     if (extent.ranges) taken += " to " + std::to_string(extent.max);
     if (extent.multiple != 1) taken += " in steps of " + std::to_string(extent.multiple);
     words += (words.empty() ? "" : ", ") + dims[at].name + " is " + std::to_string(sizes[at]) + ", the bucket takes " + taken;
   }
-  if (words.empty() && bucket.ranges())
-    for (const Expression& condition : bucket.conditions)
-      if (!condition.at(sizes).value_or(0)) return "a condition of its code does not hold";
-  return words;
+  return words.empty() && !run_sizes(bucket, sizes) ? "a condition of its code does not hold" : words;
 }
 
-const Bucket* CallTable::choose(const std::vector<const Tensor*>& given, std::vector<std::string>& reasons) const {
+std::optional<Choice> CallTable::choose(const std::vector<const Tensor*>& given, std::vector<std::string>& reasons) const {
   Sizes sizes;
   for (const Dim& dim : dims) {
     int64_t size = given[dim.input]->sizes[dim.axis] - dim.offset;
     if (size % dim.scale || size < 0) {
       reasons.push_back("`" + inputs[dim.input].name + "`: " + inputs[dim.input].shown + " is expected, no whole " + dim.name +
                         " gives " + shown(given[dim.input]->sizes, given[dim.input]->rank));
-      return nullptr;
+      return {};
     }
     sizes.push_back(size / dim.scale);
   }
@@ -289,7 +358,7 @@ const Bucket* CallTable::choose(const std::vector<const Tensor*>& given, std::ve
       break;
     }
   }
-  const Bucket* found = best(sizes);
+  std::optional<Choice> found = best(sizes);
   if (!found) {
     std::string came;
     for (size_t at = 0; at < sizes.size(); at++) came += (at ? "," : "") + dims[at].name + "=" + std::to_string(sizes[at]);
@@ -298,7 +367,7 @@ const Bucket* CallTable::choose(const std::vector<const Tensor*>& given, std::ve
       reasons.push_back("  " + buckets[at].name + ": " + obstacle(buckets[at], sizes));
     if (buckets.size() > SHOWN_BUCKETS) reasons.push_back("  and " + std::to_string(buckets.size() - SHOWN_BUCKETS) + " more");
   }
-  return reasons.empty() ? found : nullptr;
+  return reasons.empty() ? found : std::nullopt;
 }
 
 Sizes strides_in(const std::string& layout, const Sizes& sizes) {

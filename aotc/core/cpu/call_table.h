@@ -1,7 +1,8 @@
-// The call table of an exported folder, as `aotc.standalone.exporting.call_rows` writes it: what a call must be, and which
-// bucket runs it. The rules are those of `aotc.call_table`.
+// The call table, as `aotc.standalone.call_rows` writes it: what a call must be, and which bucket runs it. The rules are
+// those of `aotc.call_table`.
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -20,6 +21,8 @@ struct Expression {
   std::vector<Expression> parts;
 
   std::optional<int64_t> at(const Sizes& dims) const;
+  bool names(size_t dim) const;
+  bool operator==(const Expression&) const = default;
 };
 
 struct Form {  // of a tensor in the file of weights
@@ -31,22 +34,36 @@ struct Form {  // of a tensor in the file of weights
 
 struct Dim { std::string name; size_t input; int64_t axis, scale, offset; };
 
+struct Growth {  // how an input is padded along a dim: with its last slice (`edge`), or with an element of these bytes
+  size_t dim;
+  bool edge;
+  std::string filling;
+};
+
 struct Input {
   std::string name, shown;  // `shown`: the dtype and the shape, in the manifest's words
   int32_t dtype;
   std::string layout;
   std::vector<Expression> sizes;
+  std::vector<Growth> growths;
+  std::optional<std::string> filling;  // an element's bytes: of the tensor of a call that leaves this one out
 };
 
 struct Extent {  // the sizes of one dim that a bucket takes; of a fixed one, `min` is `max`
   int64_t min, max, multiple, tuned;
   bool ranges;
   bool takes(int64_t size) const { return min <= size && size <= max && size % multiple == 0; }
+  int64_t at_least(int64_t size) const;  // the next size that is taken; `size` past the last
 };
 
 struct Place {  // of a tensor among those that the library gives, the inputs, or the state
   enum Kind { INDEX, INPUT, STATE } kind;
   size_t index;
+};
+
+struct Cut {  // of an axis of what the library gives, where the call was padded: its size in the caller's dims
+  size_t output, axis;
+  Expression size;
 };
 
 struct Bucket {
@@ -55,9 +72,16 @@ struct Bucket {
   std::vector<Extent> extents;
   std::vector<Expression> conditions;
   std::vector<Form> constants;
-  std::vector<Place> arguments, results;
+  std::vector<Place> arguments, results, written;
+  std::vector<size_t> grown;  // the dims along which a call is padded
+  std::vector<Cut> cuts;
 
   bool ranges() const;
+};
+
+struct Choice {  // the bucket that runs a call, the call's dims, and those at which it runs
+  const Bucket* bucket;
+  Sizes asked, run;
 };
 
 struct CallTable {
@@ -72,12 +96,16 @@ struct CallTable {
 
   explicit CallTable(const std::string& text);  // throws std::runtime_error for a text of another form
 
-  // The bucket that runs inputs of these shapes; null for a miss, of which `reasons` gets the lines.
-  const Bucket* choose(const std::vector<const Tensor*>& inputs, std::vector<std::string>& reasons) const;
+  // What runs inputs of these shapes; nothing for a miss, of which `reasons` gets the lines.
+  std::optional<Choice> choose(const std::vector<const Tensor*>& inputs, std::vector<std::string>& reasons) const;
 
  private:
-  const Bucket* best(const Sizes& dims) const;
+  std::optional<Choice> best(const Sizes& dims) const;
+  std::optional<Sizes> run_sizes(const Bucket& bucket, const Sizes& dims) const;
+  std::optional<int64_t> elements(const Sizes& dims) const;
   std::string obstacle(const Bucket& bucket, const Sizes& dims) const;
+
+  std::map<Sizes, size_t> fixed_;  // the buckets without ranges, by their sizes
 };
 
 Sizes strides_in(const std::string& layout, const Sizes& sizes);

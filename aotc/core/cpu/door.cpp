@@ -11,9 +11,11 @@
 #include <string>
 #include <vector>
 
+#include "../equal_constants.h"
 #include "../openmp.h"
 #include "cpu_features.h"
 #include "dlpack.h"
+#include "table_call.h"
 
 namespace aotc::cpu {
 namespace {
@@ -312,15 +314,6 @@ PyObject* dense(PyObject*, PyObject* object) {  // a copy without gaps, axes in 
   });
 }
 
-PyObject* assign(PyObject*, PyObject* args) {  // (into, from), which is repeated where it is smaller
-  PyObject *into, *from;
-  if (!PyArg_ParseTuple(args, "O!O!", tensor_type, &into, tensor_type, &from)) return nullptr;
-  return translated([&] {
-    copy(*of(into)->tensor, *of(from)->tensor);
-    return Py_NewRef(Py_None);
-  });
-}
-
 PyObject* overlapped(PyObject*, PyObject* args) {  // (tensor, list): the places in it of tensors in the memory of this one
   PyObject *object, *others;
   if (!PyArg_ParseTuple(args, "O!O!", tensor_type, &object, &PyList_Type, &others)) return nullptr;
@@ -511,37 +504,188 @@ PyType_Slot slots_of_tensor[] = {{Py_tp_dealloc, reinterpret_cast<void*>(dealloc
 PyType_Spec spec_of_tensor = {"aotc.core._cpu.Tensor", sizeof(Object), 0,
                               Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots_of_tensor};
 
-// -- running ----------------------------------------------------------------------------------------------------------
+// -- calls by the call table ------------------------------------------------------------------------------------------
 
-using Run = int32_t (*)(void*, Tensor**, size_t, Tensor**, size_t, void*, void*);  // AOTInductorModelContainerRun
+struct Rows {
+  struct Constant { Py_ssize_t leaf; PyObject* value; };
+  struct Opened { Code code; PyObject* container; };  // `container()`: its address, of this process
 
-// (address of the function, container, arguments, number of outputs): a list of tensors, or None where the library failed.
-PyObject* run(PyObject*, PyObject* args) {
-  PyObject *function, *container, *given;
-  Py_ssize_t count;
-  if (!PyArg_ParseTuple(args, "OOO!n", &function, &container, &PyList_Type, &given, &count)) return nullptr;
-  void *address = PyLong_AsVoidPtr(function), *of_container = PyLong_AsVoidPtr(container);
-  if (PyErr_Occurred()) return nullptr;
-  Run library;
-  std::memcpy(&library, &address, sizeof address);
-  return translated([&]() -> PyObject* {
-    std::vector<Tensor*> inputs, outputs(static_cast<size_t>(count), nullptr);
-    for (Py_ssize_t at = 0; at < PyList_Size(given); at++)
-      if (!PyObject_TypeCheck(PyList_GetItem(given, at), tensor_type)) return PyErr_Format(PyExc_TypeError, "a tensor is expected");
-    for (Py_ssize_t at = 0; at < PyList_Size(given); at++) inputs.push_back(shared(*of(PyList_GetItem(given, at))->tensor));
-    set_failure("");
-    int32_t status;
-    Py_BEGIN_ALLOW_THREADS
-    status = library(of_container, inputs.data(), inputs.size(), outputs.data(), outputs.size(), nullptr, nullptr);
-    Py_END_ALLOW_THREADS
-    PyObject* results = status ? nullptr : PyList_New(count);
-    for (Py_ssize_t at = 0; at < count; at++) {
-      if (results) PyList_SetItem(results, at, checked(wrapped(outputs[at], false)));
-      else drop(outputs[at]);
-    }
-    return status ? Py_NewRef(Py_None) : results;
+  CallTable table;
+  std::vector<Py_ssize_t> leaves;  // of the inputs
+  std::vector<Constant> constants;
+  std::vector<Opened> libraries;   // of the buckets
+  PyObject *kept_constants, *kept_libraries;
+
+  Rows(const char* text, PyObject* places, PyObject* values, PyObject* opened);
+  Rows(const Rows&) = delete;
+  ~Rows() { Py_DECREF(kept_constants), Py_DECREF(kept_libraries); }
+};
+
+struct TableObject { PyObject_HEAD Rows* rows; };
+
+Rows& rows_of(PyObject* object) { return *reinterpret_cast<TableObject*>(object)->rows; }
+
+Rows::Rows(const char* text, PyObject* places, PyObject* values, PyObject* opened)
+    : table(text), kept_constants(Py_NewRef(values)), kept_libraries(Py_NewRef(opened)) {
+  for (Py_ssize_t at = 0; at < PyTuple_Size(places); at++) leaves.push_back(PyLong_AsSsize_t(PyTuple_GetItem(places, at)));
+  for (Py_ssize_t at = 0; at < PyTuple_Size(values); at++) {
+    Constant& constant = constants.emplace_back();
+    if (!PyArg_ParseTuple(PyTuple_GetItem(values, at), "nO", &constant.leaf, &constant.value)) break;
+  }
+  for (Py_ssize_t at = 0; !PyErr_Occurred() && at < PyTuple_Size(opened); at++) {
+    Opened& library = libraries.emplace_back();
+    PyObject* function;
+    Py_ssize_t count;
+    if (!PyArg_ParseTuple(PyTuple_GetItem(opened, at), "OnO", &function, &count, &library.container)) break;
+    void* address = PyLong_AsVoidPtr(function);
+    std::memcpy(&library.code.run, &address, sizeof address);
+    library.code.outputs = static_cast<size_t>(count);
+  }
+  bool fits = !PyErr_Occurred() && leaves.size() == table.inputs.size() && libraries.size() == table.buckets.size();
+  if (!fits) Py_DECREF(kept_constants), Py_DECREF(kept_libraries);
+  require(fits, "a call table of another number of inputs or buckets");
+}
+
+// (text of the table, leaves of its inputs, constants as (leaf, value), libraries as (address of the run, outputs, container))
+PyObject* new_table(PyTypeObject* type, PyObject* args, PyObject*) {
+  const char* text;
+  PyObject *places, *values, *opened;
+  if (!PyArg_ParseTuple(args, "sO!O!O!", &text, &PyTuple_Type, &places, &PyTuple_Type, &values, &PyTuple_Type, &opened)) return nullptr;
+  return translated([&] {
+    auto rows = std::make_unique<Rows>(text, places, values, opened);
+    PyObject* object = checked(reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc))(type, 0));
+    reinterpret_cast<TableObject*>(object)->rows = rows.release();
+    return object;
   });
 }
+
+void delete_table(PyObject* object) {
+  PyTypeObject* type = Py_TYPE(object);
+  delete reinterpret_cast<TableObject*>(object)->rows;
+  reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free))(object);
+  Py_DECREF(type);
+}
+
+struct Held {  // references
+  std::vector<PyObject*> objects;
+  Held() = default;
+  Held(const Held&) = delete;
+  ~Held() {
+    for (PyObject* each : objects) Py_XDECREF(each);
+  }
+};
+
+struct WithoutLock {  // of Python
+  PyThreadState* state = PyEval_SaveThread();
+  ~WithoutLock() { PyEval_RestoreThread(state); }
+};
+
+// The inputs of a call, of which `views` holds the tensors, None for one that is left out. False where one is none.
+bool take_inputs(const Rows& rows, PyObject* given, TableCall& call, Held& views) {
+  for (size_t at = 0; at < rows.leaves.size(); at++) {
+    PyObject* value = PyList_GetItem(given, rows.leaves[at]);
+    if (!value) throw Failed();
+    if (value == Py_None && rows.table.inputs[at].filling) {
+      views.objects.push_back(Py_NewRef(Py_None));
+      call.given.push_back({});
+      continue;
+    }
+    PyObject* view = viewed(nullptr, value);
+    if (!view && !PyErr_ExceptionMatches(PyExc_Exception)) throw Failed();  // a signal's, as Ctrl-C
+    if (!view) PyErr_Clear();
+    views.objects.push_back(view);
+    if (!view || view == Py_None) return false;
+    call.given.push_back({Owned(shared(*of(view)->tensor)), of(view)->read_only});
+  }
+  return true;
+}
+
+PyObject* list_of(std::vector<Owned>& tensors) {
+  PyObject* list = checked(PyList_New(static_cast<Py_ssize_t>(tensors.size())));
+  for (size_t at = 0; at < tensors.size(); at++) PyList_SetItem(list, static_cast<Py_ssize_t>(at), wrapped(tensors[at].release(), false));
+  return list;
+}
+
+bool same_lie(const Tensor& one, const Tensor& other) {
+  return one.bytes() == other.bytes() && std::equal(one.sizes, one.sizes + one.rank, other.sizes) && std::equal(one.strides, one.strides + one.rank, other.strides);
+}
+
+// (leaves, tensors of the module): None for a miss; else the bucket, the leaves with tensors in the place of arrays, those
+// with which the code ran, what it gave (None where it failed), how many inputs were copied, and whether it was padded.
+PyObject* call_by_table(PyObject* self, PyObject* args) {
+  PyObject *given, *of_module;
+  if (!PyArg_ParseTuple(args, "O!O!", &PyList_Type, &given, &PyList_Type, &of_module)) return nullptr;
+  return translated([&]() -> PyObject* {
+    const Rows& rows = rows_of(self);
+    for (const Rows::Constant& constant : rows.constants)
+      if (!equal_constant(PyList_GetItem(given, constant.leaf), constant.value)) Py_RETURN_NONE;
+    TableCall call(rows.table);
+    Held views;
+    if (!take_inputs(rows, given, call, views)) Py_RETURN_NONE;
+    call.fill();
+    std::vector<Tensor*> state;
+    for (Py_ssize_t at = 0; at < PyList_Size(of_module); at++) {
+      PyObject* each = PyList_GetItem(of_module, at);
+      require(PyObject_TypeCheck(each, tensor_type), "a tensor is expected");
+      state.push_back(of(each)->tensor);
+    }
+    std::vector<std::string> reasons;
+    if (!call.decide(state, reasons)) Py_RETURN_NONE;
+    auto bucket = static_cast<size_t>(call.choice->bucket - rows.table.buckets.data());
+    Code code = rows.libraries[bucket].code;
+    PyObject* container = checked(PyObject_CallNoArgs(rows.libraries[bucket].container));
+    code.container = PyLong_AsVoidPtr(container);
+    Py_DECREF(container);
+    if (PyErr_Occurred()) throw Failed();
+    int32_t status;
+    {
+      WithoutLock unlocked;
+      call.place();
+      status = call.run(code, state);
+      if (!status) call.finish();
+    }
+    PyObject *leaves = checked(PyList_GetSlice(given, 0, PyList_Size(given))), *ran = checked(PyList_GetSlice(given, 0, PyList_Size(given)));
+    for (size_t at = 0; at < call.given.size(); at++) {
+      PyObject* view = views.objects[at] == Py_None ? wrapped(shared(*call.given[at].tensor), false) : Py_NewRef(views.objects[at]);
+      bool same = view && same_lie(*of(view)->tensor, *call.ran[at]);
+      PyList_SetItem(ran, rows.leaves[at], same ? Py_NewRef(view) : wrapped(call.ran[at].release(), false));
+      PyList_SetItem(leaves, rows.leaves[at], view);
+    }
+    PyObject* outputs = status ? Py_NewRef(Py_None) : list_of(call.outputs);
+    return Py_BuildValue("(nNNNnN)", static_cast<Py_ssize_t>(bucket), leaves, ran, outputs, static_cast<Py_ssize_t>(call.copies), PyBool_FromLong(call.padded()));
+  });
+}
+
+// (leaves, tensors or None): the same, with a tensor for each that is left out and has a default.
+PyObject* filled_by_table(PyObject* self, PyObject* leaves) {
+  return translated([&] {
+    const Rows& rows = rows_of(self);
+    TableCall call(rows.table);
+    require(PyList_Check(leaves), "a list is expected");
+    for (Py_ssize_t leaf : rows.leaves) {
+      PyObject* value = PyList_GetItem(leaves, leaf);
+      if (!value) throw Failed();
+      call.given.push_back({Owned(PyObject_TypeCheck(value, tensor_type) ? shared(*of(value)->tensor) : nullptr)});
+    }
+    call.fill();
+    PyObject* filled = checked(PyList_GetSlice(leaves, 0, PyList_Size(leaves)));
+    for (size_t at = 0; at < call.given.size(); at++)
+      if (call.given[at].tensor && PyList_GetItem(leaves, rows.leaves[at]) == Py_None)
+        PyList_SetItem(filled, rows.leaves[at], wrapped(call.given[at].tensor.release(), false));
+    return filled;
+  });
+}
+
+PyMethodDef methods_of_table[] = {{"call", call_by_table, METH_VARARGS, nullptr},
+                                  {"filled", filled_by_table, METH_O, nullptr},
+                                  {}};
+PyType_Slot slots_of_table[] = {{Py_tp_new, reinterpret_cast<void*>(new_table)},
+                                {Py_tp_dealloc, reinterpret_cast<void*>(delete_table)},
+                                {Py_tp_methods, methods_of_table},
+                                {0, nullptr}};
+PyType_Spec spec_of_table = {"aotc.core._cpu.Table", sizeof(TableObject), 0, Py_TPFLAGS_DEFAULT, slots_of_table};
+
+// -- libraries --------------------------------------------------------------------------------------------------------
 
 PyObject* said(PyObject*, PyObject*) { return PyUnicode_DecodeUTF8(failure().data(), static_cast<Py_ssize_t>(failure().size()), "replace"); }
 
@@ -581,14 +725,12 @@ PyObject* add_teams(PyObject*, PyObject* threads) {
 PyMethodDef methods[] = {{"view", viewed, METH_O, nullptr},
                          {"strided", strided, METH_VARARGS, nullptr},
                          {"dense", dense, METH_O, nullptr},
-                         {"assign", assign, METH_VARARGS, nullptr},
                          {"overlapped", overlapped, METH_VARARGS, nullptr},
                          {"same_bits", same_bits, METH_VARARGS, nullptr},
                          {"absent_features", absent_features, METH_NOARGS, nullptr},
                          {"add_idle_teams", add_teams, METH_O, nullptr},
                          {"placed", placed, METH_VARARGS, nullptr},
                          {"copied", copied, METH_VARARGS, nullptr},
-                         {"run", run, METH_VARARGS, nullptr},
                          {"failure", said, METH_NOARGS, nullptr},
                          {"handle_of", handle_of, METH_O, nullptr},
                          {"drop_handle", drop_handle, METH_O, nullptr},
@@ -602,7 +744,8 @@ PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_cpu", nullptr, -1, methods, n
 PyMODINIT_FUNC PyInit__cpu() {
   PyObject* module = PyModule_Create(&aotc::cpu::definition);
   PyObject* type = module ? PyType_FromSpec(&aotc::cpu::spec_of_tensor) : nullptr;
-  if (!type || PyModule_AddObjectRef(module, "Tensor", type)) return nullptr;
+  PyObject* table = type ? PyType_FromSpec(&aotc::cpu::spec_of_table) : nullptr;
+  if (!table || PyModule_AddObjectRef(module, "Tensor", type) || PyModule_AddObjectRef(module, "Table", table)) return nullptr;
   aotc::cpu::tensor_type = reinterpret_cast<PyTypeObject*>(type);
   return module;
 }

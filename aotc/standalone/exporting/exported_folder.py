@@ -9,16 +9,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from aotc.call_table.dispatch import Dispatcher
 from aotc.errors import StoreError
 from aotc.records import CONSTANTS, Artifact, Record, StateSpec, TensorLeaf, Variant
-from aotc.standalone.cpu_environment import open_cpu
-from aotc.standalone.exporting import aotc_exported
-from aotc.standalone.exporting.call_rows import (
+from aotc.standalone.call_rows import (
     BucketFiles,
+    FolderRows,
     TensorRow,
     call_rows,
     result_names,
 )
+from aotc.standalone.cpu_environment import open_cpu
+from aotc.standalone.exporting import aotc_exported
 from aotc.standalone.exporting.folder_refusals import refuse_for_folder
 from aotc.standalone.exporting.folder_runtime import HEADER, RUNTIME, folder_runtime, header
 from aotc.standalone.shim_library import constants_of, prepared_library
@@ -96,7 +98,9 @@ def _write(
         size = stream.tell()
     if not size:
         (folder / WEIGHTS).unlink()
-    (folder / TABLE).write_text("".join(f"{line}\n" for line in call_rows(artifact, files, rows, size)))
+    dispatcher = Dispatcher(artifact.signature, artifact.variants, artifact.model)
+    lines = call_rows(artifact, dispatcher, FolderRows(files, rows, size))
+    (folder / TABLE).write_text("".join(f"{line}\n" for line in lines))
 
 
 def _align(stream: BinaryIO) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from aotc.errors import Issue, LibraryError
 from aotc.records import Artifact, TensorLeaf, Variant, bucket_name
-from aotc.standalone.exporting.call_rows import result_names
+from aotc.standalone.call_rows import result_names
 from aotc.standalone.loading import other_torch
 from aotc.standalone.unsupported import unsupported
 

@@ -16,7 +16,7 @@ from aotc.store.compile_cache import CompileCache
 RUNTIME, HEADER = "libaotc.so", "aotc.h"
 
 _CORE = Path(aotc.core.__file__).parent
-_SOURCES = ("c_api", "call_table", "tensor", "shim", "gemm", "operators")
+_SOURCES = ("c_api", "call_table", "table_call", "tensor", "shim", "gemm", "operators")
 _OPTIONS = (
     *("-std=c++20", "-O3", "-march=armv8-a", "-fopenmp", "-fvisibility=hidden", "-g0", "-Wno-psabi", "-shared"),
     *("-fPIC", "-lm", f"-Wl,-soname,{RUNTIME}", "-Wl,-Bsymbolic", "-Wl,-z,nodelete", "-s"),

@@ -1,8 +1,10 @@
-"""The call table of an exported folder, as text: a line for each row, which `aotc/core/cpu/call_table.cpp` reads.
+"""The call table as text: a line for each row, which `aotc/core/cpu/call_table.cpp` reads.
+
+An exported folder has it in a file; a load makes it in memory, without the rows that name files and results.
 
 Words are separated by spaces; within a name, spaces, `%` and all but printable ASCII are percent-encoded, as in URLs. A
-shape, a size and a condition are expressions (`prefix_notation`). `TENSOR` is a name, a dtype, the offset in
-`weights.bin` in bytes, the number of axes, and sizes and strides in elements.
+shape, a size and a condition are expressions (`prefix_notation`). `ELEMENT` has bytes, in hexadecimal. `TENSOR` is a
+name, a dtype, the offset in `weights.bin` in bytes, the number of axes, and sizes and strides in elements.
 
     aotc-call-table 1
     model NAME TARGET
@@ -12,10 +14,15 @@ shape, a size and a condition are expressions (`prefix_notation`). `TENSOR` is a
     weights BYTES                           of weights.bin
     dim NAME INPUT AXIS SCALE OFFSET        the axis's size is SCALE * dim + OFFSET
     input NAME FORM DTYPE LAYOUT RANK SIZE…
+    pad INPUT DIM 0|1 ELEMENT               how an input is padded along a dim: 1 repeats its last slice
+    default INPUT ELEMENT                   of the tensor for a call that leaves the input out
     output NAME
     state TENSOR
     bucket NAME LIBRARY BYTES RANK          of the buckets with ranges that take a call, the least RANK first
     size NUMBER | range MIN MAX MULTIPLE TUNED   what the bucket takes, for each dim
+    grown DIM                               for each along which calls are padded
+    crop OUTPUT AXIS EXPRESSION             of what the library gives, where the call is padded
+    written PLACE                           for each input and each tensor of the module that the code writes to
     condition EXPRESSION                    for each, of a bucket with ranges
     constant TENSOR                         a frozen weight
     argument PLACE                          for each that the library takes: `input INDEX` or `state INDEX`
@@ -26,24 +33,27 @@ shape, a size and a condition are expressions (`prefix_notation`). `TENSOR` is a
 from __future__ import annotations
 
 import string
+import struct
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
-from urllib.parse import quote
+from typing import Any, NamedTuple
 
-from aotc.call_table.dispatch import Dispatcher
-from aotc.expressions import tightness
+from aotc.call_table.dispatch import Dispatcher, named_axes
+from aotc.errors import CorruptError
 from aotc.records import (
     Artifact,
     Output,
     ResultContainer,
+    Scalar,
     Size,
     SizeRange,
+    StateSpec,
     TensorLeaf,
     Variant,
     bucket_name,
     has_range,
+    names_of,
 )
-from aotc.standalone.exporting.prefix_notation import in_prefix_notation
+from aotc.standalone.prefix_notation import in_prefix_notation
 from aotc.standalone.unsupported import member_names
 
 HEADING = "aotc-call-table 1"
@@ -69,41 +79,101 @@ class BucketFiles(NamedTuple):
     constants: Sequence[TensorRow]
 
 
-def call_rows(
-    artifact: Artifact, files: Sequence[BucketFiles], state: Sequence[TensorRow], weights_size: int
-) -> Iterator[str]:
-    """The lines of the table. Raises CorruptError for a record that cannot be dispatched on."""
-    dispatcher = Dispatcher(artifact.signature, artifact.variants, artifact.model)
-    inputs = {index: place for place, (index, _) in enumerate(_tensor_leaves(artifact))}
+class FolderRows(NamedTuple):
+    """Of an exported folder: the files of each bucket, the module's tensors, and the bytes of the file of weights."""
+
+    buckets: Sequence[BucketFiles]
+    state: Sequence[TensorRow]
+    weights_size: int
+
+
+def call_rows(artifact: Artifact, dispatcher: Dispatcher, folder: FolderRows | None = None) -> Iterator[str]:
+    """The lines of the table. Raises CorruptError for a record whose calls cannot be decided."""
+    leaves = _tensor_leaves(artifact)
+    inputs = {index: place for place, (index, _) in enumerate(leaves)}
+    names = dispatcher.dims.names
     yield HEADING
     yield f"model {_word(artifact.model)} {_word(artifact.target)}"
-    yield from (f"feature {name}" for name in sorted(artifact.environment.cpu_features))
+    if folder:
+        yield from (f"feature {name}" for name in sorted(artifact.environment.cpu_features))
+        yield f"weights {folder.weights_size}"
     if artifact.ambient.num_threads is not None:
         yield f"threads {artifact.ambient.num_threads}"
     if artifact.signature.make_contiguous:
         yield "copies-layout"
-    yield f"weights {weights_size}"
-    for name in dispatcher.dims.names:
+    for name in names:
         leaf, axis, scale, offset = dispatcher.dims.sources[name]
         yield f"dim {name} {inputs[leaf]} {axis} {scale} {offset}"
-    for _, each in _tensor_leaves(artifact):
+    for _, each in leaves:
         form = f"{each.dtype} [{', '.join(map(str, each.shape))}]"
         sizes = " ".join([str(len(each.shape)), *map(in_prefix_notation, each.shape)])
         yield f"input {_word(each.path)} {_word(form)} {each.dtype} {each.layout} {sizes}"
-    yield from (f"output {_word(name)}" for name in result_names(artifact.variants[0]))
-    yield from (f"state {_tensor(row)}" for row in state)
+    for place, (_, each) in enumerate(leaves):
+        yield from _fillings(place, each, names)
+    state = artifact.state if artifact.weights == "live" else ()
+    rows = folder.state if folder else [TensorRow(spec.name, spec.dtype, 0, spec.shape, spec.stride) for spec in state]
+    yield from (f"state {_tensor(row)}" for row in rows)
+    if folder:
+        yield from (f"output {_word(name)}" for name in result_names(artifact.variants[0]))
     places = {spec.name: place for place, spec in enumerate(artifact.state)}
-    ranks = _ranks(artifact.variants, dispatcher.dims.names)
-    for variant, own, rank in zip(artifact.variants, files, ranks, strict=True):
+    ranks = _ranks(artifact.variants, names)
+    for at, (variant, rank) in enumerate(zip(artifact.variants, ranks, strict=True)):
+        own = folder.buckets[at] if folder else BucketFiles("-", 0, ())
         yield f"bucket {_word(bucket_name(variant.bucket))} {own.library} {own.size} {rank}"
-        yield from (_taken(variant.bucket[name]) for name in dispatcher.dims.names)
+        yield from (_taken(variant.bucket[name]) for name in names)
         yield from (f"condition {in_prefix_notation(text)}" for text in variant.conditions)
+        yield from _changes(variant, dispatcher, inputs, state)
         yield from (f"constant {_tensor(row)}" for row in own.constants)
         for argument in variant.arguments:
             yield f"argument {_place(None, argument.leaf, argument.state, inputs, places)}"
-        for output in result_names(variant).values():
+        for output in result_names(variant).values() if folder else ():
             yield f"result {_place(output.index, output.leaf, output.state, inputs, places)}"
     yield "end"
+
+
+def _fillings(place: int, leaf: TensorLeaf, names: Sequence[str]) -> Iterator[str]:
+    for dim, rule in leaf.pad.items():
+        if dim in names:
+            element = _element(leaf.dtype, 0 if rule.edge else rule.value, f"{leaf.path}'s pad")
+            yield f"pad {place} {names.index(dim)} {int(rule.edge)} {element}"
+    if leaf.default is not None:
+        yield f"default {place} {_element(leaf.dtype, leaf.default, f'the default of {leaf.path}')}"
+
+
+def _changes(
+    variant: Variant, dispatcher: Dispatcher, inputs: dict[int, int], state: Sequence[StateSpec]
+) -> Iterator[str]:
+    """What is padded, cropped and written to."""
+    names = dispatcher.dims.names
+    if any(leaf.pad for _, leaf, _, _ in named_axes(dispatcher.signature.leaves)):
+        paddable = dispatcher.rules.paddable
+        grown = paddable.intersection(variant.padded) if has_range(variant.bucket) else paddable
+        yield from (f"grown {at}" for at, name in enumerate(names) if name in grown)
+        for output in variant.outputs:
+            dims = enumerate(output.dims) if output.index is not None else ()
+            yield from (f"crop {output.index} {axis} {in_prefix_notation(text)}" for axis, text in dims if text)
+    yield from (f"written input {inputs[leaf]}" for leaf in variant.mutated_leaves)
+    written = frozenset(variant.mutated_state)
+    yield from (f"written state {at}" for at, spec in enumerate(state) if not written.isdisjoint(names_of(spec)))
+
+
+_FORMATS = {"bool": "?", "float16": "e", "float32": "f", "float64": "d", "complex64": "f4x", "complex128": "d8x"}
+_FORMATS |= {
+    f"{sign}int{8 << at}": code for sign, codes in (("", "bhiq"), ("u", "BHIQ")) for at, code in enumerate(codes)
+}
+
+
+def _element(dtype: str, value: Scalar, what: str) -> str:
+    number: Any = value
+    try:
+        if dtype == "bfloat16":
+            (bits,) = struct.unpack("<I", struct.pack("<f", number))
+            return struct.pack("<H", (bits + 0x7FFF + (bits >> 16 & 1)) >> 16).hex()
+        return struct.pack(f"<{_FORMATS[dtype]}", int(number) if "int" in dtype else number).hex()
+    except (KeyError, ValueError, TypeError, OverflowError, struct.error) as error:
+        raise CorruptError(
+            f"the record's {what} cannot be made: {value!r} is no {dtype}", hint="build it again"
+        ) from error
 
 
 def result_names(variant: Variant) -> dict[str, Output]:
@@ -130,6 +200,10 @@ def _tensor_leaves(artifact: Artifact) -> list[tuple[int, TensorLeaf]]:
 
 def _ranks(variants: Sequence[Variant], names: Sequence[str]) -> list[int]:
     """The order of the buckets with ranges by how many sizes they hold, from 0; equal ones have equal ranks."""
+    if not any(has_range(variant.bucket) for variant in variants):
+        return [0] * len(variants)
+    from aotc.expressions import tightness
+
     widths = [tightness([variant.bucket[name] for name in names], [0] * len(names))[0] for variant in variants]
     order = sorted(set(widths))
     return [
@@ -156,8 +230,8 @@ def _tensor(row: TensorRow) -> str:
     return f"{_word(row.name)} {row.dtype} {numbers}"
 
 
-_PLAIN = string.punctuation.replace("%", "")
+_PLAIN = frozenset((string.ascii_letters + string.digits + string.punctuation).replace("%", "").encode())
 
 
 def _word(text: str) -> str:
-    return quote(text, safe=_PLAIN) or "%20"
+    return "".join(chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in text.encode()) or "%20"

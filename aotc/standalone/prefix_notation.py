@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 
 from aotc.call_table.dispatch import is_name
-from aotc.expressions import parse
 
 _OPERATORS: dict[type[ast.AST], str] = {
     ast.Add: "+",
@@ -36,6 +35,8 @@ def in_prefix_notation(entry: int | str) -> str:
     """
     if isinstance(entry, int) or is_name(entry):
         return str(entry) if isinstance(entry, int) else f"@{entry}"
+    from aotc.expressions import parse
+
     return " ".join(_words(ast.parse(parse(entry).text, mode="eval").body))
 
 

@@ -183,6 +183,21 @@ def test_models_of_the_zoo_give_eager_s_values(zoo_model: Callable[..., Exported
             assert difference(model(each), own.eager(each)) < TOLERANCE, name
 
 
+def test_a_folder_pads_inputs_and_crops_results(zoo_model: Callable[..., Exported], zoo: Any) -> None:
+    """To a bucket of fixed sizes, and to the next size of a range; sizes beyond the bucket are refused with both."""
+    rng = numpy.random.default_rng(0)
+    for name, sizes in (("pooled", [(4, 16), (3, 11), (1, 1)]), ("stepped", [(4, 8), (2, 9), (4, 31)])):
+        own = zoo_model(name, zoo.Pooled())
+        model = own.python.ExportedModel()
+        for size in sizes:
+            given = rng.integers(0, 32, size), numpy.ones(size, bool)
+            result = model(*given)
+            for key, expected in enumerate(own.eager(*given)):
+                assert difference(result[str(key)], expected) < TOLERANCE, (name, size)
+        with pytest.raises(own.python.InputMismatchError, match="batch is 5, the bucket takes 4"):
+            model(numpy.zeros((5, 16), numpy.int64), numpy.ones((5, 16), bool))
+
+
 def test_frozen_weights_come_with_the_code(zoo_store: Path, tmp_path: Path, zoo: Any) -> None:
     assert export(f"{zoo_store}#frozen", tmp_path / "frozen").exit_code == 0
     model = python_of(tmp_path / "frozen").ExportedModel()
@@ -402,7 +417,7 @@ def edit(folder: Path, old: str, new: str) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("pooled", "inputs are padded"),
+        ("accumulating", "writes to its inputs"),
         ("assigned", "writes to its buffers: hidden"),
         ("recurrent", "operators by name"),
         ("pooling", "torch's operator `adaptive_max_pool2d`"),

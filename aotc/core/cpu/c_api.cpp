@@ -158,9 +158,7 @@ class Library {  // the interface of AOTInductor (torch/csrc/inductor/aoti_runti
   ~Library() { close(); }
 
   std::vector<Owned> run(TableCall& call, const std::vector<Tensor*>& state) const {
-    call.place();
     check(call.run(code_, state), AOTC_ERROR_FAILED);
-    call.finish();
     std::vector<Owned> results;
     for (const Place& place : bucket_.results)
       results.emplace_back(shared(place.kind == Place::INDEX ? *call.outputs[place.index] : place.kind == Place::INPUT ? *call.given[place.index].tensor : *state[place.index]));

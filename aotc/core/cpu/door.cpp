@@ -506,7 +506,7 @@ PyType_Spec spec_of_tensor = {"aotc.core._cpu.Tensor", sizeof(Object), 0,
 
 // -- calls by the call table ------------------------------------------------------------------------------------------
 
-struct Rows {
+struct LoadedTable {  // with what a load adds to its text
   struct Constant { Py_ssize_t leaf; PyObject* value; };
   struct Opened { Code code; PyObject* container; };  // `container()`: its address, of this process
 
@@ -516,16 +516,16 @@ struct Rows {
   std::vector<Opened> libraries;   // of the buckets
   PyObject *kept_constants, *kept_libraries;
 
-  Rows(const char* text, PyObject* places, PyObject* values, PyObject* opened);
-  Rows(const Rows&) = delete;
-  ~Rows() { Py_DECREF(kept_constants), Py_DECREF(kept_libraries); }
+  LoadedTable(const char* text, PyObject* places, PyObject* values, PyObject* opened);
+  LoadedTable(const LoadedTable&) = delete;
+  ~LoadedTable() { Py_DECREF(kept_constants), Py_DECREF(kept_libraries); }
 };
 
-struct TableObject { PyObject_HEAD Rows* rows; };
+struct TableObject { PyObject_HEAD LoadedTable* loaded; };
 
-Rows& rows_of(PyObject* object) { return *reinterpret_cast<TableObject*>(object)->rows; }
+LoadedTable& loaded_table(PyObject* object) { return *reinterpret_cast<TableObject*>(object)->loaded; }
 
-Rows::Rows(const char* text, PyObject* places, PyObject* values, PyObject* opened)
+LoadedTable::LoadedTable(const char* text, PyObject* places, PyObject* values, PyObject* opened)
     : table(text), kept_constants(Py_NewRef(values)), kept_libraries(Py_NewRef(opened)) {
   for (Py_ssize_t at = 0; at < PyTuple_Size(places); at++) leaves.push_back(PyLong_AsSsize_t(PyTuple_GetItem(places, at)));
   for (Py_ssize_t at = 0; at < PyTuple_Size(values); at++) {
@@ -552,16 +552,16 @@ PyObject* new_table(PyTypeObject* type, PyObject* args, PyObject*) {
   PyObject *places, *values, *opened;
   if (!PyArg_ParseTuple(args, "sO!O!O!", &text, &PyTuple_Type, &places, &PyTuple_Type, &values, &PyTuple_Type, &opened)) return nullptr;
   return translated([&] {
-    auto rows = std::make_unique<Rows>(text, places, values, opened);
+    auto loaded = std::make_unique<LoadedTable>(text, places, values, opened);
     PyObject* object = checked(reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc))(type, 0));
-    reinterpret_cast<TableObject*>(object)->rows = rows.release();
+    reinterpret_cast<TableObject*>(object)->loaded = loaded.release();
     return object;
   });
 }
 
 void delete_table(PyObject* object) {
   PyTypeObject* type = Py_TYPE(object);
-  delete reinterpret_cast<TableObject*>(object)->rows;
+  delete reinterpret_cast<TableObject*>(object)->loaded;
   reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free))(object);
   Py_DECREF(type);
 }
@@ -581,11 +581,11 @@ struct WithoutLock {  // of Python
 };
 
 // The inputs of a call, of which `views` holds the tensors, None for one that is left out. False where one is none.
-bool take_inputs(const Rows& rows, PyObject* given, TableCall& call, Held& views) {
-  for (size_t at = 0; at < rows.leaves.size(); at++) {
-    PyObject* value = PyList_GetItem(given, rows.leaves[at]);
+bool take_inputs(const LoadedTable& loaded, PyObject* given, TableCall& call, Held& views) {
+  for (size_t at = 0; at < loaded.leaves.size(); at++) {
+    PyObject* value = PyList_GetItem(given, loaded.leaves[at]);
     if (!value) throw Failed();
-    if (value == Py_None && rows.table.inputs[at].filling) {
+    if (value == Py_None && loaded.table.inputs[at].filling) {
       views.objects.push_back(Py_NewRef(Py_None));
       call.given.push_back({});
       continue;
@@ -616,12 +616,12 @@ PyObject* call_by_table(PyObject* self, PyObject* args) {
   PyObject *given, *of_module;
   if (!PyArg_ParseTuple(args, "O!O!", &PyList_Type, &given, &PyList_Type, &of_module)) return nullptr;
   return translated([&]() -> PyObject* {
-    const Rows& rows = rows_of(self);
-    for (const Rows::Constant& constant : rows.constants)
+    const LoadedTable& loaded = loaded_table(self);
+    for (const LoadedTable::Constant& constant : loaded.constants)
       if (!equal_constant(PyList_GetItem(given, constant.leaf), constant.value)) Py_RETURN_NONE;
-    TableCall call(rows.table);
+    TableCall call(loaded.table);
     Held views;
-    if (!take_inputs(rows, given, call, views)) Py_RETURN_NONE;
+    if (!take_inputs(loaded, given, call, views)) Py_RETURN_NONE;
     call.fill();
     std::vector<Tensor*> state;
     for (Py_ssize_t at = 0; at < PyList_Size(of_module); at++) {
@@ -631,25 +631,23 @@ PyObject* call_by_table(PyObject* self, PyObject* args) {
     }
     std::vector<std::string> reasons;
     if (!call.decide(state, reasons)) Py_RETURN_NONE;
-    auto bucket = static_cast<size_t>(call.choice->bucket - rows.table.buckets.data());
-    Code code = rows.libraries[bucket].code;
-    PyObject* container = checked(PyObject_CallNoArgs(rows.libraries[bucket].container));
+    auto bucket = static_cast<size_t>(call.choice->bucket - loaded.table.buckets.data());
+    Code code = loaded.libraries[bucket].code;
+    PyObject* container = checked(PyObject_CallNoArgs(loaded.libraries[bucket].container));
     code.container = PyLong_AsVoidPtr(container);
     Py_DECREF(container);
     if (PyErr_Occurred()) throw Failed();
     int32_t status;
     {
       WithoutLock unlocked;
-      call.place();
       status = call.run(code, state);
-      if (!status) call.finish();
     }
     PyObject *leaves = checked(PyList_GetSlice(given, 0, PyList_Size(given))), *ran = checked(PyList_GetSlice(given, 0, PyList_Size(given)));
     for (size_t at = 0; at < call.given.size(); at++) {
       PyObject* view = views.objects[at] == Py_None ? wrapped(shared(*call.given[at].tensor), false) : Py_NewRef(views.objects[at]);
       bool same = view && same_lie(*of(view)->tensor, *call.ran[at]);
-      PyList_SetItem(ran, rows.leaves[at], same ? Py_NewRef(view) : wrapped(call.ran[at].release(), false));
-      PyList_SetItem(leaves, rows.leaves[at], view);
+      PyList_SetItem(ran, loaded.leaves[at], same ? Py_NewRef(view) : wrapped(call.ran[at].release(), false));
+      PyList_SetItem(leaves, loaded.leaves[at], view);
     }
     PyObject* outputs = status ? Py_NewRef(Py_None) : list_of(call.outputs);
     return Py_BuildValue("(nNNNnN)", static_cast<Py_ssize_t>(bucket), leaves, ran, outputs, static_cast<Py_ssize_t>(call.copies), PyBool_FromLong(call.padded()));
@@ -659,10 +657,10 @@ PyObject* call_by_table(PyObject* self, PyObject* args) {
 // (leaves, tensors or None): the same, with a tensor for each that is left out and has a default.
 PyObject* filled_by_table(PyObject* self, PyObject* leaves) {
   return translated([&] {
-    const Rows& rows = rows_of(self);
-    TableCall call(rows.table);
+    const LoadedTable& loaded = loaded_table(self);
+    TableCall call(loaded.table);
     require(PyList_Check(leaves), "a list is expected");
-    for (Py_ssize_t leaf : rows.leaves) {
+    for (Py_ssize_t leaf : loaded.leaves) {
       PyObject* value = PyList_GetItem(leaves, leaf);
       if (!value) throw Failed();
       call.given.push_back({Owned(PyObject_TypeCheck(value, tensor_type) ? shared(*of(value)->tensor) : nullptr)});
@@ -670,8 +668,8 @@ PyObject* filled_by_table(PyObject* self, PyObject* leaves) {
     call.fill();
     PyObject* filled = checked(PyList_GetSlice(leaves, 0, PyList_Size(leaves)));
     for (size_t at = 0; at < call.given.size(); at++)
-      if (call.given[at].tensor && PyList_GetItem(leaves, rows.leaves[at]) == Py_None)
-        PyList_SetItem(filled, rows.leaves[at], wrapped(call.given[at].tensor.release(), false));
+      if (call.given[at].tensor && PyList_GetItem(leaves, loaded.leaves[at]) == Py_None)
+        PyList_SetItem(filled, loaded.leaves[at], wrapped(call.given[at].tensor.release(), false));
     return filled;
   });
 }

@@ -157,14 +157,16 @@ void TableCall::place() {
 }
 
 int32_t TableCall::run(const Code& code, const std::vector<Tensor*>& state) {
+  place();
   std::vector<Tensor*> inputs, made(code.outputs, nullptr);
   for (const Place& place : choice->bucket->arguments)  // which the library takes over
     inputs.push_back(shared(place.kind == Place::INPUT ? *ran[place.index] : *state[place.index]));
   set_failure("");
   int32_t status = code.run(code.container, inputs.data(), inputs.size(), made.data(), made.size(), nullptr, nullptr);
   for (Tensor* tensor : made) outputs.emplace_back(tensor);
-  if (!status)
-    for (const Owned& each : outputs) require(each != nullptr, "a result that its library did not give");
+  if (status) return status;
+  for (const Owned& each : outputs) require(each != nullptr, "a result that its library did not give");
+  finish();
   return status;
 }
 

@@ -1,4 +1,4 @@
-// One call by the call table: from the tensors that came to those that the compiled code runs with, and back again.
+// One call by the call table: `decide` says whether a bucket takes it, `run` pads, runs the code, crops and writes back.
 #pragma once
 
 #include <memory>
@@ -37,12 +37,13 @@ class TableCall {
   // Whether a bucket takes the call; else `reasons` has the lines. `state` are the module's tensors.
   bool decide(const std::vector<Tensor*>& state, std::vector<std::string>& reasons);
 
-  void place();                                                       // throws std::runtime_error for a damaged table
-  int32_t run(const Code& code, const std::vector<Tensor*>& state);   // the library's status
-  void finish();                                                      // crops, and writes to the caller's memory
+  // The library's status; `code` is that of the bucket that was chosen. Throws std::runtime_error for a damaged table.
+  int32_t run(const Code& code, const std::vector<Tensor*>& state);
   bool padded() const { return choice->asked != choice->run; }
 
  private:
+  void place();   // `ran`, from `given`
+  void finish();  // crops, and writes to the caller's memory
   void compare_memory(const std::vector<Tensor*>& state, std::vector<std::string>& reasons) const;
 
   const CallTable& table_;

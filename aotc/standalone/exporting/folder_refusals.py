@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from aotc.errors import Issue, LibraryError
-from aotc.records import Artifact, TensorLeaf, Variant, bucket_name
+from aotc.records import Artifact, Variant, bucket_name
 from aotc.standalone.call_rows import result_names
 from aotc.standalone.loading import other_torch
 from aotc.standalone.unsupported import unsupported
@@ -30,9 +30,6 @@ def _of_code(artifact: Artifact) -> Iterator[Issue]:
 
 
 def _of_calls(artifact: Artifact) -> Iterator[Issue]:
-    for leaf in artifact.signature.leaves:
-        if isinstance(leaf, TensorLeaf) and leaf.pad:
-            yield Issue("inputs are padded", where=leaf.path, hint="give the dim a range or buckets, without `pad:`")
     first = list(result_names(artifact.variants[0])) if artifact.variants else []
     for variant in artifact.variants:
         yield from _of_variant(variant, first)

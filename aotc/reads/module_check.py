@@ -52,13 +52,10 @@ def watch_module(
 ) -> ModuleWatch:
     """The look that each call takes at the module; without the attributes, at its tree alone."""
     if "attributes" in ignore:
-        return ModuleWatch(module, (), (), name or artifact.model, as_region=as_region, hooks=False)
-    recorded: dict[str, Any] = {}
-    for _, reads in recorded_reads(artifact, read_file):
-        recorded |= reads.outside
-    name = name or artifact.model
+        return ModuleWatch(module, (), {}, name or artifact.model, as_region=as_region, hooks=False)
+    outside = {name: value for _, reads in recorded_reads(artifact, read_file) for name, value in reads.outside.items()}
     return ModuleWatch(
-        module, artifact.reads, sorted(recorded), name, recorded=recorded, as_region=as_region, trains=artifact.trains
+        module, artifact.reads, outside, name or artifact.model, as_region=as_region, trains=artifact.trains
     )
 
 

@@ -79,10 +79,11 @@ class Outside:
             if found:
                 yield from within(found[-1].value)
 
-    def unimported(self, names: Iterable[str]) -> dict[str, str]:
-        """Those of the names that no `values` has, with the Python modules that would have them."""
-        unknown = [name for name in names if self._steps(name) is None]
-        return {name: self._modules.get(of := name.partition(":")[0], of) for name in unknown}
+    def unimported(self, names: Iterable[str]) -> dict[str, Step]:
+        """Those of the names that no `values` has, with the places of the Python modules that would have them."""
+        of = {name: name.partition(":")[0] for name in names if self._steps(name) is None}
+        places = {name: self._modules.get(module, module) for name, module in of.items()}
+        return {name: Step(sys.modules, module, sys.modules.get(module)) for name, module in places.items()}
 
     def _steps(self, name: str) -> list[Step] | None:
         """None where the Python module, or what a lazy one offers, is not imported; [] where it lacks the name, and is

@@ -9,10 +9,9 @@ tensors were written to. Where one does not hold, what differs, and whether that
 from __future__ import annotations
 
 import dataclasses
-import sys
 from array import array
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from functools import partial
 from itertools import chain
 from types import FunctionType, MethodType, MethodWrapperType
@@ -87,7 +86,7 @@ class Seen(NamedTuple):
     inner: list[Step]
     inside: dict[str, Any]
     outside: dict[str, Any]
-    unimported: frozenset[str]
+    unimported: Set[str]
     orders: list[tuple[nn.Module, list[str]]]
     other_tables: list[tuple[dict[str, Any], dict[str, Any]]]
     hooks_of: dict[int, list[Any]]
@@ -100,19 +99,17 @@ class ModuleWatch:
         self,
         module: nn.Module,
         reads: Collection[str],
-        outside: Collection[str],
+        outside: Mapping[str, Any],
         model: str,
         *,
-        recorded: Mapping[str, Any] | None = None,
         as_region: bool = False,
         trains: bool = False,
         hooks: bool = True,
     ) -> None:
-        """`recorded`: what the names `outside` were at the build, for those that are imported after the load.
+        """`outside`: what these names were at the build; those that are imported after the load are compared with that.
         `as_region`: compiled code is the module's forward, and torch runs its hooks around it."""
         self.module, self.model, self.trains, self.hooks = module, model, trains, hooks
         self._reads, self._outside, self._as_region = reads, outside, as_region
-        self._recorded = recorded or {}
         self.refresh()
 
     def refresh(self) -> None:
@@ -130,9 +127,8 @@ class ModuleWatch:
         named = Outside(self.module)
         inner = [*named.steps(self._outside), *chain(*map(within, held))]
         unimported = named.unimported(self._outside)
-        awaited = [name for name in dict.fromkeys(unimported.values()) if name not in sys.modules]
         steps = [*own, *inner]
-        in_dicts = [step for step in steps if isinstance(step.owner, dict)]
+        in_dicts = [*unimported.values(), *(step for step in steps if isinstance(step.owner, dict))]
         kept = [step for step in steps if not isinstance(step.owner, dict) and _is_kept(step)]
         bound = [step for step in steps if not isinstance(step.owner, dict) and not _is_kept(step)]
         found = [step.value for step in (*in_dicts, *kept)]
@@ -148,10 +144,7 @@ class ModuleWatch:
         ]
         mappings = [*map(vars, parts), *map(vars, {cls: None for part in parts for cls in type(part).__mro__[:-1]})]
         facts = Facts(
-            slots=(
-                *((step.owner, step.key, step.value) for step in in_dicts),
-                *((sys.modules, name, None) for name in awaited),
-            ),
+            slots=tuple((step.owner, step.key, step.value) for step in in_dicts),
             attributes=tuple((step.owner, step.key, step.value) for step in kept),
             tables=tuple(tables),
             lists=tuple(lists),
@@ -180,7 +173,7 @@ class ModuleWatch:
             inner=inner,
             inside=look_inside(slots, tree.ids),
             outside=self.look_outside(slots),
-            unimported=frozenset(unimported),
+            unimported=unimported.keys(),
             orders=[(part, list(part._modules)) for part in ordered],
             other_tables=[(table, dict(table)) for table in own_tables if type(table) not in IN_STEP],
             hooks_of={id(part): [*map(fingerprint, forward_hooks(part))] for part in hooked},
@@ -231,7 +224,7 @@ class ModuleWatch:
 
     def _imported_changes(self, names: Iterable[str]) -> Iterator[Issue]:
         """Issues for names that were imported after the load, and are there what they were not at the build."""
-        for name, built, here in changed_names(self._recorded, Outside(self.module).values(names)):
+        for name, built, here in changed_names(self._outside, Outside(self.module).values(names)):
             what = f"imported after the load, as {_shown(here)}; at the build it was {_shown(built)}"
             yield Issue(what, where=name, expected=_shown(built), actual=_shown(here))
 

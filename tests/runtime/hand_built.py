@@ -138,7 +138,7 @@ def attach_fakes(
     artifact: BuiltArtifact, function: Callable[..., Any], *, module: nn.Module | None = None, on_miss: Any = "error"
 ) -> Any:
     libraries = [FakeLibrary(function) for _ in artifact.variants]
-    watch = ModuleWatch(module, (), (), artifact.model, hooks=False) if module is not None else None
+    watch = ModuleWatch(module, (), {}, artifact.model, hooks=False) if module is not None else None
     bound = BoundModule(module, bind_state(artifact, module, CPU), watch)
     compiled: Any = CompiledCall(artifact, libraries, bound, CPU, on_miss)
     compiled.libraries = libraries

@@ -213,7 +213,7 @@ def test_another_hook_in_the_place_of_one_is_refused_as_well() -> None:
     artifact = make_artifact([tensor("x", 1)])
     module = Model().eval()
     first = module.layer.register_forward_hook(hooked)
-    watch = ModuleWatch(module, artifact.reads, (), "model")
+    watch = ModuleWatch(module, artifact.reads, {}, "model")
     watch.check()
     first.remove()
     module.layer.register_forward_hook(lambda *_: None)
@@ -336,7 +336,7 @@ def test_what_code_reads_is_noticed_by_the_load_and_by_the_call(what: str) -> No
         "Adder.extra",
         *(f"Holder.{name}" for name in (*vars(module), "doubled") if not name.startswith("_")),
     ]
-    watch = ModuleWatch(module, names, (), "model")
+    watch = ModuleWatch(module, names, {}, "model")
     watch.check()
     before = canonical_json([module_attributes(module), read_attributes(module, names)])
     assert before == canonical_json([module_attributes(again := Holder().eval()), read_attributes(again, names)])
@@ -365,7 +365,7 @@ class Caching(nn.Module):
 def test_a_buffer_that_an_object_holds_too_may_be_written_to() -> None:
     """Each call gives it to the code. What is no buffer may not, nor may the object hold another tensor."""
     module = Caching()
-    watch = ModuleWatch(module, ["Caching.layers", "CacheLayer.keys", "CacheLayer.scale"], (), "model")
+    watch = ModuleWatch(module, ["Caching.layers", "CacheLayer.keys", "CacheLayer.scale"], {}, "model")
     seen = watch._seen
     module.keys.add_(1)
     watch.check()
@@ -388,7 +388,7 @@ REGISTRY = Registry()
 
 
 def test_a_method_of_a_dict_is_no_entry_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch = ModuleWatch(Holder(), (), [f"{__name__}:REGISTRY.get"], "model")
+    watch = ModuleWatch(Holder(), (), {f"{__name__}:REGISTRY.get": None}, "model")
     seen = watch._seen
     watch.check()
     assert watch._seen is seen, "nothing differs, so nothing is recorded anew"
@@ -409,7 +409,7 @@ KEYED["a"] = 1.0
 
 
 def test_a_dict_that_is_not_equal_to_its_copy_is_not_looked_at_anew_in_each_call() -> None:
-    watch = ModuleWatch(Holder(), (), [f"{__name__}:KEYED"], "model")
+    watch = ModuleWatch(Holder(), (), {f"{__name__}:KEYED": None}, "model")
     seen = watch._seen
     watch.check()
     assert watch._seen is seen
@@ -426,7 +426,7 @@ def test_a_name_that_is_imported_after_the_load_is_compared_with_the_build(
     limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = Holder()
-    watch = ModuleWatch(module, ["Holder.layers"], [*LATER], "model", recorded=LATER)
+    watch = ModuleWatch(module, ["Holder.layers"], LATER, "model")
     watch.check()
     monkeypatch.setitem(sys.modules, "imported_later", SimpleNamespace(LIMIT=limit))
     if limit == 5:
@@ -445,7 +445,7 @@ def test_a_name_that_is_imported_after_the_load_is_compared_with_the_build(
 
 def test_a_name_that_was_imported_later_is_not_blamed_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
     module = Holder()
-    watch = ModuleWatch(module, ["Holder.layers"], [*LATER], "model", recorded=LATER)
+    watch = ModuleWatch(module, ["Holder.layers"], LATER, "model")
     monkeypatch.setitem(sys.modules, "imported_later", SimpleNamespace(LIMIT=4))
     module.layers = nn.ModuleList([nn.Linear(1, 1)])
     with pytest.raises(BindError) as caught:
@@ -463,7 +463,7 @@ def test_a_forward_may_hold_the_part_whose_it_is() -> None:
     part = module.layers[0]
     part.forward = functools.partial(wrapped, part)
     before = canonical_json(module_attributes(module))
-    watch = ModuleWatch(module, (), (), "model")
+    watch = ModuleWatch(module, (), {}, "model")
     watch.check()
     part.forward = functools.partial(wrapped, module.layers[1])
     with pytest.raises(BindError, match=r"layers\.0\.forward"):

@@ -1,7 +1,8 @@
-"""What a call costs through the extension, through Python, in eager and in torch's own runner:
+"""What a call costs through the extension, through Python, in eager, in torch's own runner and by `aotc.standalone`:
 python tests/benchmarks/native_call.py [cuda]
 
-Linear layers of width 4: one (2 weights), 100 in sequence (200 weights), and 12 in sequence, each compiled as a region.
+Linear layers of width 4: one (2 weights), the same for a call that is padded, 100 in sequence (200 weights), and 12 in
+sequence, each compiled as a region.
 Microseconds a call (of a region, a twelfth of the model's), the best of many; the runner is given the weights by hand
 and checks nothing. On a GPU, the time that a call keeps its thread: each model is a CUDA graph, and there is a GPT of
 12 layers (width 768, bf16, 1 × 128 tokens).
@@ -24,6 +25,7 @@ import torch
 from torch import nn
 
 import aotc
+import aotc.standalone
 from aotc.runtime.libraries.library import open_library
 from aotc.runtime.libraries.runner import open_runner
 
@@ -35,6 +37,12 @@ version: 1
 defaults: {mode: default}
 models:
   one: {factory: "native_call.py:linear_layers", kwargs: {count: 1}, inputs: {input: {shape: [2, 4]}}}
+  padded:
+    factory: "native_call.py:linear_layers"
+    kwargs: {count: 1}
+    inputs: {input: {shape: [n, 4], pad: {n: 0}}}
+    outputs: {crop: [n]}
+    buckets: [{n: 4}]
   many: {factory: "native_call.py:linear_layers", kwargs: {count: 100}, inputs: {input: {shape: [2, 4]}}}
   regions:
     factory: "native_call.py:linear_layers"
@@ -94,7 +102,7 @@ def main() -> None:
         shutil.copy(__file__, folder)
         command = [sys.executable, "-m", "aotc", "build", str(manifest), "--store", f"{folder}/store"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
-        models = {"one": linear_layers(1), "many": linear_layers(100)}
+        models = {"one": linear_layers(1), "padded": linear_layers(1), "many": linear_layers(100)}
         for name, module in (models | ({"gpt": gpt().bfloat16()} if DEVICE == "cuda" else {})).items():
             module.eval().to(DEVICE)
             (native, runner), (python, _) = (loaded(f"{folder}/store#{name}", module, each) for each in "10")
@@ -103,7 +111,8 @@ def main() -> None:
                 given = torch.randint(32000, (1, 128), device=DEVICE)
             tensors = dict(module.named_parameters())
             names = [argument.state for argument in native.artifact.variants[0].arguments]
-            taken = [tensors[name] if name else given for name in names]
+            whole = torch.zeros(4, 4, device=DEVICE) if name == "padded" else given
+            taken = [tensors[name] if name else whole for name in names]
             with torch.no_grad():
                 times = {
                     "extension": microseconds(native, given),
@@ -111,6 +120,10 @@ def main() -> None:
                     "eager": microseconds(module, given),
                     "torch's runner": microseconds(runner.run if DEVICE == "cuda" else runner._run, taken),
                 }
+            if DEVICE == "cpu":
+                arrays = {name: tensor.detach().numpy() for name, tensor in tensors.items()}
+                standalone = aotc.standalone.load(f"{folder}/store#{name}", weights=arrays)
+                times["standalone"] = microseconds(standalone, given.numpy())
             print(f"{name}, {len(names) - 1} weights: {shown(times)}")
         times = {}
         for way, each in (("extension", "1"), ("Python", "0")):

@@ -7,7 +7,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
+
 from aotc.compiler.scoped import replaced
+from aotc.errors import BuildError
 from aotc.machine.cpp_compiler import compiler_name, is_foreign
 from aotc.machine.environment import cpu_features
 from aotc.machine.targets import CPU_LEVELS, CpuLevel, Target
@@ -58,7 +61,14 @@ def _vectors(level: CpuLevel) -> Any:
     """Inductor's vector instructions of a level, with the options of the C++ compiler that they need."""
     from torch._inductor import cpu_vec_isa
 
-    isa = getattr(cpu_vec_isa, level.vectors)(*([level.bits] if level.bits else []))
+    try:
+        isa = getattr(cpu_vec_isa, level.vectors)(*([level.bits] if level.bits else []))
+    except (AttributeError, TypeError, AssertionError) as error:
+        raise BuildError(
+            f"torch {torch.__version__} generates no code for vectors of the kind {level.vectors} {level.bits or ''}",
+            hint="use another torch, or build for `cpu:neon` instead",
+            stage="compile",
+        ) from error
     if level.vectors == "VecAMX":
         isa._is_avx512_bf16_supported = True
     if level.machine == "aarch64":

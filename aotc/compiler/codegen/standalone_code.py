@@ -65,7 +65,8 @@ def _templates_alone(choices: list[Any]) -> list[Any]:
     eager's time."""
     from torch._inductor.codegen.cpp_template_kernel import CppTemplateCaller
 
-    return [choice for choice in choices if isinstance(choice, CppTemplateCaller)] or choices
+    # One that packs its weights is wrapped.
+    return [each for each in choices if isinstance(getattr(each, "_wrapped", each), CppTemplateCaller)] or choices
 
 
 def _packs(pattern: Any) -> bool:

@@ -1,8 +1,7 @@
 """Python processes forked from one that has imported torch, and nothing else that `python -c` does not: each takes two
-seconds of CPU less. A child is as a fresh process in all that a program sees, except its command line and
-`sys.executable`, by which builds of `aotc.compile` are forked, too.
+seconds of CPU less. A child is as a fresh process in all that a program sees, but for its command line.
 
-`python_forks.py` is that process, `build_forks.py` the one of builds.
+`python_forks.py` is that process.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ READ_LATER = ("ACME_", "AOTC_", "AWS_", "COSIGN_", "PATH", "PYTEST_", "PYTHONPAT
 """Variables that begin so are read after torch is imported. Of others torch may make something as it is imported."""
 
 _servers: list[tuple[subprocess.Popen[str], dict[str, str]]] = []
-_folders: list[tempfile.TemporaryDirectory[str]] = []
 
 CHILDREN = """
 import os, signal, threading, traceback
@@ -50,9 +48,7 @@ def run_forked(
     """Run Python's `code`, to its end, as `python -c CODE` or `python FILE` does. Where other variables than
     `READ_LATER` have changed, it is that."""
     if not _servers:
-        _folders.append(tempfile.TemporaryDirectory())
-        script = Path(__file__).with_name("python_forks.py")
-        _servers.append((start(script, _folders[0].name, stdin=subprocess.PIPE), environment()))
+        _servers.append((start(Path(__file__).with_name("python_forks.py"), stdin=subprocess.PIPE), environment()))
         atexit.register(_servers[0][0].kill)
     ((server, before),) = _servers
     variables = environment(**changes)

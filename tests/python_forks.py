@@ -1,7 +1,4 @@
-"""Forks Python processes for `forked_python.py`: answers a line of JSON with the status of the child that ran it.
-
-Its argument is a folder for the program by which a child starts its builds (`build_forks.py`).
-"""
+"""Forks Python processes for `forked_python.py`: answers a line of JSON with the status of the child that ran it."""
 
 from __future__ import annotations
 
@@ -12,18 +9,14 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from build_forks import stand_in
-
 
 def serve() -> None:
     import torch  # noqa: F401
 
     inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    python = stand_in(Path(sys.argv[1]), dict(os.environ))
     for line in sys.stdin:
         asked = json.loads(line)
         if (child := os.fork()) == 0:
-            sys.executable = str(python)
             become(asked, inherited)
             return
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)

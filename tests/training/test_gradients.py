@@ -619,7 +619,7 @@ def test_layers_are_one_region_though_the_input_of_the_first_requires_no_gradien
     inputs = {"ids": {"shape": [2, 4], "dtype": "int64"}}
     regions = ("llama.model.layers.*",)
     spec = ModelSpec(
-        "lora", "tests/benchmarks/training_models.py:lora", inputs, ({},), kwargs, train=True, regions=regions
+        "lora", "tests/benchmarks/training_models.py:lora", inputs, ({},), kwargs=kwargs, train=True, regions=regions
     )
     (part,) = find_regions(spec, build_module(spec, ROOT), ROOT)
     assert len(part.region.instances) == 3

@@ -254,7 +254,8 @@ def _compiler(needed: bool) -> Check:
 
 
 def _cross_compilers() -> list[Check]:
-    """For the CPU targets of other architectures. That one is missing is no mistake: `aotc build` says where it is."""
+    """The cross compilers for CPU targets of other architectures. A missing one is not an error here: `aotc build`
+    reports it if a target needs it."""
     checks = []
     for machine in sorted({level.machine for level in CPU_LEVELS.values() if is_foreign(level.machine)}):
         name, version = compiler_name(machine), compiler_version(machine)

@@ -87,7 +87,7 @@ def read_gate(path: Path) -> Gate:
 
 
 def _with_shares(data: Any) -> Any:
-    """The data with 0.05 for 5%. What is no such share stays as it is written."""
+    """The data with 0.05 for 5%. Any other value is left as written."""
     if not isinstance(data, dict):
         return data
     data = dict(data)

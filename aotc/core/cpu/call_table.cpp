@@ -254,6 +254,8 @@ CallTable::CallTable(const std::string& text) {
     require(bucket.extents.size() == dims.size() && bucket.results.size() == outputs.size(), "a bucket of the call table has another form");
     for (const Extent& extent : bucket.extents) require(extent.multiple > 0, "a range of the call table has multiples of 0");
   }
+  for (const Bucket& bucket : buckets)
+    for (const Place& place : bucket.written) (place.kind == Place::INPUT ? written_inputs : written_state).insert(place.index);
   for (size_t at = 0; at < buckets.size(); at++) {
     Sizes sizes;
     for (const Extent& extent : buckets[at].extents) sizes.push_back(extent.min);

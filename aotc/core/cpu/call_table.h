@@ -4,6 +4,7 @@
 
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -93,6 +94,7 @@ struct CallTable {
   std::vector<Input> inputs;
   std::vector<Form> state;
   std::vector<Bucket> buckets;
+  std::set<size_t> written_inputs, written_state;  // to which the code of any bucket writes
 
   explicit CallTable(const std::string& text);  // throws std::runtime_error for a text of another form
 

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <set>
 
 namespace aotc::cpu {
 namespace {
@@ -114,9 +113,8 @@ bool TableCall::decide(const std::vector<Tensor*>& state, std::vector<std::strin
 
 // What the code writes to may not be shared: between inputs, nor with the module's tensors.
 void TableCall::compare_memory(const std::vector<Tensor*>& state, std::vector<std::string>& reasons) const {
-  std::set<size_t> inputs, buffers;
-  for (const Bucket& bucket : table_.buckets)
-    for (const Place& place : bucket.written) (place.kind == Place::INPUT ? inputs : buffers).insert(place.index);
+  const std::set<size_t>&inputs = table_.written_inputs, &buffers = table_.written_state;
+  if (inputs.empty() && buffers.empty()) return;
   auto name = [&](size_t at) { return "`" + table_.inputs[at].name + "`"; };
   for (size_t at : inputs) {
     const Tensor& tensor = *given[at].tensor;

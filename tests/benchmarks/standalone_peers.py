@@ -3,9 +3,9 @@
     pip install -e '.[peers]' transformers
     python tests/benchmarks/standalone_peers.py --model bert --model resnet --rounds 4
 
-Models are those of peers.py: built with live weights, and with frozen ones for `runtime: standalone`, and exported by
-torch.onnx. ONNX Runtime starts from a file that it has optimised before, OpenVINO with its own cache. CPU seconds from
-the start of a process to the first output, CPU milliseconds of a call, MiB of memory: the least of all rounds.
+Models are those of peers.py: built for torch, for `runtime: standalone` with live and with frozen weights, and exported
+by torch.onnx. ONNX Runtime starts from a file that it has optimised before, OpenVINO with its own cache. CPU seconds
+from the start of a process to the first output, CPU milliseconds of a call, MiB of memory: the least of all rounds.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WAYS = {
 import sys, torch, aotc
 torch.set_num_threads(1), torch.set_grad_enabled(False)
 shape, dtype = eval(sys.argv[4])
-model, x = aotc.load("live", store=sys.argv[1], weights=sys.argv[2]), torch.zeros(shape, dtype=getattr(torch, dtype))
+model, x = aotc.load("any", store=sys.argv[1], weights=sys.argv[2]), torch.zeros(shape, dtype=getattr(torch, dtype))
 """,
     "without torch, live": f"""{ARRAY}
 import aotc.standalone
@@ -79,11 +79,12 @@ def prepared(name: str, folder: Path) -> tuple[str, ...]:
 
     module, inputs = made(name), given_for(MODELS[name][1])
     described = {"factory": "tests/benchmarks/peers.py:made", "kwargs": {"name": name}, "inputs": MODELS[name][1]}
-    models: dict[str, Any] = {"live": described, "frozen": described | {"weights": "frozen", "runtime": "standalone"}}
+    alone = described | {"runtime": "standalone"}
+    models: dict[str, Any] = {"any": described, "live": alone, "frozen": alone | {"weights": "frozen"}}
     (folder / "manifest.yaml").write_text(json.dumps({"version": 1, "models": models}))
     command = [sys.executable, "-m", "aotc", "build", folder / "manifest.yaml", "--store", folder / "store"]
-    alone = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run([*command, "--jobs", "1"], cwd=ROOT, env=alone, check=True, stdout=sys.stderr)
+    one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run([*command, "--jobs", "1"], cwd=ROOT, env=one_thread, check=True, stdout=sys.stderr)
     weights = {key: value.contiguous().clone() for key, value in module.state_dict().items()}
     save_file(weights, folder / "model.safetensors")
     with torch.no_grad():

@@ -148,9 +148,6 @@ def test_the_record_says_the_architecture_and_that_the_code_has_not_run(store: P
     artifacts = [read_artifact(opened, entry) for bundle in bundles for entry in bundle.artifacts]
     assert {artifact.target for artifact in artifacts} == {*CPUS}
     assert all(artifact.untested and artifact.environment.machine == "aarch64" for artifact in artifacts)
-    for artifact in artifacts:  # products of frozen weights are code of the target
-        (variant,) = artifact.variants
-        assert ("aoti_torch_cpu_addmm_out" in variant.imports.functions) == (artifact.weights == "live")
     verified = CliRunner().invoke(main, ["verify", f"{store}#mixed"])
     assert "mixed:latest holds cpu:neon, cpu:sve256; none of it runs on this machine" in verified.output
     assert "hint: test the folder of `aotc export --standalone` on such a machine" in verified.output

@@ -334,7 +334,7 @@ def handle(value: Any) -> ctypes.c_void_p:
     return HANDLE(_cpu.handle_of(_cpu.view(value)))
 
 
-@pytest.mark.parametrize("sizes", [(1, 5, 7), (7, 33, 300), (13, 16, 1), (64, 96, 257), (3, 4, 0)])
+@pytest.mark.parametrize("sizes", [(1, 5, 7), (7, 33, 300), (13, 16, 1), (64, 96, 257), (400, 70, 1300), (3, 4, 0)])
 @pytest.mark.parametrize("turned", [False, True])
 def test_a_product_is_numpy_s(shim: ctypes.CDLL, sizes: tuple[int, int, int], turned: bool) -> None:
     m, n, k = sizes

@@ -40,12 +40,10 @@ def operators_avoided(*, frozen: bool) -> Iterator[None]:
     """While active, Inductor decomposes operators that it otherwise calls, generates products where it has a template,
     and leaves those of `frozen` weights as they are, for which it otherwise calls oneDNN's."""
     from torch._decomp import decompositions
-    from torch._inductor import decomposition, select_algorithm
+    from torch._inductor import decomposition
     from torch._inductor.fx_passes import freezing_patterns
 
     with ExitStack() as stack:
-        select_algorithm.add_preprocessing_fn(_templates_alone)
-        stack.callback(select_algorithm.clear_preprocessing_fns)
         stack.enter_context(replaced_items(decomposition.decompositions, _decompositions()))
         # The other one, which torch takes where it can, is oneDNN's.
         one_layer = replaced(decompositions, "select_one_layer_lstm_function", _one_layer)
@@ -58,15 +56,6 @@ def operators_avoided(*, frozen: bool) -> Iterator[None]:
             others = {key: [one for one in each if not _packs(one)] for key, each in patterns.patterns.items()}
             stack.enter_context(replaced_items(patterns.patterns, others))
         yield
-
-
-def _templates_alone(choices: list[Any]) -> list[Any]:
-    """Torch's own kernel does not race: it is not the runtime's. A template with frozen weights takes 0.9 to 1.1 of
-    eager's time."""
-    from torch._inductor.codegen.cpp_template_kernel import CppTemplateCaller
-
-    # One that packs its weights is wrapped.
-    return [each for each in choices if isinstance(getattr(each, "_wrapped", each), CppTemplateCaller)] or choices
 
 
 def _packs(pattern: Any) -> bool:

@@ -2,6 +2,8 @@
 // registers. The plan is that of Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008).
 #include "gemm.h"
 
+#include <omp.h>
+
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -14,7 +16,8 @@ namespace aotc::cpu {
 namespace {
 
 constexpr int64_t ROWS = 6;                 // of a tile
-constexpr int64_t DEPTH = 256;              // of a panel, where sums are kept in C between panels
+constexpr int64_t DEPTH = 512;              // of a panel, where sums are kept in C between panels
+constexpr int64_t BLOCK = 64;               // panels of A, which stay in a core's cache while panels of B pass
 constexpr int64_t SERIAL_BELOW = 1 << 16;   // multiplications
 
 template <typename Sum>
@@ -42,6 +45,31 @@ class Panels {  // packed memory, aligned for vectors
   std::unique_ptr<Sum, Delete> memory_;
 };
 
+// A square of COUNT x COUNT, transposed in registers.
+template <typename Sum>
+void turn(Sum* into, int64_t to, const Sum* from, int64_t step) {
+  using Vector = typename Lanes<Sum>::Vector;
+  constexpr int64_t COUNT = Lanes<Sum>::COUNT;
+  using Places = decltype(Vector{} < Vector{});
+  Places low, high;
+  for (int64_t at = 0; at < COUNT; at++) low[at] = at / 2 + (at % 2) * COUNT, high[at] = low[at] + COUNT / 2;
+  Vector rows[COUNT], mixed[COUNT];
+#pragma GCC unroll 8
+  for (int64_t at = 0; at < COUNT; at++) rows[at] = Lanes<Sum>::at(from + at * step);
+#pragma GCC unroll 4
+  for (int64_t round = 1; round < COUNT; round *= 2) {
+#pragma GCC unroll 4
+    for (int64_t at = 0; at < COUNT / 2; at++) {
+      mixed[2 * at] = __builtin_shuffle(rows[at], rows[at + COUNT / 2], low);
+      mixed[2 * at + 1] = __builtin_shuffle(rows[at], rows[at + COUNT / 2], high);
+    }
+#pragma GCC unroll 8
+    for (int64_t at = 0; at < COUNT; at++) rows[at] = mixed[at];
+  }
+#pragma GCC unroll 8
+  for (int64_t at = 0; at < COUNT; at++) Lanes<Sum>::put(into + at * to, rows[at]);
+}
+
 // `width` elements along `across` for each of `depth` steps; what is missing to a whole panel is 0.
 template <int64_t WIDTH, typename In, typename Sum>
 void pack(Sum* into, const In* from, int64_t across, int64_t along, int64_t width, int64_t depth) {
@@ -50,9 +78,16 @@ void pack(Sum* into, const In* from, int64_t across, int64_t along, int64_t widt
       for (int64_t at = 0; at < WIDTH; at++) into[step * WIDTH + at] = static_cast<Sum>(from[step * along + at]);
     return;
   }
-  for (int64_t at = 0; at < WIDTH; at++)
-    for (int64_t step = 0; step < depth; step++)
-      into[step * WIDTH + at] = at < width ? static_cast<Sum>(from[at * across + step * along]) : Sum{0};
+  int64_t done = 0;
+  if constexpr (std::is_same_v<In, Sum> && WIDTH % Lanes<Sum>::COUNT == 0) {
+    constexpr int64_t COUNT = Lanes<Sum>::COUNT;
+    if (width == WIDTH && along == 1)
+      for (; done + COUNT <= depth; done += COUNT)
+        for (int64_t at = 0; at < WIDTH; at += COUNT) turn(into + done * WIDTH + at, WIDTH, from + at * across + done, across);
+  }
+  for (; done < depth; done++)
+    for (int64_t at = 0; at < WIDTH; at++)
+      into[done * WIDTH + at] = at < width ? static_cast<Sum>(from[at * across + done * along]) : Sum{0};
 }
 
 template <typename Out, typename Sum>
@@ -143,28 +178,29 @@ void multiply(int64_t m, int64_t n, int64_t k, Sum alpha, Matrix of_a, Matrix of
       return multiply_row(n, k, alpha, a, b, of_b.row, of_b.column, beta, c, of_c.column);
   const int64_t most = std::is_same_v<In, Sum> ? DEPTH : k;  // sums in C of a narrow type would be rounded
   const int64_t a_panels = (m + ROWS - 1) / ROWS, b_panels = (n + COLUMNS - 1) / COLUMNS;
-  const Panels<Sum> a_packed(a_panels * ROWS * std::min(k, most)), b_packed(b_panels * COLUMNS * std::min(k, most));
-#pragma omp parallel if (m * n * k > SERIAL_BELOW)
-  for (int64_t first = 0; first < k; first += most) {
-    const int64_t depth = std::min(most, k - first);
-#pragma omp for nowait
-    for (int64_t panel = 0; panel < b_panels; panel++)
-      pack<COLUMNS>(b_packed.get() + panel * COLUMNS * depth, b + first * of_b.row + panel * COLUMNS * of_b.column,
-                    of_b.column, of_b.row, std::min(COLUMNS, n - panel * COLUMNS), depth);
+  const int64_t longest = std::min(k, most), threads = m * n * k > SERIAL_BELOW ? omp_get_max_threads() : 1;
+  const Panels<Sum> a_packed(a_panels * ROWS * longest), b_packed(threads * COLUMNS * longest);
+#pragma omp parallel num_threads(threads)
+  {
+    Sum* b_panel = b_packed.get() + omp_get_thread_num() * COLUMNS * longest;  // in the nearest cache of this thread
+    for (int64_t first = 0; first < k; first += most) {
+      const int64_t depth = std::min(most, k - first);
 #pragma omp for
-    for (int64_t panel = 0; panel < a_panels; panel++)
-      pack<ROWS>(a_packed.get() + panel * ROWS * depth, a + first * of_a.column + panel * ROWS * of_a.row, of_a.row,
-                 of_a.column, std::min(ROWS, m - panel * ROWS), depth);
-    constexpr int64_t BLOCK = 16;  // panels of A that stay in the cache while panels of B pass
-    const int64_t blocks = (a_panels + BLOCK - 1) / BLOCK;
+      for (int64_t panel = 0; panel < a_panels; panel++)
+        pack<ROWS>(a_packed.get() + panel * ROWS * depth, a + first * of_a.column + panel * ROWS * of_a.row, of_a.row,
+                   of_a.column, std::min(ROWS, m - panel * ROWS), depth);
 #pragma omp for collapse(2)
-    for (int64_t block = 0; block < blocks; block++)
-      for (int64_t column = 0; column < b_panels; column++)
-        for (int64_t row = block * BLOCK; row < std::min(a_panels, (block + 1) * BLOCK); row++)
-          multiply_tile<In, Sum>(
-              depth, a_packed.get() + row * ROWS * depth, b_packed.get() + column * COLUMNS * depth,
-              {c + row * ROWS * of_c.row + column * COLUMNS * of_c.column, of_c.row, of_c.column,
-               std::min(ROWS, m - row * ROWS), std::min(COLUMNS, n - column * COLUMNS), alpha, first ? Sum{1} : beta});
+      for (int64_t block = 0; block < a_panels; block += BLOCK)
+        for (int64_t column = 0; column < b_panels; column++) {
+          pack<COLUMNS>(b_panel, b + first * of_b.row + column * COLUMNS * of_b.column, of_b.column, of_b.row,
+                        std::min(COLUMNS, n - column * COLUMNS), depth);
+          for (int64_t row = block; row < std::min(a_panels, block + BLOCK); row++)
+            multiply_tile<In, Sum>(
+                depth, a_packed.get() + row * ROWS * depth, b_panel,
+                {c + row * ROWS * of_c.row + column * COLUMNS * of_c.column, of_c.row, of_c.column,
+                 std::min(ROWS, m - row * ROWS), std::min(COLUMNS, n - column * COLUMNS), alpha, first ? Sum{1} : beta});
+        }
+    }
   }
 }
 

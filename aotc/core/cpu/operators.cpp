@@ -123,9 +123,13 @@ struct Mask {
   void add_to(float* row, int64_t count, int64_t batch, int64_t head, int64_t query) const {
     if (!tensor) return;
     int64_t first = batch * steps[0] + head * steps[1] + query * steps[2];
-    for (int64_t at = 0; at < count; at++) {
-      if (tensor->dtype == FLOAT32) row[at] += tensor->as<float>()[first + at * steps[3]];
-      else if (!tensor->as<bool>()[first + at * steps[3]]) row[at] = -INFINITY;
+    if (tensor->dtype == FLOAT32) {
+      const float* added = tensor->as<float>() + first;
+      for (int64_t at = 0; at < count; at++) row[at] += added[at * steps[3]];
+    } else {
+      const bool* seen = tensor->as<bool>() + first;
+      for (int64_t at = 0; at < count; at++)
+        if (!seen[at * steps[3]]) row[at] = -INFINITY;
     }
   }
 };

@@ -433,6 +433,19 @@ def test_attention_is_torch_s(shim: ctypes.CDLL, causal: int, mask: str, dtype: 
     assert numpy.allclose(made, expected.float().numpy(), atol=1e-5 if dtype is torch.float32 else 2e-2)
 
 
+@pytest.mark.parametrize("causal", [0, 1])
+def test_attention_over_many_keys_is_made_in_blocks_of_queries(shim: ctypes.CDLL, causal: int) -> None:
+    torch.manual_seed(0)
+    query, key, value = torch.randn(1, 2, 100, 16), *(torch.randn(1, 2, 1500, 16) for _ in range(2))
+    query[0, 0, 99, 0] = torch.nan
+    expected = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=bool(causal))
+    out, sums = HANDLE(), HANDLE()
+    operands = *map(handle, (query, key, value)), ctypes.c_double(0)
+    attend = shim.aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu
+    assert attend(*operands, causal, None, None, ctypes.byref(out), ctypes.byref(sums)) == 0, _cpu.failure()
+    assert numpy.allclose(array_of(shim, out), expected.numpy(), atol=1e-5, equal_nan=True)
+
+
 def narrow_array_of(shim: ctypes.CDLL, made: ctypes.c_void_p) -> numpy.ndarray:
     """The values behind a handle of bfloat16, axes [batch, head, place, feature] over [batch, place, head, feature]."""
     data = HANDLE()
@@ -481,7 +494,8 @@ def test_functions_of_sleef_are_as_exact_as_sleef_s(tmp_path: Path) -> None:
     x = numpy.concatenate(
         [*drawn, rng.uniform(-1, 1, 4096), [0.0, -0.0, numpy.inf, -numpy.inf, numpy.nan, 89, -104, 1]]
     )
-    x = x.astype(numpy.float32)
+    of_all_magnitudes = numpy.arange(0, 1 << 32, 40009, dtype=numpy.uint32).view(numpy.float32)
+    x = numpy.concatenate([x.astype(numpy.float32), of_all_magnitudes[: len(of_all_magnitudes) // 8 * 8]])
     for name in ONE_ARGUMENT:
         made = x.copy()
         for first in range(0, len(made), 8):

@@ -87,16 +87,24 @@ Owned converted(const Tensor& from, int32_t dtype) {  // without gaps
 
 // exp(row - max) in place. Gives the sum and the maximum; a row of nothing but -inf becomes 0.
 float exponentials(float* row, int64_t count, float& most) {
+  Eight highest = Eight{} - INFINITY;
+  int64_t at = 0;
+  for (; at + 8 <= count; at += 8) {
+    Eight here;
+    std::memcpy(&here, row + at, sizeof here);
+    highest = here > highest || here != here ? here : highest;  // NaN stays
+  }
   most = -INFINITY;
-  for (int64_t at = 0; at < count; at++) most = row[at] > most || row[at] != row[at] ? row[at] : most;
+  auto raise = [&](float value) { most = value > most || value != value ? value : most; };
+  for (int lane = 0; lane < 8; lane++) raise(highest[lane]);
+  for (; at < count; at++) raise(row[at]);
   if (most == -INFINITY) {
     std::fill(row, row + count, 0.0f);
     return 0;
   }
   Eight sums = {};
   float sum = 0;
-  int64_t at = 0;
-  for (; at + 8 <= count; at += 8) {
+  for (at = 0; at + 8 <= count; at += 8) {
     Eight here;
     std::memcpy(&here, row + at, sizeof here);
     here = Sleef_expf8_u10(here - most);
@@ -141,13 +149,13 @@ void attend_rows(const Attention& of, int64_t batch, int64_t head, int64_t first
     return matrix_of(tensor, 2, batch * tensor.strides[0] + head * tensor.strides[1] + row * tensor.strides[2]);
   };
   const int64_t keys = of.key.sizes[2], looked_at = of.causal ? std::min(keys, first + count) : keys;
-  std::vector<float> scores(static_cast<size_t>(count * looked_at));
-  const Matrix in_scores{reinterpret_cast<char*>(scores.data()), looked_at, 1}, key = part(of.key, 0);
+  const auto scores = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(count * looked_at));
+  const Matrix in_scores{reinterpret_cast<char*>(scores.get()), looked_at, 1}, key = part(of.key, 0);
   gemm(FLOAT32, count, looked_at, of.query.sizes[3], of.scale, part(of.query, first), {key.data, key.column, key.row}, 0,
        in_scores);
   std::vector<float> inverse(static_cast<size_t>(count));
   for (int64_t row = 0; row < count; row++) {
-    float *of_row = scores.data() + row * looked_at, most;
+    float *of_row = scores.get() + row * looked_at, most;
     int64_t here = of.causal ? std::min(looked_at, first + row + 1) : looked_at;
     of.mask.add_to(of_row, here, batch, head, first + row);
     float sum = exponentials(of_row, here, most);
@@ -158,9 +166,13 @@ void attend_rows(const Attention& of, int64_t batch, int64_t head, int64_t first
   }
   Matrix out = part(of.out, first);
   gemm(FLOAT32, count, of.value.sizes[3], looked_at, 1, in_scores, part(of.value, 0), 0, out);
-  float* target = reinterpret_cast<float*>(const_cast<char*>(out.data));
-  for (int64_t row = 0; row < count; row++)
-    for (int64_t column = 0; column < of.value.sizes[3]; column++) target[row * out.row + column * out.column] *= inverse[row];
+  for (int64_t row = 0; row < count; row++) {
+    float* target = reinterpret_cast<float*>(const_cast<char*>(out.data)) + row * out.row;
+    if (out.column == 1)
+      for (int64_t column = 0; column < of.value.sizes[3]; column++) target[column] *= inverse[row];
+    else
+      for (int64_t column = 0; column < of.value.sizes[3]; column++) target[column * out.column] *= inverse[row];
+  }
 }
 
 // softmax(scale * query @ key^T + mask) @ value, and the logarithms of the sums. Axes: batch, head, place, feature.
@@ -175,13 +187,14 @@ void attention(const Tensor& query, const Tensor& key, const Tensor& value, bool
   const int64_t batches = query.sizes[0], heads = query.sizes[1], places = query.sizes[2];
   const int64_t sizes[] = {batches, heads, places}, strides[] = {places * heads, 1, heads};
   sums.reset(new_empty(3, sizes, strides, FLOAT32));
-  constexpr int64_t ROWS = 48;
-  const int64_t blocks = (places + ROWS - 1) / ROWS;
+  constexpr int64_t SCORES = 1 << 16;  // of a block, which stay in a core's cache
+  const int64_t rows = std::clamp<int64_t>(SCORES / std::max<int64_t>(key.sizes[2], 1), 48, 384);
+  const int64_t blocks = (places + rows - 1) / rows;
   const Mask added(mask);
   const Attention of{query, key, value, *out, *sums, added, scale, causal};
   each_of(batches * heads * blocks, true, [&](int64_t task) {
-    int64_t first = task % blocks * ROWS, head = task / blocks % heads, batch = task / blocks / heads;
-    attend_rows(of, batch, head, first, std::min(ROWS, places - first));
+    int64_t first = task % blocks * rows, head = task / blocks % heads, batch = task / blocks / heads;
+    attend_rows(of, batch, head, first, std::min(rows, places - first));
   });
 }
 

@@ -251,34 +251,56 @@ struct Columns {  // of one image, each the pixels under one tap of the window
 
   int64_t rows() const { return places.sizes[0] * places.sizes[1]; }  // of places
 
-  // `run(element, pixel)` for each tap of each place of the rows; `pixel` is null where it lies outside of the image.
+  // `run(elements, pixel, first, end)` for each tap of each of the rows: where the elements of its places begin, where the
+  // pixel of its place 0 would lie, and which places have a pixel within the image.
   template <typename Run>
-  void each(int64_t first_row, int64_t last_row, int64_t first_channel, int64_t last_channel, float* pixels, Run run) const {
+  void each_tap(int64_t first_row, int64_t last_row, Run run) const {
+    const int64_t width = places.sizes[2], step = window.stride[2];
     auto reached = [&](int axis, int64_t place, int64_t tap) {
       return place * window.stride[axis] - window.padding[axis] + tap * window.dilation[axis];
     };
-    const int64_t width = places.sizes[2];
     for (int64_t row = first_row; row < last_row; row++)
       for (int64_t tap = 0; tap < taps.count(); tap++) {
         const int64_t tap_x = tap % taps.sizes[2], tap_y = tap / taps.sizes[2] % taps.sizes[1],
                       tap_z = tap / taps.sizes[2] / taps.sizes[1];
-        const int64_t y = reached(1, row % places.sizes[1], tap_y), z = reached(0, row / places.sizes[1], tap_z);
-        const bool row_within = y >= 0 && y < image.sizes[1] && z >= 0 && z < image.sizes[0];
-        float* of_row = pixels + z * image.strides[0] + y * image.strides[1];
-        float* target = data + tap * of_tap + row * width * of_place;
-        auto one = [&](int64_t channel, int64_t place) {
-          const int64_t x = reached(2, place, tap_x);
-          const bool within = row_within && x >= 0 && x < image.sizes[2];
-          run(target[place * of_place + channel * of_channel],
-              within ? of_row + x * image.strides[2] + channel * channel_stride : nullptr);
-        };
-        if (of_channel == 1)  // in the order in which the elements lie
-          for (int64_t place = 0; place < width; place++)
-            for (int64_t channel = first_channel; channel < last_channel; channel++) one(channel, place);
-        else
-          for (int64_t channel = first_channel; channel < last_channel; channel++)
-            for (int64_t place = 0; place < width; place++) one(channel, place);
+        const int64_t x = reached(2, 0, tap_x), y = reached(1, row % places.sizes[1], tap_y),
+                      z = reached(0, row / places.sizes[1], tap_z);
+        const bool within = y >= 0 && y < image.sizes[1] && z >= 0 && z < image.sizes[0] && x < image.sizes[2];
+        const int64_t first = within ? std::min(width, (std::max<int64_t>(-x, 0) + step - 1) / step) : width;
+        const int64_t end = within ? std::clamp((image.sizes[2] - x + step - 1) / step, first, width) : width;
+        run(data + tap * of_tap + row * width * of_place,
+            z * image.strides[0] + y * image.strides[1] + x * image.strides[2], first, end);
       }
+  }
+
+  void fill(int64_t row, int64_t channels, const float* pixels) const {
+    const int64_t width = places.sizes[2], step = window.stride[2] * image.strides[2];
+    each_tap(row, row + 1, [&](float* elements, int64_t pixel, int64_t first, int64_t end) {
+      if (of_channel == 1) {
+        for (int64_t place = 0; place < width; place++, elements += of_place)
+          if (place < first || place >= end) std::fill_n(elements, channels, 0.0f);
+          else put(elements, pixels + pixel + place * step, channels, channel_stride);
+      } else {
+        for (int64_t channel = 0; channel < channels; channel++, elements += of_channel) {
+          std::fill(elements, elements + first, 0.0f), std::fill(elements + end, elements + width, 0.0f);
+          put(elements + first, pixels + pixel + first * step + channel * channel_stride, end - first, step);
+        }
+      }
+    });
+  }
+
+  void add_to(float* pixels, int64_t channel) const {
+    const int64_t step = window.stride[2] * image.strides[2];
+    each_tap(0, rows(), [&](const float* elements, int64_t pixel, int64_t first, int64_t end) {
+      float* target = pixels + pixel + channel * channel_stride;
+      for (int64_t place = first; place < end; place++) target[place * step] += elements[channel * of_channel + place];
+    });
+  }
+
+ private:
+  static void put(float* target, const float* source, int64_t count, int64_t step) {
+    if (step == 1) std::copy_n(source, count, target);
+    else for (int64_t at = 0; at < count; at++) target[at] = source[at * step];
   }
 };
 
@@ -374,25 +396,19 @@ Owned convolved(const Convolution& of) {
   const bool by_task = tasks >= 2 * omp_get_max_threads();  // else the threads share one
   each_of(tasks, by_task, [&](int64_t task) {
     int64_t batch = task / of.groups, group = task % of.groups;
-    std::vector<float> memory(static_cast<size_t>(rows * count));
+    const auto memory = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(rows * count));
     Columns columns{in_image, in_places, taps, of.window, image.strides[1],
-                    last ? 1 : taps.count() * count, last ? channels : count, last ? rows : 1, memory.data()};
+                    last ? 1 : taps.count() * count, last ? channels : count, last ? rows : 1, memory.get()};
     float* pixels = image.as<float>() + batch * image.strides[0] + group * channels * image.strides[1];
-    const Matrix in_columns{reinterpret_cast<char*>(memory.data()), last ? 1 : count, last ? rows : 1};
+    const Matrix in_columns{reinterpret_cast<char*>(memory.get()), last ? 1 : count, last ? rows : 1};
     const Matrix of_places = moved(*flat, batch * flat->strides[0] + group * filters * flat->strides[1], flat->strides[1], pixel);
     const Matrix kernel = moved(*weight, group * filters * weight->strides[0], weight->strides[0], 1);
     if (of.transposed) {
       gemm(FLOAT32, rows, count, filters, 1, {kernel.data, 1, kernel.row}, of_places, 0, in_columns);
-      each_of(channels, !by_task, [&](int64_t channel) {
-        columns.each(0, columns.rows(), channel, channel + 1, pixels, [](float& element, float* at) {
-          if (at) *at += element;
-        });
-      });
+      each_of(channels, !by_task, [&](int64_t channel) { columns.add_to(pixels, channel); });
       return;
     }
-    each_of(columns.rows(), !by_task, [&](int64_t row) {
-      columns.each(row, row + 1, 0, channels, pixels, [](float& element, float* at) { element = at ? *at : 0; });
-    });
+    each_of(columns.rows(), !by_task, [&](int64_t row) { columns.fill(row, channels, pixels); });
     gemm(FLOAT32, filters, count, rows, 1, kernel, in_columns, 1, of_places);
   });
   return out;

@@ -14,5 +14,8 @@
 - `tensor.h`, `tensor.cpp`: tensors behind the handles of torch's C shim; `floats.h`: numbers of 16 bits.
 - `shim.cpp`: the shim's functions, without operators. `operators.cpp`: these; `gemm.cpp`: matrix products.
 - `sleef.h`, compiled for AVX2 and for AVX512: the vector functions that Inductor's code calls, over glibc's libmvec.
-- `door.cpp`: Python's side: buffers and DLPack in and out, and the call of a library.
+- `call_table.h`, `call_table.cpp`: which bucket takes a call. `table_call.h`, `table_call.cpp`: the call itself.
+- `c_api.cpp`: `libaotc.so` of exported folders, whose interface is `aotc.h`. `dlpack.h`: DLPack's structures.
+- `python/`: the extension module. `tensor_object`: `Tensor`, over any object's memory (`buffers`, DLPack's `capsules`),
+  with `tensor_functions`; `table_object`: `Table`, which makes calls; `module`: the rest.
 """

@@ -88,7 +88,7 @@ def _library() -> TensorLibrary:
                 f"the record's {view} does not fit a tensor of shape {list(tensor.shape)}: {error}"
             ) from error
 
-    return TensorLibrary(form, itemsize, viewed, core.dense)
+    return TensorLibrary(form, itemsize, viewed, core.copied)
 
 
 def _builder(tree: int | ResultContainer) -> Callable[[list[Any]], Any]:

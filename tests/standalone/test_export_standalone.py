@@ -11,6 +11,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import tomllib
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -617,6 +618,22 @@ def test_the_header_is_c_and_c_plus_plus(quickstart: Exported, tmp_path: Path) -
         (tmp_path / f"use.{suffix}").write_text('#include "aotc.h"\nint main(void) { return aotc_error()[0]; }\n')
         command = [compiler, f"-std={standard}", "-Wall", "-Wextra", "-Werror", "-pedantic", f"-I{quickstart.folder}"]
         subprocess.run([*command, "-fsyntax-only", tmp_path / f"use.{suffix}"], check=True)
+
+
+def test_pyproject_compiles_every_file_of_the_runtime_s_folder() -> None:
+    """As an export for another architecture does: one that a list lacks would be missing at a load."""
+    modules = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["ext-modules"]
+    listed = {each["name"].rpartition(".")[2]: (set(each["sources"]), set(each["depends"])) for each in modules}
+    core = Path("aotc", "core")
+
+    def files(pattern: str) -> set[str]:
+        return {str(path.relative_to(ROOT)) for path in (ROOT / core).glob(pattern)}
+
+    shared, interface = {*files("cpu/*.cpp"), str(core / "openmp.cpp")}, str(core / "cpu" / "c_api.cpp")
+    headers = {*files("cpu/*.h"), str(core / "openmp.h")}
+    assert listed["_libaotc"] == (shared, headers)
+    of_python = {*headers, *files("cpu/python/*.h"), str(core / "equal_constants.h")}
+    assert listed["_cpu"] == ((shared - {interface}) | files("cpu/python/*.cpp"), of_python)
 
 
 def test_the_functions_of_the_header_are_what_the_library_exports(quickstart: Exported) -> None:

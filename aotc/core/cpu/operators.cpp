@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <memory>
 #include <vector>
 
 #include "floats.h"
@@ -24,9 +23,6 @@ extern "C" Eight Sleef_expf8_u10(Eight);
 
 namespace aotc::cpu {
 namespace {
-
-struct Drop { void operator()(Tensor* tensor) const { drop(tensor); } };
-using Owned = std::unique_ptr<Tensor, Drop>;
 
 // `run(index)` for each index below `count`, by several threads where `parallel`. No exception may leave a thread of
 // OpenMP's: one of them is thrown at the end.

@@ -1,14 +1,9 @@
 // One call by the call table: `decide` says whether a bucket takes it, `run` pads, runs the code, crops and writes back.
 #pragma once
 
-#include <memory>
-
 #include "call_table.h"
 
 namespace aotc::cpu {
-
-struct Drop { void operator()(Tensor* tensor) const { drop(tensor); } };
-using Owned = std::unique_ptr<Tensor, Drop>;
 
 struct Code {  // of a bucket's library: AOTInductorModelContainerRun, its container, and how many tensors it gives
   using Run = int32_t (*)(void*, Tensor**, size_t, Tensor**, size_t, void*, void*);

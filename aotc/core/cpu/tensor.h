@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <stdexcept>
 #include <string>
 
@@ -66,6 +67,8 @@ Tensor* new_empty(int64_t rank, const int64_t* sizes, const int64_t* strides, in
 Tensor* new_dense_like(const Tensor& tensor);  // without gaps, axes in the order of the tensor's strides
 Tensor* shared(const Tensor& tensor);          // the same memory
 void drop(Tensor* tensor);                     // null does nothing
+struct Drop { void operator()(Tensor* tensor) const { drop(tensor); } };
+using Owned = std::unique_ptr<Tensor, Drop>;
 void copy(const Tensor& into, const Tensor& from);  // of one dtype; `from` is broadcast
 
 // How far elements lie before and behind the first one, in elements: {0, -1} where there are none. Throws where no memory

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import shutil
 from collections.abc import Sequence
@@ -112,7 +111,7 @@ def _put_tensor(stream: BinaryIO, tensor: Any, spec: StateSpec) -> TensorRow:
     """Its memory as it lies, from its first element to its last."""
     begin, reach = _align(stream), sum((size - 1) * step for size, step in zip(spec.shape, tensor.strides, strict=True))
     if 0 not in spec.shape:
-        stream.write((ctypes.c_char * ((reach + 1) * tensor.itemsize)).from_address(tensor.address))
+        stream.write(open_cpu().strided(tensor, ((reach + 1) * tensor.itemsize,), (1,), 0, "uint8"))
     return TensorRow(spec.name, spec.dtype, begin, spec.shape, tensor.strides)
 
 

@@ -16,7 +16,6 @@ from aotc.store.compile_cache import CompileCache
 RUNTIME, HEADER = "libaotc.so", "aotc.h"
 
 _CORE = Path(aotc.core.__file__).parent
-_SOURCES = ("c_api", "call_table", "table_call", "tensor", "shim", "gemm", "operators")
 _OPTIONS = (
     *("-std=c++20", "-O3", "-march=armv8-a", "-fopenmp", "-fvisibility=hidden", "-g0", "-Wno-psabi", "-shared"),
     *("-fPIC", "-lm", f"-Wl,-soname,{RUNTIME}", "-Wl,-Bsymbolic", "-Wl,-z,nodelete", "-s"),
@@ -54,7 +53,7 @@ def _compiled(machine: str, folder: Path) -> Path:
             "runtime beside it",
             hint=how_to_install(machine),
         )
-    sources = [*(_CORE / "cpu" / f"{each}.cpp" for each in _SOURCES), _CORE / "openmp.cpp"]
+    sources = [*sorted((_CORE / "cpu").glob("*.cpp")), _CORE / "openmp.cpp"]
 
     def compile(into: Path) -> None:
         command = [name, *map(str, sources), *_OPTIONS, "-o", str(into)]

@@ -1,0 +1,141 @@
+// The module's functions that make tensors, and look at their memory.
+#include <string>
+#include <vector>
+
+#include "tensor_object.h"
+
+namespace aotc::cpu {
+namespace {
+
+std::vector<int64_t> numbers(PyObject* tuple) {
+  std::vector<int64_t> found;
+  require(PyTuple_Check(tuple) && PyTuple_Size(tuple) <= MOST_AXES, "a tuple of at most 16 numbers is expected");
+  for (Py_ssize_t at = 0; at < PyTuple_Size(tuple); at++) {
+    found.push_back(PyLong_AsLongLong(PyTuple_GetItem(tuple, at)));
+    if (PyErr_Occurred()) throw Failed();
+  }
+  return found;
+}
+
+struct Lie {  // how a tensor lies in memory, from tuples of Python
+  std::vector<int64_t> sizes, strides;
+  int64_t rank;
+
+  Lie(PyObject* of_sizes, PyObject* of_strides)
+      : sizes(numbers(of_sizes)), strides(numbers(of_strides)), rank(static_cast<int64_t>(sizes.size())) {
+    require(sizes.size() == strides.size(), "as many sizes as strides are expected");
+  }
+};
+
+int32_t dtype_for(const char* name) {
+  int32_t dtype = dtype_named(name);
+  if (dtype < 0) throw std::runtime_error(std::string("there is no dtype ") + name);
+  return dtype;
+}
+
+PyObject* placed(PyObject*, PyObject* args) {  // (buffer, offset in bytes, dtype, sizes, strides)
+  PyObject *object, *sizes, *strides;
+  const char* name;
+  long long offset;
+  if (!PyArg_ParseTuple(args, "OLsOO", &object, &offset, &name, &sizes, &strides)) return nullptr;
+  return translated([&]() -> PyObject* {
+    Lie lie(sizes, strides);
+    int32_t dtype = dtype_for(name);
+    int64_t bytes = storage_bytes(lie.rank, lie.sizes.data(), lie.strides.data(), dtype);
+    auto* buffer = new Py_buffer;
+    if (PyObject_GetBuffer(object, buffer, PyBUF_SIMPLE)) {
+      delete buffer;
+      return nullptr;
+    }
+    bool fits = offset >= 0 && offset <= buffer->len && bytes <= buffer->len - offset, read_only = buffer->readonly;
+    auto* storage = new Storage{static_cast<char*>(buffer->buf) + offset, bytes, release_owner<Py_buffer, release_buffer>, buffer};
+    Owned made(new_tensor(storage, lie.rank, lie.sizes.data(), lie.strides.data(), 0, dtype));
+    require(fits, "the tensor lies beyond the end of the memory");
+    return wrapped(std::move(made), read_only);
+  });
+}
+
+PyObject* copied(PyObject*, PyObject* args) {  // (tensor, sizes, strides): into new memory, repeated where it is smaller;
+  PyObject *object, *sizes = nullptr, *strides = nullptr;  // (tensor): without gaps, axes in the order of its strides
+  if (!PyArg_ParseTuple(args, "O!|OO", tensor_type, &object, &sizes, &strides)) return nullptr;
+  return translated([&] {
+    const Tensor& from = *of(object)->tensor;
+    Owned made;
+    if (strides) {
+      Lie lie(sizes, strides);
+      made.reset(new_empty(lie.rank, lie.sizes.data(), lie.strides.data(), from.dtype));
+    }
+    else made.reset(new_dense_like(from));
+    copy(*made, from);
+    return wrapped(std::move(made), false);
+  });
+}
+
+PyObject* strided(PyObject*, PyObject* args) {  // (tensor, sizes, strides, offset, dtype): a view, in elements of that dtype
+  PyObject *object, *sizes, *strides;
+  const char* name = nullptr;
+  long long offset = 0;
+  if (!PyArg_ParseTuple(args, "O!OO|Lz", tensor_type, &object, &sizes, &strides, &offset, &name)) return nullptr;
+  return translated([&] {
+    Lie lie(sizes, strides);
+    const Tensor& from = *of(object)->tensor;
+    int32_t dtype = name && *name ? dtype_for(name) : from.dtype;
+    Reach reach = reach_of(lie.rank, lie.sizes.data(), lie.strides.data());
+    int64_t width = itemsize_of(dtype), own = from.offset * itemsize_of(from.dtype), items = from.storage->bytes / width, first;
+    require(own % width == 0 && !__builtin_add_overflow(own / width, offset, &first), "a view between two elements");
+    require(reach.high < reach.low || (first >= -reach.low && first < items - reach.high), "a view beyond the tensor's memory");
+    from.storage->keep();
+    return wrapped(Owned(new_tensor(from.storage, lie.rank, lie.sizes.data(), lie.strides.data(), first, dtype)), of(object)->read_only);
+  });
+}
+
+PyObject* overlapped(PyObject*, PyObject* args) {  // (tensor, list): the places in it of tensors in the memory of this one
+  PyObject *object, *others;
+  if (!PyArg_ParseTuple(args, "O!O!", tensor_type, &object, &PyList_Type, &others)) return nullptr;
+  return translated([&] {
+    PyObject* found = checked(PyList_New(0));
+    for (Py_ssize_t at = 0; at < PyList_Size(others); at++) {
+      PyObject* other = PyList_GetItem(others, at);
+      if (!is_tensor(other) || !overlap(*of(object)->tensor, *of(other)->tensor)) continue;
+      PyObject* place = PyLong_FromSsize_t(at);
+      if (place) PyList_Append(found, place), Py_DECREF(place);
+    }
+    return found;
+  });
+}
+
+// A handle of torch's C shim, as a number.
+PyObject* handle_of(PyObject*, PyObject* object) {  // a new one, which `drop_handle` drops
+  if (!is_tensor(object)) return PyErr_Format(PyExc_TypeError, "a tensor is expected");
+  return PyLong_FromVoidPtr(shared(*of(object)->tensor));
+}
+
+PyObject* drop_handle(PyObject*, PyObject* handle) {
+  auto* tensor = static_cast<Tensor*>(PyLong_AsVoidPtr(handle));
+  if (PyErr_Occurred()) return nullptr;
+  drop(tensor);
+  Py_RETURN_NONE;
+}
+
+}  // namespace
+
+PyObject* viewed(PyObject*, PyObject* object) {
+  return translated([&]() -> PyObject* {
+    if (is_tensor(object)) return Py_NewRef(object);
+    if (PyObject_CheckBuffer(object)) return from_buffer(object);
+    if (PyObject_HasAttrString(object, "__dlpack__") && PyObject_HasAttrString(object, "__dlpack_device__"))
+      return from_dlpack(object);
+    Py_RETURN_NONE;
+  });
+}
+
+PyMethodDef tensor_functions[] = {{"view", viewed, METH_O, nullptr},
+                                  {"placed", placed, METH_VARARGS, nullptr},
+                                  {"copied", copied, METH_VARARGS, nullptr},
+                                  {"strided", strided, METH_VARARGS, nullptr},
+                                  {"overlapped", overlapped, METH_VARARGS, nullptr},
+                                  {"handle_of", handle_of, METH_O, nullptr},
+                                  {"drop_handle", drop_handle, METH_O, nullptr},
+                                  {}};
+
+}  // namespace aotc::cpu

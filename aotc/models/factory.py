@@ -225,7 +225,7 @@ def build_module(
             hint="name a class of modules, or a function that returns a module",
         )
     _check_filled(module, spec.factory, dummy_weights)
-    module = module.train(spec.train)
+    _set_mode(module, spec.train, spec.factory)
     for part in module.modules():
         if OTHER_MODE in vars(part):
             part.training = not spec.train
@@ -238,6 +238,17 @@ def build_module(
         enter_by(module, spec.method)
     register_caches(module)
     return module
+
+
+def _set_mode(module: torch.nn.Module, train: bool, reference: str) -> None:
+    try:
+        module.train(train)
+    except NotImplementedError as error:  # a graph of torch.export has the mode in which it was exported
+        if train:
+            raise ManifestError(
+                f"`train: true`, but `{reference}` gives a module of torch.export, whose mode cannot be changed",
+                hint="let the factory return the module that was exported, or write `train: false`",
+            ) from error
 
 
 def _check_filled(module: torch.nn.Module, reference: str, dummy_weights: bool) -> None:

@@ -8,6 +8,10 @@ import pytest
 from processes import ZOO, run_aotc, run_python
 from test_no_compiler import BAN
 
+from aotc.store.layout.bundle import read_artifact, read_bundle
+from aotc.store.layout.store import Store
+from aotc.store.reference import parse_reference
+
 pytest.importorskip("torchao")
 pytestmark = pytest.mark.every_torch
 
@@ -130,4 +134,14 @@ def test_quantised_weights_are_bound_checked_watched_and_replaced_like_others(
     assert "layers.int4.weight: built for block_size [1, 32], the checkpoint's is [1, 64]" in said
     assert without_torchao == "False"
     verified = run_aotc("verify", "quantised", "--store", quantised_store, "--seeds", "1")
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+
+
+def test_a_model_of_pt2e_calls_onednn_s_convolutions_of_int8(quantised_store: Path) -> None:
+    opened = Store.open(quantised_store)
+    (entry,) = read_bundle(opened, parse_reference("static")).artifacts
+    (variant,) = read_artifact(opened, entry).variants
+    assert variant.imports is not None
+    assert any("qconv" in name for name in variant.imports.functions), variant.imports
+    verified = run_aotc("verify", "static", "--store", quantised_store, "--seeds", "1")
     assert verified.returncode == 0, verified.stdout + verified.stderr

@@ -70,3 +70,17 @@ def quantised_blocks(seed: int = 0) -> nn.Module:
     for block, group in zip(module, (32, 32, 64), strict=True):
         quantize_(block, IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(group)))
     return module
+
+
+def statically_quantised() -> nn.Module:
+    """Of PT2E: a module of torch.export, which refuses `train()` and `eval()`."""
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+    from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(8, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 8, 3)).eval()
+    x = torch.randn(2, 8, 12, 12)
+    quantizer = x86.X86InductorQuantizer().set_global(x86.get_default_x86_inductor_quantization_config())
+    prepared = prepare_pt2e(torch.export.export(model, (x,)).module(), quantizer)
+    prepared(x)
+    return convert_pt2e(prepared)  # type: ignore[no-any-return]

@@ -79,7 +79,8 @@ def onnxruntime_session(path: str, threads: int) -> RunSession:
     return run
 
 
-def openvino_session(path: str, threads: int) -> RunSession:
+def openvino_session(path: str, threads: int, precision: str = "f32") -> RunSession:
+    """`precision` is OpenVINO's name of the dtype of products: f32, bf16."""
     import threading
 
     import openvino
@@ -87,7 +88,7 @@ def openvino_session(path: str, threads: int) -> RunSession:
     settings = {
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_NUM_THREADS": threads,
-        "INFERENCE_PRECISION_HINT": "f32",
+        "INFERENCE_PRECISION_HINT": precision,
     }
     model = openvino.Core().compile_model(path, "CPU", settings)
     names = [each.get_any_name() for each in model.inputs]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import sys
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
 
@@ -61,17 +60,6 @@ number = 5
 def not_a_module():
     return [1]
 """
-
-
-@pytest.fixture(autouse=True)
-def clean_imports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Each test has its own folder of modules, and leaves no module of it behind."""
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    before = set(sys.modules)
-    yield
-    for name in set(sys.modules) - before:
-        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
-            del sys.modules[name]
 
 
 @pytest.fixture

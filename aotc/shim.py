@@ -7,6 +7,7 @@ exports.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from aotc.records import LibraryImports
@@ -51,6 +52,28 @@ OPERATORS: dict[str, frozenset[str]] = {
 }
 """Operators, by their function of the C shim, each with the dtypes that its tensors may have."""
 
+GPU_FUNCTIONS = frozenset(
+    {
+        *(f"aoti_torch_{name}_cuda_guard" for name in ("create", "delete")),
+        *(f"aoti_torch_{name}_cuda_stream_guard" for name in ("create", "delete")),
+        *("aoti_torch_cuda_guard_set_index", "aoti_torch_get_current_cuda_stream", "aoti_torch_empty_strided_pinned"),
+        *(f"aoti_torch_cuda_caching_allocator_raw_{name}" for name in ("alloc", "delete")),
+        *(f"cuda{name}" for name in ("Free", "GetDevice", "GetErrorString", "GetLastError", "Malloc", "Memcpy")),
+        *(f"cuda{name}" for name in ("MemcpyAsync", "PointerGetAttributes", "SetDevice")),
+        *(f"cudaEvent{name}" for name in ("Create", "CreateWithFlags", "Destroy", "Query", "Record", "Synchronize")),
+        *(f"cudaStream{name}" for name in ("CreateWithFlags", "Destroy", "Synchronize", "WaitEvent")),
+    }
+)
+"""Functions that code for a GPU calls besides: of the C shim, and of CUDA's runtime (libcudart), which the standalone
+runtime has over the driver."""
+
+_OF_THE_DRIVER = re.compile(r"cu[A-Z]\w+")
+"""Functions of the driver (libcuda), which code for a GPU calls itself."""
+
+_OF_CPP = re.compile(r"_Z(?:T[VTIS])?(?:N[KOR]*)?St\w*")
+"""Functions of namespace std. In a library that was linked with torch's CUDA build, some have no version: that torch
+has them, too, and comes first. Without torch they are libstdc++'s."""
+
 SLEEF = "Sleef_"
 """The beginning of the names of vector mathematics, of which the runtime has all."""
 
@@ -68,7 +91,13 @@ def lacking(imports: LibraryImports) -> Iterator[tuple[str, str]]:
                 yield name, "unknown dtypes"
             elif others := sorted({*imports.operators[name]} - OPERATORS[name]):
                 yield name, ", ".join(others)
-        elif name not in FUNCTIONS and not name.startswith(SLEEF) and not (name in BY_NAME and by_name):
+        elif not _is_there(name) and not (name in BY_NAME and by_name):
             yield name, ""
     for name in by_name:
         yield name, ""
+
+
+def _is_there(name: str) -> bool:
+    if name in FUNCTIONS or name in GPU_FUNCTIONS or name.startswith(SLEEF):
+        return True
+    return any(pattern.fullmatch(name) for pattern in (_OF_THE_DRIVER, _OF_CPP))

@@ -24,7 +24,6 @@ from aotc.compiler.capture.unit_graph import export, subject_of
 from aotc.compiler.codegen.aot_inductor import LIBRARY, CompiledFiles, compile_capture
 from aotc.compiler.codegen.graph_key import graph_key
 from aotc.compiler.codegen.inductor_options import inductor_options, options_of_the_model_undone
-from aotc.compiler.codegen.standalone_code import check_target
 from aotc.compiler.codegen.stored_code import stored_code
 from aotc.compiler.cross_compile.capture import export_for_absent_gpu
 from aotc.compiler.messages import Autotuned, Job
@@ -104,8 +103,6 @@ def compile_unit(job: Job, stage: OnStage) -> Autotuned:
     Exceptions of the model, torch.export and Inductor pass through; `aotc.compiler.explain_failure` explains them.
     """
     spec, target = job.unit.spec, job.unit.target
-    if spec.runtime == "standalone":
-        check_target(target)
     options = inductor_options(spec, target)
     if target.device == "cuda":
         begin_triton_compilers(options, absent_gpu=job.unit.gpu is not None)

@@ -187,10 +187,6 @@ def _check_runtime(model: ModelForm) -> None:
         if model.get(key, None):
             hint = "leave it out, or write `runtime: any`"
             model.report(model.path(key), f"`runtime: standalone` excludes `{key}`: {reason}", hint=hint)
-    for index, target in enumerate(model.get("targets", ())):
-        if str(target).startswith("cuda"):
-            hint = "write a CPU, such as cpu:x86-64-v3"
-            model.report(model.path("targets", index), f"the standalone runtime is for CPUs, not {target}", hint=hint)
 
 
 def _spec(model: ModelForm, buckets: list[Bucket]) -> ModelSpec:

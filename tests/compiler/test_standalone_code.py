@@ -21,11 +21,10 @@ from aotc.compiler.codegen.standalone_code import (
     _decompositions,
     check_runs_standalone,
     check_standalone,
-    check_target,
 )
 from aotc.compiler.wrong_code.lowering import Lowering
 from aotc.errors import BuildError
-from aotc.machine.targets import Target, parse_target
+from aotc.machine.targets import parse_target
 from aotc.records import LibraryImports, Parallel
 from aotc.standalone.misfits import misfits
 from aotc.store.layout.bundle import read_artifact, read_bundle
@@ -92,7 +91,7 @@ def drawn(dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
 def test_generated_sorts_are_those_of_torch(
     dtype: torch.dtype, descending: bool, shape: tuple[int, ...], dim: int
 ) -> None:
-    x, rules = drawn(dtype, shape), _decompositions()
+    x, rules = drawn(dtype, shape), _decompositions("cpu")
     options = {"dim": dim, "descending": descending}
     got, expected = rules[ATEN.sort.stable](x, stable=True, **options), torch.sort(x, stable=True, **options)
     torch.testing.assert_close(got, tuple(expected), rtol=0, atol=0, equal_nan=True)
@@ -110,16 +109,40 @@ def test_generated_pools_are_those_of_torch(shape: tuple[int, ...], size: tuple[
     pools = {2: (ATEN._adaptive_avg_pool2d.default, F.adaptive_avg_pool2d)}
     pools[3] = ATEN._adaptive_avg_pool3d.default, F.adaptive_avg_pool3d
     rule, eager = pools[len(size)]
-    torch.testing.assert_close(_decompositions()[rule](x, size), eager(x, size))
-    assert _decompositions()[pools[2][0]](torch.ones(1, 5, 5), (2, 2)) is NotImplemented
+    torch.testing.assert_close(_decompositions("cpu")[rule](x, size), eager(x, size))
+    assert _decompositions("cpu")[pools[2][0]](torch.ones(1, 5, 5), (2, 2)) is NotImplemented
 
 
 def test_long_axes_are_not_scanned_by_code_whose_work_is_the_square() -> None:
-    rules = _decompositions()
+    rules = _decompositions("cpu")
     assert rules[ATEN.cumsum.default](torch.ones(MOST_SCANNED + 1), 0) is NotImplemented
     assert rules[ATEN.sort.default](torch.ones(MOST_SORTED + 1)) is NotImplemented
     assert rules[ATEN.topk.default](torch.ones(MOST_SORTED + 1), 2) is NotImplemented
     assert torch.equal(rules[ATEN.cumsum.default](torch.ones(3), 0), torch.tensor([1.0, 2, 3]))
+
+
+CONVOLUTIONS = [
+    {},
+    {"stride": 2, "padding": 3},
+    {"dilation": 2, "groups": 2},
+    {"stride": 2, "output_padding": 1, "transposed": True},
+]
+
+
+@pytest.mark.parametrize("options", CONVOLUTIONS)
+def test_a_convolution_along_one_axis_is_one_in_two_on_a_gpu(options: dict[str, Any]) -> None:
+    x, weight, bias = torch.randn(2, 4, 19), torch.randn(4, 4 // options.get("groups", 1), 5), torch.randn(4)
+    lists = [[options.get(name, least)] for name, least in (("stride", 1), ("padding", 0), ("dilation", 1))]
+    given = [*lists, options.get("transposed", False), [options.get("output_padding", 0)], options.get("groups", 1)]
+    found = _decompositions("cuda")[ATEN.convolution.default](x, weight, bias, *given)
+    torch.testing.assert_close(found, ATEN.convolution(x, weight, bias, *given))
+
+
+def test_other_convolutions_are_left_as_they_are_on_a_gpu() -> None:
+    rule = _decompositions("cuda")[ATEN.convolution.default]
+    of_one_axis, of_two = [[1], [0], [1], False, [0]], [[1, 1], [0, 0], [1, 1], False, [0, 0]]
+    assert rule(torch.ones(1, 4, 9), torch.ones(4, 1, 3), None, *of_one_axis, 4) is NotImplemented  # depthwise
+    assert rule(torch.ones(1, 4, 9, 9), torch.ones(4, 4, 3, 3), None, *of_two, 1) is NotImplemented
 
 
 def test_what_is_wrong_is_looked_for_in_the_same_graph() -> None:
@@ -181,6 +204,8 @@ HINTS = [
     ("aoti_torch_cpu_sort_stable", "aten::sort.stable", str(MOST_SORTED)),
     ("_ZN2at6native7cpublas6brgemmEllllllbPKfS3_Pfb", "", "x86-64-v3"),
     (CONVOLUTION, "aten::convolution", "`dtype: float32`"),
+    ("aoti_torch_cuda_convolution", "aten::convolution", "neither transposed nor dilated"),
+    ("aoti_torch_cuda_mm_out", "aten::mm.out", "float32, float16 and bfloat16"),
 ]
 
 
@@ -210,9 +235,3 @@ def test_what_the_loader_without_torch_refuses_is_refused_by_the_build() -> None
 def test_functions_of_cpp_are_named_without_their_mangling() -> None:
     with pytest.raises(BuildError, match="at::native::cpublas::brgemm"):
         check_standalone(LibraryImports(("_ZN2at6native7cpublas6brgemmEllllllbPKfS3_Pfb",)), {})
-
-
-def test_a_gpu_is_refused_before_anything_is_compiled() -> None:
-    check_target(Target("cpu:x86-64-v3", "cpu"))
-    with pytest.raises(BuildError, match="is for CPUs"):
-        check_target(Target("cuda:sm_90", "cuda"))

@@ -115,7 +115,6 @@ def model(lines: str, inputs: str = "{x: {shape: [batch]}}", buckets: str = "[{b
         (model("runtime: standalone\nautocast: bfloat16"), 8, "excludes `autocast`", "`runtime: any`"),
         (model("runtime: standalone\nparallel: {tensor: 2}"), 8, "excludes `parallel`", "`runtime: any`"),
         (model('runtime: standalone\nregions: ["a.*"]'), 8, "excludes `regions`", "`runtime: any`"),
-        (model('runtime: standalone\ntargets: [native, "cuda:sm_90"]'), 8, "for CPUs, not cuda:sm_90", "write a CPU"),
         (model("factory: 5").replace("    factory: package.module:make\n", ""), 6, "is 5; expected a factory", ""),
     ],
 )

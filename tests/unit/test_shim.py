@@ -42,6 +42,8 @@ FITS = [
     calling("Sleef_expf8_u10"),
     calling(MM, **{MM: ("float32",)}),
     calling(ATTENTION, **{ATTENTION: ("bool", "float32")}),
+    calling("_ZSt28__throw_bad_array_new_lengthv", "_ZNOSt7__cxx1115basic_stringbufIcSt11char_traitsIcESaIcEE3strEv"),
+    calling("aoti_torch_create_cuda_guard", "cudaMemcpy", "cuLaunchKernelEx"),
 ]
 BY_NAME_ONLY = LibraryImports((*HOUSEKEEPING, *BY_NAME), {"aten::lstm.input": ("float32",)})
 MISFITS = [
@@ -49,6 +51,8 @@ MISFITS = [
     (calling(MM, **{MM: ("float32", "int8")}), f"calls {MM} with int8"),
     (calling(MM), f"calls {MM} with unknown dtypes"),
     (calling("aoti_torch_empty_strided_v2"), "calls aoti_torch_empty_strided_v2"),
+    (calling("aoti_torch_cuda_mm_out", aoti_torch_cuda_mm_out=("float16",)), "calls aoti_torch_cuda_mm_out"),
+    (calling("cudaGraphLaunch"), "calls cudaGraphLaunch"),
     (calling("_ZN2at15get_num_threadsEv"), "calls _ZN2at15get_num_threadsEv"),
     (calling(BY_NAME[1]), f"calls {BY_NAME[1]}"),
     (BY_NAME_ONLY, "calls aten::lstm.input"),

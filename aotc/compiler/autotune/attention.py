@@ -27,7 +27,7 @@ from aotc.picks import Candidate, Pick
 
 _log = logging.getLogger("aotc")
 
-_ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
+ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 
 COMPILED_AT_RUN_TIME = "cudnn"
 WORTH_COMPILING = 0.75
@@ -68,7 +68,7 @@ class _Call(NamedTuple):
 
     def run(self) -> Tensor:
         query, key, value, mask = self.inputs
-        return cast(Tensor, _ATTENTION(query, key, value, mask, **self.options))
+        return cast(Tensor, ATTENTION(query, key, value, mask, **self.options))
 
     @property
     def takers(self) -> list[str]:
@@ -99,18 +99,32 @@ def attention_chosen(graph: fx.GraphModule, picker: Picker, *, race: bool) -> It
     """While active, each attention of the graph is traced with the fastest backend, or the one that `picker` has
     pinned; without `race`, with torch's choice. For dynamic sizes it is a precompiled backend in either case. Backends
     that are switched off (`torch.backends.cuda.enable_flash_sdp`, …) do not take part."""
+
+    def traced(node: fx.Node) -> Callable[..., Any] | None:
+        call = _call_of(node)
+        name = _decide(call, picker, race) if call is not None else None
+        return _TRACED[name] if name else None
+
+    with attentions_traced_as(graph, traced):
+        yield
+
+
+@contextmanager
+def attentions_traced_as(
+    graph: fx.GraphModule, traced: Callable[[fx.Node], Callable[..., Any] | None]
+) -> Iterator[None]:
+    """While active, each attention of the graph is traced as the function that `traced` gives for its node; None leaves
+    it to torch."""
     parts = [part for part in graph.modules() if isinstance(part, fx.GraphModule)]
-    nodes = [node for part in parts for node in part.graph.nodes if node.target is _ATTENTION]
+    nodes = [node for part in parts for node in part.graph.nodes if node.target is ATTENTION]
     try:
         for node in nodes:
-            call = _call_of(node)
-            if call is not None and (name := _decide(call, picker, race)):
-                node.target = _TRACED[name]
+            node.target = traced(node) or ATTENTION
         _recompile(parts)
         yield
     finally:
         for node in nodes:
-            node.target = _ATTENTION
+            node.target = ATTENTION
         _recompile(parts)
 
 
@@ -172,7 +186,7 @@ def _traced_as(name: str) -> Callable[..., Any]:
     def attention(*args: Any, **kwargs: Any) -> Any:
         others = [other for other in _BACKENDS if other != name and _BACKENDS[other].is_enabled()]
         with sdpa_kernel([_BACKENDS[each].kind for each in (name, *others)], set_priority=True):
-            return _ATTENTION(*args, **kwargs)
+            return ATTENTION(*args, **kwargs)
 
     attention.__name__ = attention.__qualname__ = f"{name}_attention"
     return attention
@@ -183,7 +197,7 @@ _TRACED = {name: _traced_as(name) for name in _BACKENDS}
 
 def _call_of(node: fx.Node) -> _Call | None:
     """The call of a node. None for one that is not autotuned: unknown sizes, or a query that is not on a GPU."""
-    given = {parameter.name: parameter.default_value for parameter in _ATTENTION._schema.arguments}
+    given = {parameter.name: parameter.default_value for parameter in ATTENTION._schema.arguments}
     given |= {**dict(zip(given, node.args, strict=False)), **node.kwargs}
     values = [_value(given.pop(name)) for name in ("query", "key", "value", "attn_mask")]
     if not isinstance(values[0], Tensor) or values[0].device.type != "cuda":

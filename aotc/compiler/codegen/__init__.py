@@ -12,5 +12,6 @@ In the order in which a unit meets the modules:
 - `called_operators`: operators that a library calls by name, with arguments that it can pass.
 - `library_imports`: what a library takes from torch's, with the lines of the model that call operators.
 - `standalone_code`: for `runtime: standalone`, avoid operators, and refuse those that the runtime lacks.
+- `standalone_attention`: for `runtime: standalone`, generate the kernels of attention on a GPU.
 - `generated_kernels`: the kernels that Inductor generated, for the report.
 """

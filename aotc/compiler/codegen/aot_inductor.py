@@ -23,6 +23,7 @@ from aotc.compiler.codegen.generated_kernels import kernels_of, kernels_recorded
 from aotc.compiler.codegen.instruction_sets import code_for
 from aotc.compiler.codegen.library_constants import constants_left_out
 from aotc.compiler.codegen.library_imports import OperatorCalls, imports_of, operators_called
+from aotc.compiler.codegen.standalone_attention import attention_generated
 from aotc.compiler.codegen.standalone_code import check_standalone, operators_avoided
 from aotc.compiler.cross_compile.absent_gpu import lowering_without_gpu
 from aotc.compiler.messages import Job
@@ -61,6 +62,7 @@ def compile_capture(
     what that runtime lacks; errors of Inductor pass through.
     """
     spec, destination = job.unit.spec, Path(job.output)
+    generated = spec.runtime == "standalone"
     kernels: dict[str, tuple[str, str]] = {}
     lowered: dict[str, set[str]] = {}
     called: dict[str, OperatorCalls] = {}
@@ -73,13 +75,15 @@ def compile_capture(
         picking(picker),
         patched("compile", target.device, spec.options, spec.patches_off, captured.graph.graph) as patches,
         unit_toolchain(options, target.device, Path(job.shared) if job.shared else None, job.precompile),
-        attention_chosen(captured.graph, picker, race=bool(options.get("max_autotune"))),
+        attention_generated(captured.graph)
+        if generated and target.device == "cuda"
+        else attention_chosen(captured.graph, picker, race=bool(options.get("max_autotune"))),
         kernels_recorded(kernels),
         operators_recorded(lowered),
         operators_called(called),
         calls_checked(),
         constants_left_out(destination, weights) if spec.weights == "frozen" else nullcontext(),
-        operators_avoided(frozen=spec.weights == "frozen") if spec.runtime == "standalone" else nullcontext(),
+        operators_avoided(target.device, frozen=spec.weights == "frozen") if generated else nullcontext(),
     ):
         produced = torch._inductor.aot_compile(captured.graph, captured.examples, options=dict(options))
     paths = [Path(file) for file in cast("list[Any]", produced) if isinstance(file, str)]
@@ -101,7 +105,7 @@ def compile_capture(
         shutil.copy(cubin, destination / cubin.name)
         names.append(cubin.name)
     imports = imports_of(destination / name, called)
-    if spec.runtime == "standalone":
+    if generated:
         check_standalone(imports, called)
     wrapper = next((path for path in paths if path.name.endswith("wrapper.cpp")), None)
     text = wrapper.read_text(errors="replace") if wrapper else ""

@@ -45,7 +45,7 @@ def inductor_options(spec: ModelSpec, target: Target) -> dict[str, Any]:
         # Debug lines make a library three to five times as large and name the build's folders.
         own["aot_inductor.enable_line_tables"] = False
     if spec.runtime == "standalone":
-        own |= OPTIONS
+        own |= OPTIONS[target.device]
     return {**mode, **own, **spec.options}
 
 

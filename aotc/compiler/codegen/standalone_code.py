@@ -1,5 +1,5 @@
 """Code for the standalone runtime (`runtime: standalone`): operators are avoided where torch's compiler can generate
-them, and those that the runtime lacks are refused, all at once."""
+them, and those that the runtime lacks are refused, all at once. Attention on a GPU: `standalone_attention`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,19 @@ from aotc.compiler.capture.replaced_functions import RECURRENT
 from aotc.compiler.codegen.library_imports import OperatorCalls
 from aotc.compiler.scoped import replaced, replaced_items
 from aotc.errors import BuildError, Issue
-from aotc.machine.targets import Target
 from aotc.records import Artifact, LibraryImports
 from aotc.shim import OPERATORS, lacking
 from aotc.standalone.unsupported import unsupported
 
-OPTIONS: Mapping[str, Any] = {"max_autotune_gemm_backends": "CPP,ATEN", "cpp.fallback_scatter_reduce_sum": False}
-"""Options of Inductor by which it calls fewer operators."""
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "cpu": {"max_autotune_gemm_backends": "CPP,ATEN", "cpp.fallback_scatter_reduce_sum": False},
+    "cuda": {
+        "max_autotune_gemm": True,  # in `mode: default`, too, whose products are torch's otherwise
+        "max_autotune_gemm_backends": "TRITON,ATEN",
+        "max_autotune_conv_backends": "TRITON,ATEN",
+    },
+}
+"""By device, options of Inductor by which it calls fewer operators."""
 
 MOST_SCANNED = 4096
 MOST_SORTED = 1024
@@ -36,7 +42,7 @@ _ONE_DNN = ("torch._inductor.fx_passes.mkldnn_fusion", "torch._inductor.fx_passe
 
 
 @contextmanager
-def operators_avoided(*, frozen: bool) -> Iterator[None]:
+def operators_avoided(device: str, *, frozen: bool) -> Iterator[None]:
     """While active, Inductor decomposes operators that it otherwise calls, generates products where it has a template,
     and leaves those of `frozen` weights as they are, for which it otherwise calls oneDNN's."""
     from torch._decomp import decompositions
@@ -44,26 +50,64 @@ def operators_avoided(*, frozen: bool) -> Iterator[None]:
     from torch._inductor.fx_passes import freezing_patterns
 
     with ExitStack() as stack:
-        stack.enter_context(replaced_items(decomposition.decompositions, _decompositions()))
+        if device == "cuda":
+            stack.enter_context(_templates_alone())
+        stack.enter_context(replaced_items(decomposition.decompositions, _decompositions(device)))
         # The other one, which torch takes where it can, is oneDNN's.
         one_layer = replaced(decompositions, "select_one_layer_lstm_function", _one_layer)
         stack.enter_context(one_layer)
         decomposition.fast_random_decomps.cache_clear()  # a copy of them
         stack.callback(decomposition.fast_random_decomps.cache_clear)
         if frozen:
-            freezing_patterns.lazy_init(torch.device("cpu"))
+            freezing_patterns.lazy_init(torch.device(device))
         for patterns in freezing_patterns.pass_patterns:
             others = {key: [one for one in each if not _packs(one)] for key, each in patterns.patterns.items()}
             stack.enter_context(replaced_items(patterns.patterns, others))
         yield
 
 
+@contextmanager
+def _templates_alone() -> Iterator[None]:
+    """While active, torch's own products and convolutions are no candidates where there is a template, also on a small
+    GPU, on which Inductor leaves templates out."""
+    from torch._inductor import select_algorithm, utils
+
+    def templates(choices: list[Any]) -> list[Any]:
+        found = [each for each in choices if isinstance(each, select_algorithm.TritonTemplateCaller)]
+        # A subgraph, as of a product whose inner axis is long, has templates within.
+        found = found or [each for each in choices if not isinstance(each, select_algorithm.ExternKernelCaller)]
+        return found or choices
+
+    select_algorithm.add_preprocessing_fn(templates)
+    try:
+        with replaced(utils, "is_big_gpu", lambda *_: True):
+            yield
+    finally:
+        select_algorithm.clear_preprocessing_fns()
+
+
 def _packs(pattern: Any) -> bool:
     return getattr(getattr(pattern, "handler", None), "__module__", "") in _ONE_DNN
 
 
-def _decompositions() -> dict[Any, Callable[..., Any]]:
+def _decompositions(device: str) -> dict[Any, Callable[..., Any]]:
     """By operator. One that returns NotImplemented leaves the operator as it is."""
+    from torch._decomp import get_decompositions
+
+    aten = torch.ops.aten
+    # `replaced_functions` captures recurrent layers as operators of aotc.
+    recurrent = {
+        getattr(torch.ops.aotc, name).default: _unrolled(get_decompositions([layer])[layer.input])
+        for name, layer in ((name, getattr(aten, name)) for name in RECURRENT)
+    }
+    sorts: Any = {aten.sort.default: _sorted, aten.sort.stable: _sorted_stable, aten.topk.default: _largest}
+    pools: Any = dict.fromkeys((aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool3d.default), _pooled)
+    own = {**recurrent, **sorts, **pools}
+    return {**own, aten.convolution.default: _in_two_axes} if device == "cuda" else {**own, **_on_a_cpu()}
+
+
+def _on_a_cpu() -> dict[Any, Callable[..., Any]]:
+    """For a GPU, Inductor generates scans and the search in buckets by itself."""
     from torch._decomp import get_decompositions
 
     aten = torch.ops.aten
@@ -73,15 +117,18 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
     def attention(query: Tensor, *args: Any, **kwargs: Any) -> Any:
         return known[flash](query, *args, **kwargs) if query.dtype is torch.float64 else NotImplemented
 
-    # `replaced_functions` captures recurrent layers as operators of aotc.
-    recurrent = {
-        getattr(torch.ops.aotc, name).default: _unrolled(get_decompositions([layer])[layer.input])
-        for name, layer in ((name, getattr(aten, name)) for name in RECURRENT)
-    }
     scans = {each: _scanning(known[each]) for each in (aten.cumsum.default, aten.cumprod.default)}
-    sorts: Any = {aten.sort.default: _sorted, aten.sort.stable: _sorted_stable, aten.topk.default: _largest}
-    pools: Any = dict.fromkeys((aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool3d.default), _pooled)
-    return {**known, **recurrent, **scans, **sorts, **pools, flash: attention}
+    return {**known, **scans, flash: attention}
+
+
+def _in_two_axes(x: Tensor, weight: Tensor, bias: Tensor | None, *args: Any) -> Any:
+    """A convolution along one axis, for which Inductor has a template of depthwise ones alone."""
+    stride, padding, dilation, transposed, output_padding, groups = args
+    depthwise = groups > 1 and weight.shape[1] == 1
+    if x.dim() != 3 or weight.dim() != 3 or depthwise:
+        return NotImplemented
+    spread = [1, *stride], [0, *padding], [1, *dilation], transposed, [0, *output_padding], groups
+    return torch.ops.aten.convolution(x.unsqueeze(2), weight.unsqueeze(2), bias, *spread).squeeze(2)
 
 
 def _one_layer(*_: Any) -> Callable[..., Any]:
@@ -175,6 +222,12 @@ _HINTS = (
         "model",
     ),
     ("cumsum|cumprod", f"code is generated for axes of at most {MOST_SCANNED} elements: scan a shorter one"),
+    (
+        "cuda_convolution",
+        "kernels are generated for convolutions in one to three axes that are neither transposed nor dilated, of "
+        "float32, float16 and bfloat16",
+    ),
+    ("cuda_(mm|addmm|bmm|baddbmm)", "kernels are generated for products of float32, float16 and bfloat16"),
     ("aten::(lstm|gru|rnn)", "steps are generated for a fixed length: list fixed buckets instead of a range"),
     (
         "brgemm|mkldnn",
@@ -234,13 +287,4 @@ def check_runs_standalone(artifact: Artifact) -> None:
             issues=issues,
             hint="or write `runtime: any`, and serve the model with torch",
             stage="compile",
-        )
-
-
-def check_target(target: Target) -> None:
-    """Raises BuildError for a GPU."""
-    if target.device != "cpu":
-        raise BuildError(
-            f"`runtime: standalone`, but the target is {target.name}: the standalone runtime is for CPUs",
-            hint="write a CPU among `targets`, such as cpu:x86-64-v3, or leave `runtime` out",
         )

@@ -105,7 +105,7 @@ class Lowering:
         stack.enter_context(patched("compile", self.target.device, self.options, off, graph.graph))
         stack.enter_context(code_for(self.target))
         if self.standalone:
-            stack.enter_context(operators_avoided(frozen=False))  # freezing is a step of libraries
+            stack.enter_context(operators_avoided(self.target.device, frozen=False))  # freezing is a step of libraries
         stack.enter_context(config.patch({**options, **_NO_CACHES, **self.change.options}))
         return stack
 

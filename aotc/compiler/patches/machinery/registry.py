@@ -42,6 +42,7 @@ HOOKS: Mapping[str, tuple[str, ...]] = {
         "torch._inductor.decomposition:fast_random_decomps()",
         "torch._decomp.decompositions:select_one_layer_lstm_function(input, hx, params)",
         "torch._inductor.fx_passes.freezing_patterns:lazy_init(input_device)",
+        "torch._inductor.utils:is_big_gpu()",
     ),
     "codegen/generated_kernels.py": (
         "torch._inductor.codegen.wrapper:PythonWrapperCodegen.define_kernel(kernel_name, kernel_body, metadata)",

@@ -1,13 +1,14 @@
 // SLEEF's vector functions by their names, which Inductor's code calls and torch brings (https://sleef.org): written
 // with glibc's libmvec. A float function is computed in double, so that its error stays below 0.6 units in the last
-// place (SLEEF's `u10` allows 1.0), but for `exp`, which attention and most activations call. A double one is libm's,
-// lane by lane.
+// place (SLEEF's `u10` allows 1.0), but for `exp` and `tanh`, which attention and activations call. A double one is
+// libm's, lane by lane.
 //
 // Included by one file for each width, after it has defined the BYTES of a vector, the suffixes F_SUFFIX and D_SUFFIX of
 // such vectors in SLEEF's names, and LIBMVEC(name, arguments) for libmvec's names.
 #pragma once
 
 #include <math.h>
+#include <stdint.h>
 #include <string.h>
 
 typedef float FLOATS __attribute__((vector_size(BYTES)));
@@ -45,6 +46,20 @@ inline FLOATS exp_of(FLOATS x) {
   sum = sum * (r * r) + r + 1.0f;
   auto power_of_two = [](INTEGERS exponent) { return (FLOATS)((exponent + 127) << 23); };
   return sum * power_of_two(half) * power_of_two(power - half);  // in two steps, since 2^n may be no float
+}
+
+// Below 1 a polynomial, from there on 1 - 2 / (exp(2x) + 1). Over all floats the error is below 0.97 units in the last
+// place.
+inline FLOATS tanh_of(FLOATS x) {
+  typedef decltype(x < x) INTEGERS;
+  constexpr float FACTORS[] = {0.00033743251697160304f, -0.0012417645193636417f, 0.0034780751448124647f, -0.008826114237308502f,
+                               0.021862544119358063f, -0.053967591375112534f, 0.13333331048488617f, -0.3333333432674408f};
+  const INTEGERS sign = (INTEGERS)x & INT32_MIN;
+  const FLOATS size = (FLOATS)((INTEGERS)x ^ sign), square = x * x;
+  FLOATS sum = FLOATS{} - 4.8398924263892695e-05f;
+  for (float factor : FACTORS) sum = sum * square + factor;
+  const FLOATS small = size + size * (square * sum), large = 1.0f - 2.0f / (exp_of(2.0f * size) + 1.0f);
+  return (FLOATS)((INTEGERS)(size < 1.0f ? small : large) | sign);
 }
 
 inline double lgamma_of(double x) {  // `lgamma` writes the sign to a variable of the process
@@ -104,6 +119,8 @@ inline double lgamma_of(double x) {  // `lgamma` writes the sign to a variable o
 
 EXPORTED FLOATS SLEEF_F(exp, _u10)(FLOATS x) { return exp_of(x); }
 BY_LANES(exp, exp, _u10)
+EXPORTED FLOATS SLEEF_F(tanh, _u10)(FLOATS x) { return tanh_of(x); }
+BY_LANES(tanh, tanh, _u10)
 ONE(exp2, _u10)
 ONE(expm1, _u10)
 ONE(log, _u10)
@@ -115,7 +132,6 @@ ONE(cos, _u10)
 ONE(tan, _u10)
 ONE(sinh, _u10)
 ONE(cosh, _u10)
-ONE(tanh, _u10)
 ONE(asin, _u10)
 ONE(acos, _u10)
 ONE(atan, _u10)

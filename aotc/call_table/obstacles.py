@@ -39,10 +39,12 @@ def obstacles(dispatcher: Dispatcher, index: int, sizes: Shape) -> list[Issue]:
 
 
 def _size_issue(dispatcher: Dispatcher, name: str, size: int, entry: Size, *, padding_helps: bool) -> Issue:
-    unpadded = padding_helps and size > 0 and name not in dispatcher.rules.paddable
+    pads = name in dispatcher.rules.paddable
+    unpadded = padding_helps and size > 0 and not pads
+    up_to = "up to " if pads and not isinstance(entry, SizeRange) else ""
     hint = f"give the inputs `pad: {{{name}: …}}` in the manifest" if unpadded else ""
     return Issue(
-        f"{name} is {size}, the bucket takes {entry}" + (" and its inputs are not padded" if unpadded else ""),
+        f"{name} is {size}, the bucket takes {up_to}{entry}" + (" and its inputs are not padded" if unpadded else ""),
         expected=str(entry),
         actual=str(size),
         hint=hint if size else f"leave out calls in which {name} is 0",

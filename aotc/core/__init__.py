@@ -15,6 +15,7 @@
 - `shim.cpp`: the shim's functions, without operators. `operators.cpp`: these; `gemm.cpp`: matrix products.
 - `sleef.h`, compiled for AVX2 and for AVX512: the vector functions that Inductor's code calls, over glibc's libmvec.
 - `call_table.h`, `call_table.cpp`: which bucket takes a call. `table_call.h`, `table_call.cpp`: the call itself.
+- `library.h`, `library.cpp`: a bucket's library, by the interface of AOTInductor.
 - `c_api.cpp`: `libaotc.so` of exported folders, whose interface is `aotc.h`. `dlpack.h`: DLPack's structures.
 - `python/`: the extension module. `tensor_object`: `Tensor`, over any object's memory (`buffers`, DLPack's `capsules`),
   with `tensor_functions`; `table_object`: `Table`, which makes calls; `module`: the rest.

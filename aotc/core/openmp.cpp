@@ -2,11 +2,15 @@
 
 #include <dlfcn.h>
 #include <pthread.h>
+#include <sched.h>
 #include <semaphore.h>
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <set>
 #include <vector>
 
@@ -78,6 +82,17 @@ int add_idle_teams(int threads) {
     teams += add(parallel, threads);
   }
   return teams;
+}
+
+void spin_briefly(int threads) {
+  constexpr int MOST_IDLE = 8;
+  static std::once_flag once;
+  std::call_once(once, [threads] {
+    cpu_set_t own;
+    int cpus = sched_getaffinity(0, sizeof own, &own) ? 1 : CPU_COUNT(&own), spare = std::max(cpus - threads, 0);
+    if (threads == 1 || std::getenv("OMP_WAIT_POLICY") || std::getenv("GOMP_SPINCOUNT") || spare + 2 > MOST_IDLE) return;
+    add_idle_teams(spare + 2);
+  });
 }
 
 }  // namespace aotc

@@ -8,4 +8,8 @@ namespace aotc {
 // libgomp of the process that has none yet. How many teams were made: 0 where there is no libgomp, or no thread to be had.
 int add_idle_teams(int threads);
 
+// Makes them, once in a process, for a library that uses so many `threads`; not where it uses one, where the environment says
+// how long to spin, or where more than eight would have to sleep.
+void spin_briefly(int threads);
+
 }  // namespace aotc

@@ -6,8 +6,8 @@
 - `state_tensors`: weights from safetensors files or arrays. `shim_library`: a variant's library, opened over
   `aotc.core._cpu`, which has what it needs of torch.
 - `standalone_model`: what a call is asked and what it gives. `aotc.core._cpu` decides and makes the call, by the rows
-  of the call table, as in an exported folder: `call_rows` writes them, with expressions in `prefix_notation`. Python
-  finds the words for a miss (`aotc.call_table`; `written_memory`: what the model writes to is shared).
+  of the call table, as in an exported folder, and says why one is a miss: `call_rows` writes them, with expressions in
+  `prefix_notation`.
 - `array_views`: arguments as tensors. `call_results`: the model's own result. `openmp_threads`: how many threads a call
   uses.
 - `exporting`: a model as a folder that needs neither aotc nor Python.

@@ -6,14 +6,14 @@ Words are separated by spaces; within a name, spaces, `%` and all but printable 
 shape, a size and a condition are expressions (`prefix_notation`). `ELEMENT` has bytes, in hexadecimal. `TENSOR` is a
 name, a dtype, the offset in `weights.bin` in bytes, the number of axes, and sizes and strides in elements.
 
-    aotc-call-table 1
+    aotc-call-table 2
     model NAME TARGET
     feature NAME                            of the CPU, in Linux's names; for each
     threads COUNT                           that the code was built for, where it runs with no other
     copies-layout                           inputs of other strides are copied, and do not miss
     weights BYTES                           of weights.bin
     dim NAME INPUT AXIS SCALE OFFSET        the axis's size is SCALE * dim + OFFSET
-    input NAME FORM DTYPE LAYOUT RANK SIZE…
+    input NAME DTYPE LAYOUT RANK (TEXT SIZE)…   a size as the manifest has it, and as an expression
     pad INPUT DIM 0|1 ELEMENT               how an input is padded along a dim: 1 repeats its last slice
     default INPUT ELEMENT                   of the tensor for a call that leaves the input out
     output NAME
@@ -23,7 +23,7 @@ name, a dtype, the offset in `weights.bin` in bytes, the number of axes, and siz
     grown DIM                               for each along which calls are padded
     crop OUTPUT AXIS EXPRESSION             of what the library gives, where the call is padded
     written PLACE                           for each input and each tensor of the module that the code writes to
-    condition EXPRESSION                    for each, of a bucket with ranges
+    condition TEXT EXPRESSION               for each, of a bucket with ranges
     constant TENSOR                         a frozen weight
     argument PLACE                          for each that the library takes: `input INDEX` or `state INDEX`
     result PLACE                            for each output: also `index INDEX`, of what the library gives
@@ -56,7 +56,7 @@ from aotc.records import (
 from aotc.standalone.prefix_notation import in_prefix_notation
 from aotc.standalone.unsupported import member_names
 
-HEADING = "aotc-call-table 1"
+HEADING = "aotc-call-table 2"
 SINGLE = "output"
 """The name of a result that is one tensor."""
 
@@ -105,9 +105,8 @@ def call_rows(artifact: Artifact, dispatcher: Dispatcher, folder: FolderRows | N
         leaf, axis, scale, offset = dispatcher.dims.sources[name]
         yield f"dim {name} {inputs[leaf]} {axis} {scale} {offset}"
     for _, each in leaves:
-        form = f"{each.dtype} [{', '.join(map(str, each.shape))}]"
-        sizes = " ".join([str(len(each.shape)), *map(in_prefix_notation, each.shape)])
-        yield f"input {_word(each.path)} {_word(form)} {each.dtype} {each.layout} {sizes}"
+        sizes = [f" {_word(str(entry))} {in_prefix_notation(entry)}" for entry in each.shape]
+        yield f"input {_word(each.path)} {each.dtype} {each.layout} {len(sizes)}{''.join(sizes)}"
     for place, (_, each) in enumerate(leaves):
         yield from _fillings(place, each, names)
     state = artifact.state if artifact.weights == "live" else ()
@@ -121,12 +120,12 @@ def call_rows(artifact: Artifact, dispatcher: Dispatcher, folder: FolderRows | N
         own = folder.buckets[at] if folder else BucketFiles("-", 0, ())
         yield f"bucket {_word(bucket_name(variant.bucket))} {own.library} {own.size} {rank}"
         yield from (_taken(variant.bucket[name]) for name in names)
-        yield from (f"condition {in_prefix_notation(text)}" for text in variant.conditions)
+        yield from (f"condition {_word(text)} {in_prefix_notation(text)}" for text in variant.conditions)
         yield from _changes(variant, dispatcher, inputs, state)
         yield from (f"constant {_tensor(row)}" for row in own.constants)
         for argument in variant.arguments:
             yield f"argument {_place(None, argument.leaf, argument.state, inputs, places)}"
-        for output in result_names(variant).values() if folder else ():
+        for output in result_names(variant).values():
             yield f"result {_place(output.index, output.leaf, output.state, inputs, places)}"
     yield "end"
 

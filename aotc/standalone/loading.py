@@ -14,9 +14,8 @@ from aotc.machine.compatibility import rules_of_host
 from aotc.machine.this_host import numbers, refuse_free_threading
 from aotc.records import Artifact, Environment
 from aotc.selection import ForTarget, most_capable, of_target
-from aotc.standalone.cpu_environment import cpu_environment
-from aotc.standalone.openmp_threads import spin_briefly
-from aotc.standalone.shim_library import ShimLibrary
+from aotc.standalone.cpu_environment import cpu_environment, open_cpu
+from aotc.standalone.shim_library import opened_library
 from aotc.standalone.standalone_model import StandaloneModel, StandaloneOnMiss
 from aotc.standalone.state_tensors import StandaloneWeights, state_tensors
 from aotc.standalone.unsupported import refuse_unsupported
@@ -97,10 +96,10 @@ def load(
     _check_trust(artifact, trust)
     refuse_unsupported(artifact)
     state = state_tensors(artifact, weights, functools.partial(opened.blobs.load, limit=_LIMIT))
-    libraries = [ShimLibrary(variant, opened.blobs, concurrency) for variant in artifact.variants]
-    spin_briefly()
+    libraries = [opened_library(variant, opened.blobs) for variant in artifact.variants]
+    open_cpu().spin_briefly()  # why: `aotc.runtime.libraries.openmp`
     _log.info("loaded %s from %s, %s for %s, without torch", reference.name, where, bundle.digest, artifact.target)
-    return StandaloneModel(artifact, bundle.digest, libraries, state, on_miss)
+    return StandaloneModel(artifact, bundle.digest, libraries, state, on_miss, concurrency)
 
 
 def _check_options(ref: str, on_miss: StandaloneOnMiss, concurrency: int, trust: Trust | None) -> None:

@@ -19,7 +19,7 @@ import msgspec
 
 from aotc.errors import CorruptError, Issue, LibraryError
 from aotc.machine.elf import Bytes, defined_symbols, rename_needed, undefined_in, unversioned_in
-from aotc.machine.forks import end_threads_before_forks, renew_in_child
+from aotc.machine.forks import end_threads_before_forks
 from aotc.records import CONSTANTS, Constant, File, Variant, bucket_name
 from aotc.standalone.cpu_environment import open_cpu
 from aotc.store.files.anonymous import anonymous_file, path_of, seal, typed_errors_of
@@ -33,106 +33,32 @@ _OPERATOR = "aoti_torch_cpu_"
 _WITH_TORCH = "load it with aotc.load, where torch is installed; or compile the model without them"
 
 
-class ShimLibrary:
-    """One variant's library. Several threads may run it: `concurrency` of them at a time, the others wait.
+class OpenedLibrary(NamedTuple):
+    """A variant's library, as `Table` of `aotc.core._cpu` takes it: the handle of `dlopen`, and its frozen weights."""
 
-    A forked child makes a container of its own at its first call, where its parent had other threads: the one that it
-    inherits may wait for threads that were inside at the fork, of which the child has none. It is left as it is.
-    """
+    handle: int
+    constants: tuple[tuple[str, Any], ...]
 
-    def __init__(self, variant: Variant, source: BlobReader, concurrency: int) -> None:
-        """Raises LibraryError, and CorruptError where the library is not that of the record."""
-        self._where = f"bucket {bucket_name(variant.bucket)}"
-        files = {file.name: file for file in variant.files}
-        self._library = _open(files[variant.library], source, self._where)
-        end_threads_before_forks(self._library)
-        self._concurrency, self._making = concurrency, threading.RLock()
-        self._constants = self._map_constants(variant, source) if CONSTANTS in files else {}
-        self._handles = {name: open_cpu().handle_of(tensor) for name, tensor in self._constants.items()}
-        self._make_container()
-        renew_in_child(self, ShimLibrary._renew)
-        taken, self._given = self._count("NumInputs"), self._count("NumOutputs")
-        self._run = ctypes.cast(self._library.AOTInductorModelContainerRun, ctypes.c_void_p).value or 0
-        last = max((output.index for output in variant.outputs if output.index is not None), default=-1)
-        if taken != len(variant.arguments) or self._given <= last:
-            raise CorruptError(
-                f"the library of {self._where} takes {taken} tensors and gives {self._given}; its record names "
-                f"{len(variant.arguments)} and output {last}",
-                hint="the record is another build's: build it again",
-            )
 
-    @property
-    def opened(self) -> tuple[int, int, Callable[[], int]]:
-        """The address of its function that runs it, how many tensors that gives, and what gives its container's
-        address in this process."""
-        return self._run, self._given, self._container_now
+def opened_library(variant: Variant, source: BlobReader) -> OpenedLibrary:
+    """Raises LibraryError, and CorruptError where frozen weights are not those of the record."""
+    files = {file.name: file for file in variant.files}
+    library = _open(files[variant.library], source, f"bucket {bucket_name(variant.bucket)}")
+    end_threads_before_forks(library)
+    return OpenedLibrary(library._handle, _mapped_constants(variant, source) if CONSTANTS in files else ())
 
-    def failed(self) -> LibraryError:
-        """The error of this thread's last call."""
-        return LibraryError(f"the library of {self._where} failed: {self._reason()}")
 
-    def _container_now(self) -> int:
-        if not self._container:
-            with self._making:
-                if not self._container:
-                    self._make_container()
-        return self._container.value or 0
-
-    def _make_container(self) -> None:
-        """The container keeps the handles of constants, without owning them."""
-        made = ctypes.c_void_p()
-        self._call("AOTInductorModelContainerCreateWithDevice", ctypes.byref(made), self._concurrency, b"cpu", None)
-        if self._handles:
-            pairs = [_ConstantEntry(name.encode(), handle) for name, handle in self._handles.items()]
-            entries = (_ConstantEntry * len(pairs))(*pairs)
-            function = "AOTInductorModelContainerUpdateUserManagedConstantBufferPairs"
-            # The buffer in use; every constant must be among them.
-            self._call(function, made, entries, len(entries), ctypes.c_bool(False), ctypes.c_bool(True))
-        self._container = made
-
-    def _renew(self) -> None:
-        self._making, self._container = threading.RLock(), ctypes.c_void_p()
-
-    def _map_constants(self, variant: Variant, source: BlobReader) -> dict[str, Any]:
-        """Frozen weights by their names, mapped where they lie in the store."""
-        core, constants, memory = open_cpu(), constants_of(variant, source), {}
-        for file in variant.files:
-            if file.mapped:
-                with source.open_mapped(file) as stream:
-                    memory[file.name] = map_privately(stream)
-        try:
-            return {each.name: _constant(core, each, memory) for each in constants}
-        except (KeyError, ValueError) as error:
-            raise CorruptError(
-                f"the frozen weights are not as the record says: {error}", hint="build it again"
-            ) from error
-
-    def _count(self, what: str) -> int:
-        number = ctypes.c_size_t()
-        self._call(f"AOTInductorModelContainerGet{what}", self._container, ctypes.byref(number))
-        return number.value
-
-    def _call(self, function: str, *arguments: Any) -> None:
-        sized = [ctypes.c_size_t(each) if isinstance(each, int) else each for each in arguments]
-        if getattr(self._library, function)(*sized):
-            raise LibraryError(f"{function} failed for {self._where}: {self._reason()}")
-
-    def _reason(self) -> str:
-        """What our function said that failed, else what the library keeps of this thread's last error."""
-        if said := open_cpu().failure():
-            return str(said)
-        raised = ctypes.c_char_p()
-        try:
-            self._library.AOTInductorGetLastError(ctypes.byref(raised))
-        except AttributeError:  # torch before 2.13
-            return "it wrote its reason to standard error"
-        return (raised.value or b"").decode(errors="replace")
-
-    def __del__(self) -> None:
-        if getattr(self, "_container", None):
-            self._library.AOTInductorModelContainerDelete(self._container)
-        for handle in getattr(self, "_handles", {}).values():
-            open_cpu().drop_handle(handle)
+def _mapped_constants(variant: Variant, source: BlobReader) -> tuple[tuple[str, Any], ...]:
+    """Frozen weights with their names, mapped where they lie in the store."""
+    core, constants, memory = open_cpu(), constants_of(variant, source), {}
+    for file in variant.files:
+        if file.mapped:
+            with source.open_mapped(file) as stream:
+                memory[file.name] = map_privately(stream)
+    try:
+        return tuple((each.name, _constant(core, each, memory)) for each in constants)
+    except (KeyError, ValueError) as error:
+        raise CorruptError(f"the frozen weights are not as the record says: {error}", hint="build it again") from error
 
 
 def constants_of(variant: Variant, source: BlobReader) -> tuple[Constant, ...]:
@@ -150,12 +76,6 @@ def constants_of(variant: Variant, source: BlobReader) -> tuple[Constant, ...]:
             hint="build with `weights: live`, or load it with aotc.load, where torch is installed",
         )
     return constants
-
-
-class _ConstantEntry(ctypes.Structure):
-    """AOTInductorConstantMapEntry"""
-
-    _fields_ = (("name", ctypes.c_char_p), ("handle", ctypes.c_void_p))
 
 
 def _constant(core: Any, constant: Constant, memory: dict[str, Any]) -> Any:
@@ -192,7 +112,7 @@ def _open(file: File, source: BlobReader, where: str) -> ctypes.CDLL:
 
 def prepared_library(variant: Variant, source: BlobReader, runtime: Path, name: str) -> bytearray:
     """A variant's library that names the library `runtime`, by `name`, in the place of torch's: of any architecture,
-    since nothing is loaded. Raises as `ShimLibrary`."""
+    since nothing is loaded. Raises as `opened_library`."""
     (file,) = [file for file in variant.files if file.name == variant.library]
     source.unpack(file, data := io.BytesIO())
     defined = defined_symbols(runtime)

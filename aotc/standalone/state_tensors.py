@@ -15,7 +15,6 @@ from aotc.errors import BindError, CorruptError, Issue
 from aotc.records import Artifact, File, StateSpec, names_of
 from aotc.standalone.array_views import NoTensor, tensor_of
 from aotc.standalone.cpu_environment import open_cpu
-from aotc.standalone.written_memory import written_names
 from aotc.tensors.strides import strides_in
 
 StandaloneWeights = str | os.PathLike[str] | Mapping[str, Any]
@@ -83,6 +82,11 @@ def _open(weights: StandaloneWeights) -> _Source:
         f"weights is {type(weights).__name__}",
         hint="give a safetensors file, a shard index, a folder that holds either, or a mapping of names to arrays",
     )
+
+
+def written_names(artifact: Artifact) -> frozenset[str]:
+    """The names of the module's tensors that the model writes to."""
+    return frozenset(name for variant in artifact.variants for name in variant.mutated_state)
 
 
 def state_tensors(artifact: Artifact, weights: StandaloneWeights | None, read: Callable[[File], bytes]) -> list[Any]:

@@ -20,7 +20,7 @@ from aotc.machine.processes import child_command, child_environment
 from aotc.reads.tensors import named_state
 from aotc.records import Artifact, ResultContainer, Variant, bucket_name
 from aotc.runtime.variant import result_builder
-from aotc.standalone.written_memory import written_names
+from aotc.standalone.state_tensors import written_names
 from aotc.store.layout.bundle import read_artifact, read_bundle
 from aotc.store.layout.reader import StoreReader
 from aotc.store.reference import parse_reference

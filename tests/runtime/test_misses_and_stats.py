@@ -457,8 +457,8 @@ def test_explain_prints_a_line_for_each_fact() -> None:
     ]
     assert str(doubling().explain(torch.ones(9, 2))).splitlines() == [
         "miss",
-        "  - not bucket seq=8: seq is 9, the bucket takes 8",
-        "  - not bucket seq=4: seq is 9, the bucket takes 4",
+        "  - not bucket seq=8: seq is 9, the bucket takes up to 8",
+        "  - not bucket seq=4: seq is 9, the bucket takes up to 4",
         "  - not bucket seq=16..32: seq is 9, the bucket takes 16..32",
     ]
 

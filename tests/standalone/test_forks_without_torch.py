@@ -24,7 +24,7 @@ def wide(**options):
 aotc.standalone.set_num_threads(2)
 big = numpy.full((128, 256), 0.5, "f4")
 def containers(model):
-    return [each._container.value for each in model._libraries]
+    return model._table.containers()
 """
 )
 

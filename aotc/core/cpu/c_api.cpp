@@ -3,7 +3,6 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <omp.h>
-#include <sched.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -11,11 +10,9 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <memory>
-#include <mutex>
 #include <sstream>
 #include <utility>
 
@@ -42,10 +39,18 @@ struct Refused : std::runtime_error {
   Refused(AotcStatus why, const std::string& words) : std::runtime_error(words), status(why) {}
 };
 
-std::string joined(const std::vector<std::string>& lines) {
+// A miss, in the words of `aotc.standalone`.
+std::string told(const TableCall& call, const CallTable& table, const std::vector<Issue>& issues) {
   std::string text;
-  for (const std::string& line : lines) text += (text.empty() ? "" : "\n") + line;
-  return text;
+  auto put = [&](const std::string& where, const Issue& issue) {
+    text += (text.empty() ? "" : "\n") + (where.empty() ? "" : where + ": ") + issue.words;
+    if (!issue.hint.empty()) text += "\n    hint: " + issue.hint;
+  };
+  for (const Issue& issue : issues) put(issue.where, issue);
+  if (!call.asked || call.choice) return text;
+  for (const Rejected& each : table.rejected(*call.asked, nullptr))
+    for (const Issue& issue : each.issues) put("bucket " + each.bucket->name, issue);
+  return text.empty() ? "no bucket takes its sizes" : text;
 }
 
 // -- this machine -----------------------------------------------------------------------------------------------------
@@ -66,19 +71,6 @@ void check_features(const CallTable& table) {
   if (tiles && syscall(SYS_arch_prctl, REQUEST, TILES))
     throw Refused(AOTC_ERROR_MACHINE, "built for " + table.target + ", and the kernel refuses AMX to this process");
 #endif
-}
-
-// OpenMP's threads wait for each other for microseconds and not milliseconds, as of `aotc.standalone.openmp_threads`.
-void spin_briefly() {
-  constexpr int MOST_IDLE = 8;
-  static std::once_flag once;
-  std::call_once(once, [] {
-    cpu_set_t own;
-    int cpus = sched_getaffinity(0, sizeof own, &own) ? 1 : CPU_COUNT(&own), threads = omp_get_max_threads();
-    int spare = std::max(cpus - threads, 0);
-    if (threads == 1 || std::getenv("OMP_WAIT_POLICY") || std::getenv("GOMP_SPINCOUNT") || spare + 2 > MOST_IDLE) return;
-    add_idle_teams(spare + 2);
-  });
 }
 
 // -- files ------------------------------------------------------------------------------------------------------------
@@ -128,87 +120,17 @@ Owned tensor_of(const Form& form, Storage* weights) {
 
 // -- a bucket's library -----------------------------------------------------------------------------------------------
 
-struct ConstantEntry { const char* name; Tensor* handle; };  // AOTInductorConstantMapEntry
-
-class Library {  // the interface of AOTInductor (torch/csrc/inductor/aoti_runtime/interface.h)
- public:
-  Library(const std::string& folder, const Bucket& bucket, int32_t concurrency, Storage* weights) : bucket_(bucket) {
-    std::string path = folder + "/" + bucket.library;
-    check_size(path, bucket.bytes);
-    library_ = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);  // for good: it stays mapped
-    if (!library_) throw Refused(AOTC_ERROR_MACHINE, path + " cannot be opened: " + dlerror());
-    if (dlsym(library_, "aoti_torch_get_data_ptr") != reinterpret_cast<void*>(aoti_torch_get_data_ptr))
-      throw Refused(AOTC_ERROR_MACHINE, path + " was opened over another libaotc.so, which this process has loaded before");
-    set_failure("");
-    auto create = find<int32_t (*)(void**, size_t, const char*, const char*)>("CreateWithDevice");
-    check(create(&code_.container, static_cast<size_t>(concurrency), "cpu", nullptr), AOTC_ERROR_FOLDER);
-    try {
-      code_.run = find<Code::Run>("Run");
-      if (!bucket.constants.empty()) bind(weights);
-      size_t taken = count("GetNumInputs"), given = count("GetNumOutputs");
-      for (const Place& place : bucket.results) require(place.kind != Place::INDEX || place.index < given, "a result that its library does not give");
-      require(taken == bucket.arguments.size(), "its library takes another number of tensors");
-      code_.outputs = given;
-    } catch (...) {
-      close();
-      throw;
-    }
-  }
-  Library(const Library&) = delete;
-  ~Library() { close(); }
-
-  std::vector<Owned> run(TableCall& call, const std::vector<Tensor*>& state) const {
-    check(call.run(code_, state), AOTC_ERROR_FAILED);
-    std::vector<Owned> results;
-    for (const Place& place : bucket_.results)
-      results.emplace_back(shared(place.kind == Place::INDEX ? *call.outputs[place.index] : place.kind == Place::INPUT ? *call.given[place.index].tensor : *state[place.index]));
-    call.outputs.clear();  // a result whose memory nothing else holds is given away as it is
-    return results;
-  }
-
- private:
-  template <typename Function>
-  Function find(const char* name) const {
-    std::string symbol = std::string("AOTInductorModelContainer") + name;
-    void* address = dlsym(library_, symbol.c_str());
-    if (!address) throw Refused(AOTC_ERROR_FOLDER, bucket_.library + " has no " + symbol);
-    return reinterpret_cast<Function>(address);
-  }
-
-  size_t count(const char* name) const {
-    size_t number = 0;
-    check(find<int32_t (*)(void*, size_t*)>(name)(code_.container, &number), AOTC_ERROR_FOLDER);
-    return number;
-  }
-
-  void bind(Storage* weights) {  // the container keeps the handles, without owning them
-    std::vector<ConstantEntry> entries;
-    for (const Form& form : bucket_.constants) {
-      constants_.push_back(tensor_of(form, weights));
-      entries.push_back({form.name.c_str(), constants_.back().get()});
-    }
-    auto update = find<int32_t (*)(void*, const ConstantEntry*, size_t, bool, bool)>("UpdateUserManagedConstantBufferPairs");
-    check(update(code_.container, entries.data(), entries.size(), false, true), AOTC_ERROR_FOLDER);
-  }
-
-  void check(int32_t status, AotcStatus why) const {
-    if (!status) return;
-    const char* raised = nullptr;
-    if (failure().empty())  // torch before 2.13 writes it to standard error
-      if (void* last = dlsym(library_, "AOTInductorGetLastError")) reinterpret_cast<int32_t (*)(const char**)>(last)(&raised);
-    std::string said = !failure().empty() ? failure() : raised ? raised : "it wrote its reason to standard error";
-    throw Refused(why, "the code of " + bucket_.name + " failed: " + said);
-  }
-
-  void close() {
-    if (code_.container) find<int32_t (*)(void*)>("Delete")(code_.container);
-  }
-
-  const Bucket& bucket_;
-  void* library_ = nullptr;
-  Code code_;
-  std::vector<Owned> constants_;
-};
+std::unique_ptr<Library> library_of(const std::string& folder, const Bucket& bucket, int32_t concurrency, Storage* weights) {
+  std::string path = folder + "/" + bucket.library;
+  check_size(path, bucket.bytes);
+  void* opened = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);  // for good: it stays mapped
+  if (!opened) throw Refused(AOTC_ERROR_MACHINE, path + " cannot be opened: " + dlerror());
+  if (dlsym(opened, "aoti_torch_get_data_ptr") != reinterpret_cast<void*>(aoti_torch_get_data_ptr))
+    throw Refused(AOTC_ERROR_MACHINE, path + " was opened over another libaotc.so, which this process has loaded before");
+  Library::Constants constants;
+  for (const Form& form : bucket.constants) constants.emplace_back(form.name, tensor_of(form, weights));
+  return std::make_unique<Library>(opened, bucket, concurrency, std::move(constants));
+}
 
 // Names that are global in the process come before a library's own: torch's functions would take ours' place.
 void refuse_global_torch() {
@@ -224,16 +146,15 @@ std::string name_of(const DLDataType& dtype) {
   return "DLPack's code " + std::to_string(dtype.code) + " of " + std::to_string(dtype.bits) + " bits and " + std::to_string(dtype.lanes) + " lanes";
 }
 
-// The tensor as it came; null where it has no sizes that could be compared, of which `reasons` gets the lines.
-Owned input_of(const DLTensor& given, const Input& input, std::vector<std::string>& reasons) {
-  auto differs = [&](const std::string& words) { reasons.push_back("`" + input.name + "`: " + words); };
+// The tensor as it came; null where it has no sizes that could be compared, of which `issues` says why.
+Owned input_of(const DLTensor& given, const Input& input, std::vector<Issue>& issues) {
   if (given.device.device_type != kDLCPU && given.device.device_type != kDLCUDAHost)
-    differs("the CPU's memory is expected, it lies on device " + std::to_string(given.device.device_type) + ":" + std::to_string(given.device.device_id) + " of DLPack");
+    issues.push_back({"the CPU's memory is expected, it lies on device " + std::to_string(given.device.device_type) + ":" + std::to_string(given.device.device_id) + " of DLPack", input.name, "", "", ""});
   int32_t dtype = dtype_of(given.dtype);
-  if (dtype < 0) differs(std::string("dtype ") + name_of_dtype(input.dtype) + " is expected, " + name_of(given.dtype) + " came");
+  if (dtype < 0) issues.push_back(expected_issue("dtype", name_of_dtype(input.dtype), name_of(given.dtype), input.name));
   bool sized = given.ndim == 0 || (given.ndim > 0 && given.shape && std::all_of(given.shape, given.shape + given.ndim, [](int64_t size) { return size >= 0; }));
   if (!sized || given.ndim != static_cast<int32_t>(input.sizes.size())) {
-    differs(input.shown + " is expected, " + (sized ? shown(given.shape, given.ndim) : "no shape") + " came");
+    issues.push_back(expected_issue("shape", input.shape(), sized ? shown(given.shape, given.ndim) : "no shape", input.name));
     return nullptr;
   }
   char* data = given.data ? static_cast<char*>(given.data) + given.byte_offset : nullptr;
@@ -272,18 +193,20 @@ using namespace aotc::cpu;
 
 struct AotcModel {
   CallTable table;
+  std::vector<std::string> names, forms;  // of the inputs
   std::vector<Owned> state;
   std::vector<std::unique_ptr<Library>> libraries;
 
   AotcModel(const std::string& folder, int32_t concurrency) : table(text_of(folder + "/table.txt")) {
     check_features(table);
     refuse_global_torch();
+    for (const Input& input : table.inputs) names.push_back(input.name), forms.push_back(std::string(name_of_dtype(input.dtype)) + " " + input.shape());
     struct Release { void operator()(Storage* storage) const { storage->drop(); } };
     std::unique_ptr<Storage, Release> weights(table.weights ? mapped(folder + "/weights.bin", table.weights) : nullptr);
     for (const Form& form : table.state) state.push_back(tensor_of(form, weights.get()));
     for (const Bucket& bucket : table.buckets)
-      libraries.push_back(std::make_unique<Library>(folder, bucket, concurrency, weights.get()));
-    spin_briefly();
+      libraries.push_back(library_of(folder, bucket, concurrency, weights.get()));
+    aotc::spin_briefly(omp_get_max_threads());
   }
 
   void run(const DLTensor* given, int32_t input_count, DLManagedTensor** outputs, int32_t output_count) const {
@@ -292,13 +215,18 @@ struct AotcModel {
         throw Refused(AOTC_ERROR_INPUT, std::to_string(expected) + " " + what + " are expected, " + std::to_string(came) + " came");
     };
     expect("inputs", table.inputs.size(), input_count), expect("outputs", table.outputs.size(), output_count);
-    std::vector<std::string> reasons;
+    std::vector<Issue> issues;
     std::vector<Tensor*> tensors;
     for (const Owned& each : state) tensors.push_back(each.get());
     TableCall call(table);
-    for (size_t at = 0; at < table.inputs.size(); at++) call.given.push_back({input_of(given[at], table.inputs[at], reasons)});
-    if (!call.decide(tensors, reasons)) throw Refused(AOTC_ERROR_INPUT, joined(reasons));
-    std::vector<Owned> results = libraries[static_cast<size_t>(call.choice->bucket - table.buckets.data())]->run(call, tensors);
+    for (size_t at = 0; at < table.inputs.size(); at++) call.given.push_back({input_of(given[at], table.inputs[at], issues)});
+    if (!call.decide(tensors, issues)) throw Refused(AOTC_ERROR_INPUT, told(call, table, issues));
+    const Bucket& bucket = *call.choice->bucket;
+    call.run(*libraries[static_cast<size_t>(&bucket - table.buckets.data())], tensors);
+    std::vector<Owned> results;
+    for (const Place& place : bucket.results)
+      results.emplace_back(shared(place.kind == Place::INDEX ? *call.outputs[place.index] : place.kind == Place::INPUT ? *call.given[place.index].tensor : *state[place.index]));
+    call.outputs.clear();  // a result whose memory nothing else holds is given away as it is
     for (size_t at = 0; at < results.size(); at++) outputs[at] = given_away(std::move(results[at]));
   }
 };
@@ -331,9 +259,8 @@ AotcStatus load(const char* folder, int32_t concurrency, AotcModel** model) {
   });
 }
 
-template <typename Item>
-const char* name_at(const std::vector<Item>& items, int32_t index, std::string Item::*member) {
-  return index >= 0 && static_cast<size_t>(index) < items.size() ? (items[static_cast<size_t>(index)].*member).c_str() : nullptr;
+const char* at(const std::vector<std::string>& texts, int32_t index) {
+  return index >= 0 && static_cast<size_t>(index) < texts.size() ? texts[static_cast<size_t>(index)].c_str() : nullptr;
 }
 
 }  // namespace
@@ -359,12 +286,9 @@ API void aotc_destroy(AotcModel* model) { delete model; }
 
 API int32_t aotc_input_count(const AotcModel* model) { return static_cast<int32_t>(model->table.inputs.size()); }
 API int32_t aotc_output_count(const AotcModel* model) { return static_cast<int32_t>(model->table.outputs.size()); }
-API const char* aotc_input_name(const AotcModel* model, int32_t index) { return name_at(model->table.inputs, index, &Input::name); }
-API const char* aotc_input_form(const AotcModel* model, int32_t index) { return name_at(model->table.inputs, index, &Input::shown); }
-API const char* aotc_output_name(const AotcModel* model, int32_t index) {
-  bool there = index >= 0 && index < aotc_output_count(model);
-  return there ? model->table.outputs[static_cast<size_t>(index)].c_str() : nullptr;
-}
+API const char* aotc_input_name(const AotcModel* model, int32_t index) { return at(model->names, index); }
+API const char* aotc_input_form(const AotcModel* model, int32_t index) { return at(model->forms, index); }
+API const char* aotc_output_name(const AotcModel* model, int32_t index) { return at(model->table.outputs, index); }
 
 API AotcStatus aotc_run(AotcModel* model, const DLTensor* inputs, int32_t input_count, DLManagedTensor** outputs,
                         int32_t output_count) {

@@ -9,8 +9,8 @@
 namespace aotc::cpu {
 namespace {
 
-constexpr const char* HEADING = "aotc-call-table 1";
-constexpr size_t SHOWN_BUCKETS = 3;  // that a miss explains
+constexpr const char* HEADING = "aotc-call-table 2";
+constexpr size_t SHOWN_BUCKETS = 3;  // the nearest ones, that a miss explains
 constexpr int MOST_DEPTH = 200;
 
 // -- text -------------------------------------------------------------------------------------------------------------
@@ -213,8 +213,11 @@ CallTable::CallTable(const std::string& text) {
     else if (kind == "copies-layout") copies_layout = true;
     else if (kind == "dim") dims.push_back({line.text(), static_cast<size_t>(line.number()), line.number(), line.number(), line.number()});
     else if (kind == "input") {
-      Input& input = inputs.emplace_back(Input{line.text(), line.text(), line.dtype(), line.word(), {}});
-      for (int64_t rank = line.number(); rank > 0; rank--) input.sizes.push_back(expression_of(line, dims));
+      Input& input = inputs.emplace_back(Input{line.text(), line.dtype(), line.word(), {}, {}, {}, {}});
+      for (int64_t rank = line.number(); rank > 0; rank--) {
+        input.entries.push_back(line.text());
+        input.sizes.push_back(expression_of(line, dims));
+      }
       require(input.sizes.size() <= MOST_AXES, "an input of more than 16 axes");
     }
     else if (kind == "pad" || kind == "default") {
@@ -238,7 +241,7 @@ CallTable::CallTable(const std::string& text) {
         bucket.extents.push_back({size, size, 1, size, false});
       }
       else if (kind == "range") bucket.extents.push_back({line.number(), line.number(), line.number(), line.number(), true});
-      else if (kind == "condition") bucket.conditions.push_back(expression_of(line, dims));
+      else if (kind == "condition") bucket.conditions.push_back({line.text(), expression_of(line, dims)});
       else if (kind == "constant") bucket.constants.push_back(form_of(line));
       else if (kind == "argument") bucket.arguments.push_back(place_of(line, inputs.size(), state.size()));
       else if (kind == "result") bucket.results.push_back(place_of(line, inputs.size(), state.size()));
@@ -251,7 +254,7 @@ CallTable::CallTable(const std::string& text) {
   require(whole && !buckets.empty(), "the call table is cut off");
   for (const Bucket& bucket : buckets) {
     for (const Place& place : bucket.arguments) require(place.kind != Place::INDEX, "an argument of the call table is a result");
-    require(bucket.extents.size() == dims.size() && bucket.results.size() == outputs.size(), "a bucket of the call table has another form");
+    require(bucket.extents.size() == dims.size() && (outputs.empty() || bucket.results.size() == outputs.size()), "a bucket of the call table has another form");
     for (const Extent& extent : bucket.extents) require(extent.multiple > 0, "a range of the call table has multiples of 0");
   }
   for (const Bucket& bucket : buckets)
@@ -270,21 +273,34 @@ bool Bucket::ranges() const {
   return std::any_of(extents.begin(), extents.end(), [](const Extent& extent) { return extent.ranges; });
 }
 
+std::string Input::shape() const {
+  std::string text;
+  for (const std::string& entry : entries) text += (text.empty() ? "" : ", ") + entry;
+  return "[" + text + "]";
+}
+
+int64_t Extent::distance(int64_t size) const { return size < min ? min - size : std::max<int64_t>(size - max, 0); }
+
 int64_t Extent::at_least(int64_t size) const {
   int64_t least = std::max(size, min), rest = least % multiple, next = 0;
   bool over = __builtin_add_overflow(least, rest ? multiple - rest : 0, &next);
   return over || next > max ? size : next;
 }
 
-// The sizes at which a bucket runs a call of `sizes`: nothing where it does not.
-std::optional<Sizes> CallTable::run_sizes(const Bucket& bucket, const Sizes& sizes) const {
+Sizes CallTable::padded_sizes(const Bucket& bucket, const Sizes& sizes) const {
   Sizes run = sizes;
   for (size_t dim : bucket.grown) run[dim] = bucket.extents[dim].at_least(run[dim]);
+  return run;
+}
+
+// The sizes at which a bucket runs a call of `sizes`: nothing where it does not.
+std::optional<Sizes> CallTable::run_sizes(const Bucket& bucket, const Sizes& sizes) const {
+  Sizes run = padded_sizes(bucket, sizes);
   for (size_t at = 0; at < run.size(); at++)
     if (!bucket.extents[at].takes(run[at])) return {};
   if (bucket.ranges())
-    for (const Expression& condition : bucket.conditions)
-      if (!condition.at(run).value_or(0)) return {};
+    for (const Condition& condition : bucket.conditions)
+      if (!condition.holds.at(run).value_or(0)) return {};
   return run;
 }
 
@@ -304,7 +320,7 @@ std::optional<int64_t> CallTable::elements(const Sizes& sizes) const {  // of al
 // The bucket of these very sizes; else of the fixed ones that hold the call once it is padded that with the fewest elements;
 // else of those with ranges the narrowest, then that tuned nearest above the sizes; else of these, once the call is padded,
 // that with the fewest elements.
-std::optional<Choice> CallTable::best(const Sizes& sizes) const {
+std::optional<Choice> CallTable::choose(const Sizes& sizes) const {
   if (auto found = fixed_.find(sizes); found != fixed_.end()) return Choice{&buckets[found->second], sizes, sizes};
   std::optional<Choice> found;
   std::tuple<int, int64_t, int64_t, int64_t> least;
@@ -326,50 +342,51 @@ std::optional<Choice> CallTable::best(const Sizes& sizes) const {
   return found;
 }
 
-std::string CallTable::obstacle(const Bucket& bucket, const Sizes& sizes) const {
-  std::string words;
-  Sizes run = sizes;
-  for (size_t dim : bucket.grown) run[dim] = bucket.extents[dim].at_least(run[dim]);
+std::vector<Issue> CallTable::obstacles(const Bucket& bucket, const Sizes& sizes) const {
+  std::vector<Issue> found;
+  Sizes run = padded_sizes(bucket, sizes);
   for (size_t at = 0; at < sizes.size(); at++) {
     const Extent& extent = bucket.extents[at];
     if (extent.takes(run[at])) continue;
+    const std::string &name = dims[at].name, came = std::to_string(run[at]);
+    bool pads = std::find(bucket.grown.begin(), bucket.grown.end(), at) != bucket.grown.end();
+    bool helps = run[at] > 0 && !pads && (!bucket.ranges() || extent.takes(extent.at_least(run[at])));
     std::string taken = std::to_string(extent.min);
-    if (extent.ranges) taken += " to " + std::to_string(extent.max);
-    if (extent.multiple != 1) taken += " in steps of " + std::to_string(extent.multiple);
-    words += (words.empty() ? "" : ", ") + dims[at].name + " is " + std::to_string(sizes[at]) + ", the bucket takes " + taken;
+    if (extent.ranges) taken += ".." + std::to_string(extent.max) + (extent.multiple != 1 ? " step " + std::to_string(extent.multiple) : "");
+    found.push_back({name + " is " + came + ", the bucket takes " + (pads && !extent.ranges ? "up to " : "") + taken + (helps ? " and its inputs are not padded" : ""),
+                     "", taken, came, run[at] == 0 ? "leave out calls in which " + name + " is 0" : helps ? "give the inputs `pad: {" + name + ": …}` in the manifest" : ""});
   }
-  return words.empty() && !run_sizes(bucket, sizes) ? "a condition of its code does not hold" : words;
+  for (const Condition& condition : bucket.conditions)
+    if (bucket.ranges() && !condition.holds.at(run).value_or(0)) found.push_back({"the compiled code needs " + condition.text, "", condition.text, "", ""});
+  return found;
 }
 
-std::optional<Choice> CallTable::choose(const std::vector<const Tensor*>& given, std::vector<std::string>& reasons) const {
+std::vector<Rejected> CallTable::rejected(const Sizes& sizes, const Bucket* but) const {
+  std::vector<std::pair<int64_t, const Bucket*>> near;
+  for (const Bucket& bucket : buckets) {
+    int64_t distance = 0;
+    for (size_t at = 0; at < sizes.size(); at++) distance += bucket.extents[at].distance(sizes[at]);
+    near.push_back({distance, &bucket});
+  }
+  std::sort(near.begin(), near.end());  // equal ones in their order
+  std::vector<Rejected> found;
+  for (size_t at = 0; at < std::min(near.size(), SHOWN_BUCKETS); at++)
+    if (near[at].second != but) found.push_back({near[at].second, obstacles(*near[at].second, sizes)});
+  return found;
+}
+
+std::optional<Sizes> CallTable::read(const std::vector<const Tensor*>& given, std::vector<Issue>& issues) const {
   Sizes sizes;
+  bool whole = true;
   for (const Dim& dim : dims) {
-    int64_t size = given[dim.input]->sizes[dim.axis] - dim.offset;
-    if (size % dim.scale || size < 0) {
-      reasons.push_back("`" + inputs[dim.input].name + "`: " + inputs[dim.input].shown + " is expected, no whole " + dim.name +
-                        " gives " + shown(given[dim.input]->sizes, given[dim.input]->rank));
-      return {};
-    }
+    int64_t came = given[dim.input]->sizes[dim.axis], size = came - dim.offset;
     sizes.push_back(size / dim.scale);
+    if (size >= 0 && size % dim.scale == 0) continue;
+    const std::string &entry = inputs[dim.input].entries[static_cast<size_t>(dim.axis)], actual = std::to_string(came);
+    issues.push_back({"no `" + dim.name + "` makes " + entry + " " + actual, inputs[dim.input].name + ".shape[" + std::to_string(dim.axis) + "]", entry, actual, ""});
+    whole = false;
   }
-  for (size_t at = 0; at < inputs.size(); at++) {
-    for (size_t axis = 0; axis < inputs[at].sizes.size(); axis++) {
-      Value size = inputs[at].sizes[axis].at(sizes);
-      if (size && *size == given[at]->sizes[axis]) continue;
-      reasons.push_back("`" + inputs[at].name + "`: " + inputs[at].shown + " is expected, " + shown(given[at]->sizes, given[at]->rank) + " came");
-      break;
-    }
-  }
-  std::optional<Choice> found = best(sizes);
-  if (!found) {
-    std::string came;
-    for (size_t at = 0; at < sizes.size(); at++) came += (at ? "," : "") + dims[at].name + "=" + std::to_string(sizes[at]);
-    reasons.push_back("no bucket takes " + came);
-    for (size_t at = 0; at < std::min(buckets.size(), SHOWN_BUCKETS); at++)
-      reasons.push_back("  " + buckets[at].name + ": " + obstacle(buckets[at], sizes));
-    if (buckets.size() > SHOWN_BUCKETS) reasons.push_back("  and " + std::to_string(buckets.size() - SHOWN_BUCKETS) + " more");
-  }
-  return reasons.empty() ? found : std::nullopt;
+  return whole ? std::optional(sizes) : std::nullopt;
 }
 
 Sizes strides_in(const std::string& layout, const Sizes& sizes) {
@@ -387,6 +404,10 @@ std::string shown(const int64_t* numbers, int64_t count) {
   std::string text = "[";
   for (int64_t at = 0; at < count; at++) text += (at ? ", " : "") + std::to_string(numbers[at]);
   return text + "]";
+}
+
+Issue expected_issue(const std::string& label, const std::string& expected, const std::string& actual, const std::string& where, const std::string& hint) {
+  return {label + " " + expected + " is expected, " + actual + " came", where, expected, actual, hint};
 }
 
 }  // namespace aotc::cpu

@@ -1,5 +1,5 @@
-// The call table, as `aotc.standalone.call_rows` writes it: what a call must be, and which bucket runs it. The rules are
-// those of `aotc.call_table`.
+// The call table, as `aotc.standalone.call_rows` writes it: what a call must be, and which bucket runs it. The rules, and
+// the words of a miss, are those of `aotc.call_table`.
 #pragma once
 
 #include <map>
@@ -26,6 +26,10 @@ struct Expression {
   bool operator==(const Expression&) const = default;
 };
 
+struct Issue {  // what a call does not keep, as `aotc.errors.Issue`
+  std::string words, where, expected, actual, hint;
+};
+
 struct Form {  // of a tensor in the file of weights
   std::string name;
   int32_t dtype;
@@ -42,12 +46,15 @@ struct Growth {  // how an input is padded along a dim: with its last slice (`ed
 };
 
 struct Input {
-  std::string name, shown;  // `shown`: the dtype and the shape, in the manifest's words
+  std::string name;
   int32_t dtype;
   std::string layout;
+  std::vector<std::string> entries;  // the shape in the manifest's words
   std::vector<Expression> sizes;
   std::vector<Growth> growths;
   std::optional<std::string> filling;  // an element's bytes: of the tensor of a call that leaves this one out
+
+  std::string shape() const;  // `[batch, 128]`
 };
 
 struct Extent {  // the sizes of one dim that a bucket takes; of a fixed one, `min` is `max`
@@ -55,6 +62,7 @@ struct Extent {  // the sizes of one dim that a bucket takes; of a fixed one, `m
   bool ranges;
   bool takes(int64_t size) const { return min <= size && size <= max && size % multiple == 0; }
   int64_t at_least(int64_t size) const;  // the next size that is taken; `size` past the last
+  int64_t distance(int64_t size) const;
 };
 
 struct Place {  // of a tensor among those that the library gives, the inputs, or the state
@@ -67,11 +75,16 @@ struct Cut {  // of an axis of what the library gives, where the call was padded
   Expression size;
 };
 
+struct Condition {
+  std::string text;
+  Expression holds;
+};
+
 struct Bucket {
   std::string name, library;
   int64_t bytes, rank;  // of the library; among buckets with ranges, the narrowest first
   std::vector<Extent> extents;
-  std::vector<Expression> conditions;
+  std::vector<Condition> conditions;
   std::vector<Form> constants;
   std::vector<Place> arguments, results, written;
   std::vector<size_t> grown;  // the dims along which a call is padded
@@ -83,6 +96,11 @@ struct Bucket {
 struct Choice {  // the bucket that runs a call, the call's dims, and those at which it runs
   const Bucket* bucket;
   Sizes asked, run;
+};
+
+struct Rejected {  // a bucket that does not run a call, and why
+  const Bucket* bucket;
+  std::vector<Issue> issues;
 };
 
 struct CallTable {
@@ -98,19 +116,22 @@ struct CallTable {
 
   explicit CallTable(const std::string& text);  // throws std::runtime_error for a text of another form
 
-  // What runs inputs of these shapes; nothing for a miss, of which `reasons` gets the lines.
-  std::optional<Choice> choose(const std::vector<const Tensor*>& inputs, std::vector<std::string>& reasons) const;
+  // The dims of a call whose inputs have as many axes as they must; nothing where no size of a dim explains an axis.
+  std::optional<Sizes> read(const std::vector<const Tensor*>& inputs, std::vector<Issue>& issues) const;
+  std::optional<Choice> choose(const Sizes& dims) const;
+  std::vector<Rejected> rejected(const Sizes& dims, const Bucket* but) const;  // the nearest buckets
 
  private:
-  std::optional<Choice> best(const Sizes& dims) const;
+  Sizes padded_sizes(const Bucket& bucket, const Sizes& dims) const;
   std::optional<Sizes> run_sizes(const Bucket& bucket, const Sizes& dims) const;
   std::optional<int64_t> elements(const Sizes& dims) const;
-  std::string obstacle(const Bucket& bucket, const Sizes& dims) const;
+  std::vector<Issue> obstacles(const Bucket& bucket, const Sizes& dims) const;
 
   std::map<Sizes, size_t> fixed_;  // the buckets without ranges, by their sizes
 };
 
 Sizes strides_in(const std::string& layout, const Sizes& sizes);
 std::string shown(const int64_t* numbers, int64_t count);  // `[2, 128]`
+Issue expected_issue(const std::string& label, const std::string& expected, const std::string& actual, const std::string& where, const std::string& hint = "");
 
 }  // namespace aotc::cpu

@@ -53,18 +53,17 @@ bool overlaps_itself(const Tensor& tensor) {  // or might: as `aotc.tensors.stri
   return false;
 }
 
-void compare(const Tensor& tensor, const Input& input, bool copies, std::vector<std::string>& reasons) {
-  auto differs = [&](const std::string& words) { reasons.push_back("`" + input.name + "`: " + words); };
-  if (tensor.dtype != input.dtype)
-    differs(std::string("dtype ") + name_of_dtype(input.dtype) + " is expected, " + name_of_dtype(tensor.dtype) + " came");
-  if (tensor.rank != static_cast<int32_t>(input.sizes.size()))
-    return differs(input.shown + " is expected, " + shown(tensor.sizes, tensor.rank) + " came");
-  int64_t width = itemsize_of(tensor.dtype);
-  if (tensor.elements() && !tensor.bytes()) differs("a tensor with values in memory is expected, one without came");
-  else if (tensor.elements() && reinterpret_cast<uintptr_t>(tensor.bytes()) % static_cast<uintptr_t>(width))
-    differs("its address is not aligned to " + std::to_string(width) + " bytes, the size of an element");
-  if (!copies && !lies_as(tensor, strides_in(input.layout, sizes_of(tensor))))
-    differs("the layout " + input.layout + " is expected, strides " + shown(tensor.strides, tensor.rank) + " came");
+// An input of other sizes than `expected` says; where it has as many axes, with what to change in the manifest.
+Issue shape_issue(const Input& input, const Tensor& tensor, const std::string& expected) {
+  std::vector<std::string> fixed;
+  for (size_t axis = 0; axis < input.sizes.size() && input.sizes.size() == static_cast<size_t>(tensor.rank); axis++)
+    if (input.sizes[axis].kind == Expression::NUMBER && input.sizes[axis].value != tensor.sizes[axis] &&
+        std::find(fixed.begin(), fixed.end(), input.entries[axis]) == fixed.end())
+      fixed.push_back(input.entries[axis]);
+  std::string hint;
+  for (const std::string& each : fixed) hint += (hint.empty() ? "the manifest fixes " : " and ") + each;
+  if (!hint.empty()) hint += " in `shape:`: where a size varies, write a dim there, give its sizes in the buckets, and build again";
+  return expected_issue("shape", expected, shown(tensor.sizes, tensor.rank), input.name, hint);
 }
 
 }  // namespace
@@ -96,37 +95,78 @@ void TableCall::fill() {
   }
 }
 
-bool TableCall::decide(const std::vector<Tensor*>& state, std::vector<std::string>& reasons) {
+bool TableCall::decide(const std::vector<Tensor*>& state, std::vector<Issue>& issues) {
   std::vector<const Tensor*> tensors;
   bool sized = true;
   for (size_t at = 0; at < given.size(); at++) {
-    tensors.push_back(given[at].tensor.get());
-    sized = sized && tensors[at] && tensors[at]->rank == static_cast<int32_t>(table_.inputs[at].sizes.size());
-    if (tensors[at]) compare(*tensors[at], table_.inputs[at], table_.copies_layout, reasons);
+    const Input& input = table_.inputs[at];
+    const Tensor* tensor = tensors.emplace_back(given[at].tensor.get());
+    bool of_rank = tensor && tensor->rank == static_cast<int32_t>(input.sizes.size());
+    if (tensor && !of_rank) issues.push_back(shape_issue(input, *tensor, input.shape()));
+    sized = sized && of_rank;
   }
-  if (int now = omp_get_max_threads(); table_.threads && table_.threads != now)
-    reasons.push_back("built for " + std::to_string(table_.threads) + " threads, there are " + std::to_string(now) + " now: call aotc_set_num_threads");
-  if (sized) choice = table_.choose(tensors, reasons);
-  if (choice) compare_memory(state, reasons);
-  return choice && reasons.empty();
+  if (sized) asked = table_.read(tensors, issues);
+  if (asked) choice = table_.choose(*asked);
+  for (size_t at = 0; at < given.size(); at++)
+    if (tensors[at]) compare(at, issues);
+  if (choice && issues.empty()) compare_memory(state, issues);
+  if (int now = omp_get_max_threads(); table_.threads && table_.threads != now) {
+    std::string expected = std::to_string(table_.threads), actual = std::to_string(now);
+    issues.push_back({"built with num threads " + expected + ", it is " + actual + " now", "", expected, actual, "call set_num_threads, or drop the option `cpp.dynamic_threads: false`"});
+  }
+  return choice && issues.empty();
+}
+
+void TableCall::compare(size_t at, std::vector<Issue>& issues) const {
+  const Tensor& tensor = *given[at].tensor;
+  const Input& input = table_.inputs[at];
+  if (tensor.dtype != input.dtype)
+    issues.push_back(expected_issue("dtype", name_of_dtype(input.dtype), name_of_dtype(tensor.dtype), input.name, "convert it, or build the model for that dtype"));
+  bool fits = true, fixed = true;
+  Sizes expected;
+  for (size_t axis = 0; asked && axis < input.sizes.size(); axis++) {
+    expected.push_back(input.sizes[axis].at(*asked).value_or(-1));
+    bool equal = expected[axis] == tensor.sizes[axis];
+    fits = fits && equal, fixed = fixed && (equal || input.sizes[axis].kind != Expression::NUMBER);
+  }
+  int64_t width = itemsize_of(tensor.dtype);
+  if (choice && !fits) issues.push_back(shape_issue(input, tensor, shown(expected.data(), static_cast<int64_t>(expected.size()))));
+  else if (asked && !fixed) issues.push_back(shape_issue(input, tensor, input.shape()));
+  else if (tensor.elements() && !tensor.bytes()) issues.push_back({"a tensor with values in memory is expected, one without came", input.name, "", "", ""});
+  else if (tensor.elements() && reinterpret_cast<uintptr_t>(tensor.bytes()) % static_cast<uintptr_t>(width))
+    issues.push_back({"its address is not aligned to " + std::to_string(width) + " bytes, the size of an element", input.name, "", "", "pass a copy of it"});
+  if (!table_.copies_layout && !lies_as(tensor, strides_in(input.layout, sizes_of(tensor)))) {
+    std::string strides = shown(tensor.strides, tensor.rank);
+    issues.push_back({"the layout " + input.layout + " is expected, strides " + strides + " came", input.name, input.layout, strides,
+                      "pass a copy in that layout (numpy.ascontiguousarray), or set `make_contiguous: true` in the manifest"});
+  }
 }
 
 // What the code writes to may not be shared: between inputs, nor with the module's tensors.
-void TableCall::compare_memory(const std::vector<Tensor*>& state, std::vector<std::string>& reasons) const {
+void TableCall::compare_memory(const std::vector<Tensor*>& state, std::vector<Issue>& issues) const {
   const std::set<size_t>&inputs = table_.written_inputs, &buffers = table_.written_state;
   if (inputs.empty() && buffers.empty()) return;
-  auto name = [&](size_t at) { return "`" + table_.inputs[at].name + "`"; };
+  auto found = [&](size_t at, const std::string& words, const char* hint) { issues.push_back({words, table_.inputs[at].name, "", "", hint}); };
+  auto shares = [&](size_t at, const std::string& owner) { found(at, "shares memory with " + owner + ", which the model writes to", "pass a clone of one of them"); };
+  for (size_t at = 0; at < given.size(); at++)
+    for (size_t other = at + 1; other < given.size(); other++)
+      if ((inputs.contains(at) || inputs.contains(other)) && overlap(*given[at].tensor, *given[other].tensor)) {
+        size_t owner = inputs.contains(at) ? at : other;
+        shares(at + other - owner, "`" + table_.inputs[owner].name + "`");
+      }
   for (size_t at : inputs) {
     const Tensor& tensor = *given[at].tensor;
-    for (size_t other = 0; other < given.size(); other++)
-      if (other != at && overlap(tensor, *given[other].tensor)) reasons.push_back(name(other) + ": it shares memory with " + name(at) + ", to which the model writes");
-    if (given[at].read_only) reasons.push_back(name(at) + ": the model writes to it, and it is read-only");
-    if (tensor.elements() && overlaps_itself(tensor)) reasons.push_back(name(at) + ": the model writes to it, and its elements share memory");
+    if (given[at].read_only) found(at, "the model writes to it, and it is read-only", "pass a copy");
+    if (tensor.elements() && overlaps_itself(tensor))
+      found(at, "the model writes to it, and elements lie at one place: its strides are " + shown(tensor.strides, tensor.rank), "pass a clone");
   }
   for (size_t at = 0; at < given.size(); at++)
-    for (size_t place = 0; place < state.size(); place++)
-      if ((inputs.contains(at) || buffers.contains(place)) && overlap(*given[at].tensor, *state[place]))
-        reasons.push_back(name(at) + ": it shares memory with `" + table_.state[place].name + "`, and the model writes to one of them");
+    for (size_t place = 0; place < state.size(); place++) {
+      bool written = buffers.contains(place);
+      if (!(written || inputs.contains(at)) || !overlap(*given[at].tensor, *state[place])) continue;
+      if (written) shares(at, "the buffer `" + table_.state[place].name + "`");
+      else found(at, "is written to by the model, and shares memory with the module's `" + table_.state[place].name + "`", "pass a clone");
+    }
 }
 
 void TableCall::place() {
@@ -154,18 +194,13 @@ void TableCall::place() {
   }
 }
 
-int32_t TableCall::run(const Code& code, const std::vector<Tensor*>& state) {
+void TableCall::run(const Library& library, const std::vector<Tensor*>& state) {
   place();
-  std::vector<Tensor*> inputs, made(code.outputs, nullptr);
-  for (const Place& place : choice->bucket->arguments)  // which the library takes over
-    inputs.push_back(shared(place.kind == Place::INPUT ? *ran[place.index] : *state[place.index]));
-  set_failure("");
-  int32_t status = code.run(code.container, inputs.data(), inputs.size(), made.data(), made.size(), nullptr, nullptr);
-  for (Tensor* tensor : made) outputs.emplace_back(tensor);
-  if (status) return status;
-  for (const Owned& each : outputs) require(each != nullptr, "a result that its library did not give");
+  std::vector<Tensor*> inputs;
+  for (const Place& place : choice->bucket->arguments)
+    inputs.push_back(place.kind == Place::INPUT ? ran[place.index].get() : state[place.index]);
+  outputs = library.run(inputs);
   finish();
-  return status;
 }
 
 void TableCall::finish() {

@@ -1,16 +1,9 @@
 // One call by the call table: `decide` says whether a bucket takes it, `run` pads, runs the code, crops and writes back.
 #pragma once
 
-#include "call_table.h"
+#include "library.h"
 
 namespace aotc::cpu {
-
-struct Code {  // of a bucket's library: AOTInductorModelContainerRun, its container, and how many tensors it gives
-  using Run = int32_t (*)(void*, Tensor**, size_t, Tensor**, size_t, void*, void*);
-  Run run = nullptr;
-  void* container = nullptr;
-  size_t outputs = 0;
-};
 
 struct Given {  // an input: null where the call leaves it out
   Owned tensor;
@@ -22,6 +15,7 @@ class TableCall {
   std::vector<Given> given;     // one for each input of the table
   std::vector<Owned> ran;       // as the code runs with them: padded, in the layout that was compiled
   std::vector<Owned> outputs;   // of the library, cropped
+  std::optional<Sizes> asked;   // the call's dims
   std::optional<Choice> choice;
   int64_t copies = 0;           // inputs that were copied into that layout
 
@@ -29,17 +23,19 @@ class TableCall {
 
   void fill();  // inputs that are left out and have a default; of one whose sizes no other has, nothing
 
-  // Whether a bucket takes the call; else `reasons` has the lines. `state` are the module's tensors.
-  bool decide(const std::vector<Tensor*>& state, std::vector<std::string>& reasons);
+  // Whether a bucket takes the call; else `issues` says what is wrong apart from the sizes of buckets. `state` are the
+  // module's tensors.
+  bool decide(const std::vector<Tensor*>& state, std::vector<Issue>& issues);
 
-  // The library's status; `code` is that of the bucket that was chosen. Throws std::runtime_error for a damaged table.
-  int32_t run(const Code& code, const std::vector<Tensor*>& state);
+  // `library` is that of the bucket that was chosen. Throws LibraryFailed, and std::runtime_error for a damaged table.
+  void run(const Library& library, const std::vector<Tensor*>& state);
   bool padded() const { return choice->asked != choice->run; }
 
  private:
   void place();   // `ran`, from `given`
   void finish();  // crops, and writes to the caller's memory
-  void compare_memory(const std::vector<Tensor*>& state, std::vector<std::string>& reasons) const;
+  void compare(size_t at, std::vector<Issue>& issues) const;
+  void compare_memory(const std::vector<Tensor*>& state, std::vector<Issue>& issues) const;
 
   const CallTable& table_;
 };

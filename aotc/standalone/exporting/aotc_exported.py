@@ -98,7 +98,7 @@ class ExportedModel:
             try:
                 views.append(_InputView(value))
             except Exception as error:  # libraries raise what they like where an array cannot be exported
-                differences.append(f"`{name}`: a {type(value).__name__} cannot be read: {error}")
+                differences.append(f"{name}: a {type(value).__name__} cannot be read: {error}")
         if differences:
             raise InputMismatchError("\n".join(differences))
         inputs = (_DLTensor * len(views))(*(view.tensor for view in views))

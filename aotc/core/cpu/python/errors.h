@@ -7,6 +7,8 @@
 #include <exception>
 #include <new>
 
+#include "../library.h"
+
 namespace aotc::cpu {
 
 struct Failed : std::exception {  // with a Python exception set
@@ -25,6 +27,9 @@ PyObject* translated(Run run) {
     return run();
   } catch (const std::bad_alloc&) {
     return PyErr_NoMemory();
+  } catch (const LibraryFailed& failed) {
+    PyErr_SetString(PyExc_RuntimeError, failed.what());
+    return nullptr;
   } catch (const std::exception& error) {
     if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, error.what());
     return nullptr;

@@ -14,8 +14,6 @@
 namespace aotc::cpu {
 namespace {
 
-PyObject* said(PyObject*, PyObject*) { return PyUnicode_DecodeUTF8(failure().data(), static_cast<Py_ssize_t>(failure().size()), "replace"); }
-
 PyObject* threads(PyObject*, PyObject* args) {
   int count = 0;
   if (!PyArg_ParseTuple(args, "|i", &count)) return nullptr;
@@ -23,9 +21,9 @@ PyObject* threads(PyObject*, PyObject* args) {
   return PyLong_FromLong(omp_get_max_threads());
 }
 
-PyObject* add_teams(PyObject*, PyObject* threads) {
-  long count = PyLong_AsLong(threads);
-  return PyErr_Occurred() ? nullptr : PyLong_FromLong(add_idle_teams(static_cast<int>(count)));
+PyObject* spin(PyObject*, PyObject*) {
+  spin_briefly(omp_get_max_threads());
+  Py_RETURN_NONE;
 }
 
 PyObject* absent_features(PyObject*, PyObject*) {  // of the CPU, in Linux's names: an emulator leaves /proc/cpuinfo as it is
@@ -37,9 +35,8 @@ PyObject* absent_features(PyObject*, PyObject*) {  // of the CPU, in Linux's nam
   return names;
 }
 
-PyMethodDef methods[] = {{"failure", said, METH_NOARGS, nullptr},
-                         {"threads", threads, METH_VARARGS, nullptr},
-                         {"add_idle_teams", add_teams, METH_O, nullptr},
+PyMethodDef methods[] = {{"threads", threads, METH_VARARGS, nullptr},
+                         {"spin_briefly", spin, METH_NOARGS, nullptr},
                          {"absent_features", absent_features, METH_NOARGS, nullptr},
                          {}};
 PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_cpu", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};

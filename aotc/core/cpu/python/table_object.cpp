@@ -25,49 +25,58 @@ struct Held {  // references
 
 struct LoadedTable {  // with what a load adds to its text
   struct Constant { Py_ssize_t leaf; PyObject* value; };
-  struct Opened { Code code; PyObject* container; };  // `container()`: its address, of this process
 
   CallTable table;
   std::vector<Py_ssize_t> leaves;  // of the inputs
   std::vector<Constant> constants;
-  std::vector<Opened> libraries;   // of the buckets
-  Held kept;  // what holds the constants' values and the containers
+  std::vector<std::unique_ptr<Library>> libraries;  // of the buckets
+  Held kept;  // the constants' values
 
-  LoadedTable(const char* text, PyObject* places, PyObject* values, PyObject* opened);
+  LoadedTable(const char* text, PyObject* places, PyObject* values, PyObject* opened, int concurrency);
 };
 
 struct TableObject { PyObject_HEAD LoadedTable* loaded; };
 
 LoadedTable& loaded_table(PyObject* object) { return *reinterpret_cast<TableObject*>(object)->loaded; }
 
-LoadedTable::LoadedTable(const char* text, PyObject* places, PyObject* values, PyObject* opened)
+Library::Constants frozen_weights(PyObject* pairs) {
+  Library::Constants found;
+  for (Py_ssize_t at = 0; at < PyTuple_Size(pairs); at++) {
+    const char* name;
+    PyObject* tensor;
+    if (!PyArg_ParseTuple(PyTuple_GetItem(pairs, at), "sO!", &name, tensor_type, &tensor)) throw Failed();
+    found.emplace_back(name, Owned(shared(*of(tensor)->tensor)));
+  }
+  return found;
+}
+
+LoadedTable::LoadedTable(const char* text, PyObject* places, PyObject* values, PyObject* opened, int concurrency)
     : table(text) {
-  kept.objects = {Py_NewRef(values), Py_NewRef(opened)};
+  kept.objects = {Py_NewRef(values)};
   for (Py_ssize_t at = 0; at < PyTuple_Size(places); at++) leaves.push_back(PyLong_AsSsize_t(PyTuple_GetItem(places, at)));
   for (Py_ssize_t at = 0; at < PyTuple_Size(values); at++) {
     Constant& constant = constants.emplace_back();
-    if (!PyArg_ParseTuple(PyTuple_GetItem(values, at), "nO", &constant.leaf, &constant.value)) break;
-  }
-  for (Py_ssize_t at = 0; !PyErr_Occurred() && at < PyTuple_Size(opened); at++) {
-    Opened& library = libraries.emplace_back();
-    PyObject* function;
-    Py_ssize_t count;
-    if (!PyArg_ParseTuple(PyTuple_GetItem(opened, at), "OnO", &function, &count, &library.container)) break;
-    void* address = PyLong_AsVoidPtr(function);
-    std::memcpy(&library.code.run, &address, sizeof address);
-    library.code.outputs = static_cast<size_t>(count);
+    if (!PyArg_ParseTuple(PyTuple_GetItem(values, at), "nO", &constant.leaf, &constant.value)) throw Failed();
   }
   if (PyErr_Occurred()) throw Failed();
-  require(leaves.size() == table.inputs.size() && libraries.size() == table.buckets.size(), "a call table of another number of inputs or buckets");
+  bool fits = leaves.size() == table.inputs.size() && PyTuple_Size(opened) == static_cast<Py_ssize_t>(table.buckets.size());
+  require(fits, "a call table of another number of inputs or buckets");
+  for (const Bucket& bucket : table.buckets) {
+    PyObject *handle, *weights;
+    if (!PyArg_ParseTuple(PyTuple_GetItem(opened, static_cast<Py_ssize_t>(libraries.size())), "OO!", &handle, &PyTuple_Type, &weights)) throw Failed();
+    libraries.push_back(std::make_unique<Library>(PyLong_AsVoidPtr(handle), bucket, concurrency, frozen_weights(weights)));
+  }
 }
 
-// (text of the table, leaves of its inputs, constants as (leaf, value), libraries as (address of the run, outputs, container))
+// (text of the table, leaves of its inputs, constants as (leaf, value), libraries as (handle of dlopen, frozen weights as
+// (name, tensor)), concurrency)
 PyObject* new_table(PyTypeObject* type, PyObject* args, PyObject*) {
   const char* text;
   PyObject *places, *values, *opened;
-  if (!PyArg_ParseTuple(args, "sO!O!O!", &text, &PyTuple_Type, &places, &PyTuple_Type, &values, &PyTuple_Type, &opened)) return nullptr;
+  int concurrency;
+  if (!PyArg_ParseTuple(args, "sO!O!O!i", &text, &PyTuple_Type, &places, &PyTuple_Type, &values, &PyTuple_Type, &opened, &concurrency)) return nullptr;
   return translated([&] {
-    auto loaded = std::make_unique<LoadedTable>(text, places, values, opened);
+    auto loaded = std::make_unique<LoadedTable>(text, places, values, opened, concurrency);
     PyObject* object = checked(reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc))(type, 0));
     reinterpret_cast<TableObject*>(object)->loaded = loaded.release();
     return object;
@@ -106,6 +115,16 @@ bool take_inputs(const LoadedTable& loaded, PyObject* given, TableCall& call, He
   return true;
 }
 
+std::vector<Tensor*> state_of(PyObject* tensors) {
+  std::vector<Tensor*> state;
+  for (Py_ssize_t at = 0; at < PyList_Size(tensors); at++) {
+    PyObject* each = PyList_GetItem(tensors, at);
+    require(is_tensor(each), "a tensor is expected");
+    state.push_back(of(each)->tensor);
+  }
+  return state;
+}
+
 PyObject* list_of(std::vector<Owned>& tensors) {
   PyObject* list = checked(PyList_New(static_cast<Py_ssize_t>(tensors.size())));
   for (size_t at = 0; at < tensors.size(); at++) PyList_SetItem(list, static_cast<Py_ssize_t>(at), wrapped(std::move(tensors[at]), false));
@@ -117,7 +136,7 @@ bool same_lie(const Tensor& one, const Tensor& other) {
 }
 
 // (leaves, tensors of the module): None for a miss; else the bucket, the leaves with tensors in the place of arrays, those
-// with which the code ran, what it gave (None where it failed), how many inputs were copied, and whether it was padded.
+// with which the code ran, what it gave, how many inputs were copied, and whether it was padded.
 PyObject* call_by_table(PyObject* self, PyObject* args) {
   PyObject *given, *of_module;
   if (!PyArg_ParseTuple(args, "O!O!", &PyList_Type, &given, &PyList_Type, &of_module)) return nullptr;
@@ -129,24 +148,13 @@ PyObject* call_by_table(PyObject* self, PyObject* args) {
     Held views;
     if (!take_inputs(loaded, given, call, views)) Py_RETURN_NONE;
     call.fill();
-    std::vector<Tensor*> state;
-    for (Py_ssize_t at = 0; at < PyList_Size(of_module); at++) {
-      PyObject* each = PyList_GetItem(of_module, at);
-      require(is_tensor(each), "a tensor is expected");
-      state.push_back(of(each)->tensor);
-    }
-    std::vector<std::string> reasons;
-    if (!call.decide(state, reasons)) Py_RETURN_NONE;
+    std::vector<Tensor*> state = state_of(of_module);
+    std::vector<Issue> issues;
+    if (!call.decide(state, issues)) Py_RETURN_NONE;
     auto bucket = static_cast<size_t>(call.choice->bucket - loaded.table.buckets.data());
-    Code code = loaded.libraries[bucket].code;
-    PyObject* container = checked(PyObject_CallNoArgs(loaded.libraries[bucket].container));
-    code.container = PyLong_AsVoidPtr(container);
-    Py_DECREF(container);
-    if (PyErr_Occurred()) throw Failed();
-    int32_t status;
     {
       WithoutLock unlocked;
-      status = call.run(code, state);
+      call.run(*loaded.libraries[bucket], state);
     }
     PyObject *leaves = checked(PyList_GetSlice(given, 0, PyList_Size(given))), *ran = checked(PyList_GetSlice(given, 0, PyList_Size(given)));
     for (size_t at = 0; at < call.given.size(); at++) {
@@ -155,33 +163,68 @@ PyObject* call_by_table(PyObject* self, PyObject* args) {
       PyList_SetItem(ran, loaded.leaves[at], same ? Py_NewRef(view) : wrapped(std::move(call.ran[at]), false));
       PyList_SetItem(leaves, loaded.leaves[at], view);
     }
-    PyObject* outputs = status ? Py_NewRef(Py_None) : list_of(call.outputs);
-    return Py_BuildValue("(nNNNnN)", static_cast<Py_ssize_t>(bucket), leaves, ran, outputs, static_cast<Py_ssize_t>(call.copies), PyBool_FromLong(call.padded()));
+    return Py_BuildValue("(nNNNnN)", static_cast<Py_ssize_t>(bucket), leaves, ran, list_of(call.outputs), static_cast<Py_ssize_t>(call.copies), PyBool_FromLong(call.padded()));
   });
 }
 
-// (leaves, tensors or None): the same, with a tensor for each that is left out and has a default.
-PyObject* filled_by_table(PyObject* self, PyObject* leaves) {
+PyObject* tuple_of(const std::vector<Issue>& issues) {  // as `aotc.errors.Issue` takes them
+  PyObject* tuple = checked(PyTuple_New(static_cast<Py_ssize_t>(issues.size())));
+  for (size_t at = 0; at < issues.size(); at++) {
+    const Issue& each = issues[at];
+    PyTuple_SetItem(tuple, static_cast<Py_ssize_t>(at), Py_BuildValue("(sssss)", each.words.c_str(), each.where.c_str(), each.expected.c_str(), each.actual.c_str(), each.hint.c_str()));
+  }
+  return tuple;
+}
+
+// (leaves with tensors, None for one that is left out; tensors of the module): the bucket by the call's sizes, None where
+// there is none; the sizes, None where they cannot be read; what the call does not keep; and why the nearest other buckets
+// do not take it.
+PyObject* explain_by_table(PyObject* self, PyObject* args) {
+  PyObject *leaves, *of_module;
+  if (!PyArg_ParseTuple(args, "O!O!", &PyList_Type, &leaves, &PyList_Type, &of_module)) return nullptr;
   return translated([&] {
     const LoadedTable& loaded = loaded_table(self);
     TableCall call(loaded.table);
-    require(PyList_Check(leaves), "a list is expected");
     for (Py_ssize_t leaf : loaded.leaves) {
       PyObject* value = PyList_GetItem(leaves, leaf);
       if (!value) throw Failed();
-      call.given.push_back({Owned(is_tensor(value) ? shared(*of(value)->tensor) : nullptr)});
+      if (is_tensor(value)) call.given.push_back({Owned(shared(*of(value)->tensor)), of(value)->read_only});
+      else call.given.push_back({});
     }
     call.fill();
-    PyObject* filled = checked(PyList_GetSlice(leaves, 0, PyList_Size(leaves)));
-    for (size_t at = 0; at < call.given.size(); at++)
-      if (call.given[at].tensor && PyList_GetItem(leaves, loaded.leaves[at]) == Py_None)
-        PyList_SetItem(filled, loaded.leaves[at], wrapped(std::move(call.given[at].tensor), false));
-    return filled;
+    std::vector<Issue> issues;
+    call.decide(state_of(of_module), issues);
+    auto place = [&](const Bucket* bucket) { return static_cast<Py_ssize_t>(bucket - loaded.table.buckets.data()); };
+    PyObject *bucket = Py_NewRef(Py_None), *sizes = Py_NewRef(Py_None), *rejected = checked(PyList_New(0));
+    if (call.choice) bucket = PyLong_FromSsize_t(place(call.choice->bucket));
+    if (call.asked) {
+      sizes = PyTuple_New(static_cast<Py_ssize_t>(call.asked->size()));
+      for (size_t at = 0; sizes && at < call.asked->size(); at++) PyTuple_SetItem(sizes, static_cast<Py_ssize_t>(at), PyLong_FromLongLong((*call.asked)[at]));
+      for (const Rejected& each : loaded.table.rejected(*call.asked, call.choice ? call.choice->bucket : nullptr)) {
+        PyObject* row = Py_BuildValue("(nN)", place(each.bucket), tuple_of(each.issues));
+        if (row) PyList_Append(rejected, row), Py_DECREF(row);
+      }
+    }
+    return Py_BuildValue("(NNNN)", bucket, sizes, tuple_of(issues), rejected);
   });
 }
 
+PyObject* renew_libraries(PyObject* self, PyObject*) {  // in a forked child
+  for (const auto& library : loaded_table(self).libraries) library->renew();
+  Py_RETURN_NONE;
+}
+
+PyObject* containers(PyObject* self, PyObject*) {  // their addresses
+  const auto& libraries = loaded_table(self).libraries;
+  PyObject* list = PyList_New(static_cast<Py_ssize_t>(libraries.size()));
+  for (size_t at = 0; list && at < libraries.size(); at++) PyList_SetItem(list, static_cast<Py_ssize_t>(at), PyLong_FromVoidPtr(libraries[at]->container()));
+  return list;
+}
+
 PyMethodDef methods[] = {{"call", call_by_table, METH_VARARGS, nullptr},
-                         {"filled", filled_by_table, METH_O, nullptr},
+                         {"explain", explain_by_table, METH_VARARGS, nullptr},
+                         {"renew", renew_libraries, METH_NOARGS, nullptr},
+                         {"containers", containers, METH_NOARGS, nullptr},
                          {}};
 PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(new_table)},
                        {Py_tp_dealloc, reinterpret_cast<void*>(delete_table)},

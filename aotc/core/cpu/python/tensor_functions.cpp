@@ -89,34 +89,6 @@ PyObject* strided(PyObject*, PyObject* args) {  // (tensor, sizes, strides, offs
   });
 }
 
-PyObject* overlapped(PyObject*, PyObject* args) {  // (tensor, list): the places in it of tensors in the memory of this one
-  PyObject *object, *others;
-  if (!PyArg_ParseTuple(args, "O!O!", tensor_type, &object, &PyList_Type, &others)) return nullptr;
-  return translated([&] {
-    PyObject* found = checked(PyList_New(0));
-    for (Py_ssize_t at = 0; at < PyList_Size(others); at++) {
-      PyObject* other = PyList_GetItem(others, at);
-      if (!is_tensor(other) || !overlap(*of(object)->tensor, *of(other)->tensor)) continue;
-      PyObject* place = PyLong_FromSsize_t(at);
-      if (place) PyList_Append(found, place), Py_DECREF(place);
-    }
-    return found;
-  });
-}
-
-// A handle of torch's C shim, as a number.
-PyObject* handle_of(PyObject*, PyObject* object) {  // a new one, which `drop_handle` drops
-  if (!is_tensor(object)) return PyErr_Format(PyExc_TypeError, "a tensor is expected");
-  return PyLong_FromVoidPtr(shared(*of(object)->tensor));
-}
-
-PyObject* drop_handle(PyObject*, PyObject* handle) {
-  auto* tensor = static_cast<Tensor*>(PyLong_AsVoidPtr(handle));
-  if (PyErr_Occurred()) return nullptr;
-  drop(tensor);
-  Py_RETURN_NONE;
-}
-
 }  // namespace
 
 PyObject* viewed(PyObject*, PyObject* object) {
@@ -133,9 +105,6 @@ PyMethodDef tensor_functions[] = {{"view", viewed, METH_O, nullptr},
                                   {"placed", placed, METH_VARARGS, nullptr},
                                   {"copied", copied, METH_VARARGS, nullptr},
                                   {"strided", strided, METH_VARARGS, nullptr},
-                                  {"overlapped", overlapped, METH_VARARGS, nullptr},
-                                  {"handle_of", handle_of, METH_O, nullptr},
-                                  {"drop_handle", drop_handle, METH_O, nullptr},
                                   {}};
 
 }  // namespace aotc::cpu

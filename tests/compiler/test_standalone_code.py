@@ -113,6 +113,14 @@ def test_generated_pools_are_those_of_torch(shape: tuple[int, ...], size: tuple[
     assert _decompositions("cpu")[pools[2][0]](torch.ones(1, 5, 5), (2, 2)) is NotImplemented
 
 
+@pytest.mark.parametrize("truths", [[True, True], [True, False], [False, False], []])
+def test_whether_all_and_any_are_true_is_code_of_its_own(truths: list[bool]) -> None:
+    """SigLIP2 asks for it."""
+    given, rules = torch.tensor(truths, dtype=torch.bool), _decompositions("cpu")
+    for operator in (ATEN._is_all_true.default, ATEN._is_any_true.default):
+        assert torch.equal(rules[operator](given), operator(given))
+
+
 def test_long_axes_are_not_scanned_by_code_whose_work_is_the_square() -> None:
     rules = _decompositions("cpu")
     assert rules[ATEN.cumsum.default](torch.ones(MOST_SCANNED + 1), 0) is NotImplemented

@@ -102,7 +102,8 @@ def _decompositions(device: str) -> dict[Any, Callable[..., Any]]:
     }
     sorts: Any = {aten.sort.default: _sorted, aten.sort.stable: _sorted_stable, aten.topk.default: _largest}
     pools: Any = dict.fromkeys((aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool3d.default), _pooled)
-    own = {**recurrent, **sorts, **pools}
+    truths: Any = {aten._is_all_true.default: torch.all, aten._is_any_true.default: torch.any}
+    own = {**recurrent, **sorts, **pools, **truths}
     return {**own, aten.convolution.default: _in_two_axes} if device == "cuda" else {**own, **_on_a_cpu()}
 
 

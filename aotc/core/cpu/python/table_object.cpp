@@ -195,10 +195,10 @@ PyObject* explain_by_table(PyObject* self, PyObject* args) {
     std::vector<Issue> issues;
     call.decide(state_of(of_module), issues);
     auto place = [&](const Bucket* bucket) { return static_cast<Py_ssize_t>(bucket - loaded.table.buckets.data()); };
-    PyObject *bucket = Py_NewRef(Py_None), *sizes = Py_NewRef(Py_None), *rejected = checked(PyList_New(0));
-    if (call.choice) bucket = PyLong_FromSsize_t(place(call.choice->bucket));
+    PyObject* bucket = call.choice ? PyLong_FromSsize_t(place(call.choice->bucket)) : Py_NewRef(Py_None);
+    PyObject* sizes = call.asked ? PyTuple_New(static_cast<Py_ssize_t>(call.asked->size())) : Py_NewRef(Py_None);
+    PyObject* rejected = checked(PyList_New(0));
     if (call.asked) {
-      sizes = PyTuple_New(static_cast<Py_ssize_t>(call.asked->size()));
       for (size_t at = 0; sizes && at < call.asked->size(); at++) PyTuple_SetItem(sizes, static_cast<Py_ssize_t>(at), PyLong_FromLongLong((*call.asked)[at]));
       for (const Rejected& each : loaded.table.rejected(*call.asked, call.choice ? call.choice->bucket : nullptr)) {
         PyObject* row = Py_BuildValue("(nN)", place(each.bucket), tuple_of(each.issues));

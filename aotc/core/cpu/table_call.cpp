@@ -123,14 +123,17 @@ void TableCall::compare(size_t at, std::vector<Issue>& issues) const {
   if (tensor.dtype != input.dtype)
     issues.push_back(expected_issue("dtype", name_of_dtype(input.dtype), name_of_dtype(tensor.dtype), input.name, "convert it, or build the model for that dtype"));
   bool fits = true, fixed = true;
-  Sizes expected;
+  auto expected = [&](size_t axis) { return input.sizes[axis].at(*asked).value_or(-1); };
   for (size_t axis = 0; asked && axis < input.sizes.size(); axis++) {
-    expected.push_back(input.sizes[axis].at(*asked).value_or(-1));
-    bool equal = expected[axis] == tensor.sizes[axis];
+    bool equal = expected(axis) == tensor.sizes[axis];
     fits = fits && equal, fixed = fixed && (equal || input.sizes[axis].kind != Expression::NUMBER);
   }
   int64_t width = itemsize_of(tensor.dtype);
-  if (choice && !fits) issues.push_back(shape_issue(input, tensor, shown(expected.data(), static_cast<int64_t>(expected.size()))));
+  if (choice && !fits) {
+    Sizes sizes;
+    for (size_t axis = 0; axis < input.sizes.size(); axis++) sizes.push_back(expected(axis));
+    issues.push_back(shape_issue(input, tensor, shown(sizes.data(), static_cast<int64_t>(sizes.size()))));
+  }
   else if (asked && !fixed) issues.push_back(shape_issue(input, tensor, input.shape()));
   else if (tensor.elements() && !tensor.bytes()) issues.push_back({"a tensor with values in memory is expected, one without came", input.name, "", "", ""});
   else if (tensor.elements() && reinterpret_cast<uintptr_t>(tensor.bytes()) % static_cast<uintptr_t>(width))

@@ -14,10 +14,12 @@ class Attends(nn.Module):
     def forward(self, q: Tensor, few: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
         causal = F.scaled_dot_product_attention(q, q, q, is_causal=True)
         grouped = F.scaled_dot_product_attention(q, few, few, mask, enable_gqa=True)
+        before = torch.arange(few.shape[2], device=q.device) <= mask[0, 0, 0].sum()  # a mask that the graph computes
+        step = F.scaled_dot_product_attention(q[:, :, :1], few, few, before[None, None, None], enable_gqa=True)
         narrow = q[..., :8]
         composed = F.scaled_dot_product_attention(narrow, narrow, narrow)
         written = torch.softmax(q @ q.transpose(-1, -2) * 0.125, -1) @ q
-        return causal, grouped, composed, written
+        return causal, grouped, step, composed, written
 
 
 class Products(nn.Module):

@@ -12,6 +12,7 @@ from torch import Tensor, fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from aotc.compiler.autotune.attention import ATTENTION, attentions_traced_as
+from aotc.compiler.scoped import replaced_items
 
 BLOCK = 128
 """Rows and columns of a block of a causal mask: blocks above the diagonal are left out."""
@@ -32,7 +33,27 @@ _OPTIONS = {
 def attention_generated(graph: fx.GraphModule) -> Iterator[None]:
     """While active, each attention of the graph is traced as FlexAttention where its template takes the call. Others,
     and those that Inductor finds by itself, are traced as products and a softmax."""
-    with attentions_traced_as(graph, _generated), sdpa_kernel(SDPBackend.MATH):
+    with attentions_traced_as(graph, _generated), sdpa_kernel(SDPBackend.MATH), _masks_stored():
+        yield
+
+
+@contextmanager
+def _masks_stored() -> Iterator[None]:
+    """While active, masks that the graph computes are stored before a template reads them: Inductor puts the code that
+    computes them into the template, and fails where their shapes are not the template's."""
+    from torch._inductor.ir import TensorBox
+    from torch._inductor.lowering import lowerings
+
+    (operator,) = (entry for entry in lowerings if str(entry) == "flex_attention")
+    lower: Callable[..., Any] = lowerings[operator]
+
+    def stored(*args: Any, **kwargs: Any) -> Any:
+        for captured in (*args[-2], *args[-1]):
+            if isinstance(captured, TensorBox):
+                captured.realize()
+        return lower(*args, **kwargs)
+
+    with replaced_items(lowerings, {operator: stored}):
         yield
 
 

@@ -18,6 +18,7 @@ MOST_PARAMETERS = 8
 MAY_HAVE_MORE = {
     "runtime/load.py load": "public: its options are documented one by one",
     "runtime/prepare.py prepare": "public",
+    "standalone/loading.py load": "public",
     "tools/remembering/compile.py compile": "public",
     "tools/advise/advice.py advise": "public",
     "compiler/capture/replaced_functions.py _inverse_of_a_range": "it has the parameters of torch.istft",

@@ -1,8 +1,8 @@
-"""Compiled code for CPUs in a process without torch.
+"""Compiled code in a process without torch.
 
 - `loading`: from a reference to a `StandaloneModel`, over the same store, with the same checks of digests, signatures
-  and this machine (`cpu_environment`). `unsupported` names what an artifact has that does not run here;
-  `misfits` also what its libraries call, by the record.
+  and this machine (`cpu_environment`, `gpu_environment`). `unsupported` names what an artifact has that does not run
+  here; `misfits` also what its libraries call, by the record.
 - `state_tensors`: weights from safetensors files or arrays. `shim_library`: a variant's library, opened over
   `aotc.core._cpu`, which has what it needs of torch.
 - `standalone_model`: what a call is asked and what it gives. `aotc.core._cpu` decides and makes the call, by the rows

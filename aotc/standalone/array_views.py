@@ -20,10 +20,11 @@ class NoTensor(Exception):
         self.issue = issue
 
 
-def tensor_of(value: Any, path: str, shown: Callable[[Any], str]) -> Any:
-    """A `Tensor` of `aotc.core._cpu` over the memory of `value`, which it holds. Raises NoTensor."""
+def tensor_of(value: Any, path: str, shown: Callable[[Any], str], gpu: int | None = None) -> Any:
+    """A `Tensor` of `aotc.core._cpu` over the memory of `value`, which it holds: of the CPU, or of that `gpu`, too.
+    Raises NoTensor."""
     try:
-        tensor = open_cpu().view(value)
+        tensor = open_cpu().view(value, *([] if gpu is None else [gpu]))
     except Exception as error:  # libraries raise what they like where an array cannot be exported
         hint = "pass an array with plain values in the CPU's memory"
         raise NoTensor(Issue(f"{shown(value)} cannot be read: {error}", where=path, hint=hint)) from error
@@ -31,6 +32,17 @@ def tensor_of(value: Any, path: str, shown: Callable[[Any], str]) -> Any:
         hint = "pass an array: one of numpy, or whatever has a buffer or `__dlpack__`"
         raise NoTensor(Issue(f"a tensor is expected, {shown(value)} came", where=path, hint=hint))
     return tensor
+
+
+def giving_from_gpu(value: Any) -> Give:
+    """As `giving_like`, of a `Tensor` on a GPU: a copy of it for the CPU, unless `value` lies on a GPU itself."""
+    give = giving_like(value)
+    kind, _ = value.__dlpack_device__() if hasattr(value, "__dlpack_device__") else (0, 0)
+    return give if kind == _ON_GPU else lambda tensor: give(open_cpu().to_host(tensor))
+
+
+_ON_GPU = 2
+"""kDLCUDA, of DLPack."""
 
 
 def giving_like(value: Any) -> Give:
@@ -42,8 +54,8 @@ def giving_like(value: Any) -> Give:
     kind = type(value).__module__.partition(".")[0]
     if kind == "numpy":
         return _as_numpy
-    if kind == "torch":
-        return sys.modules["torch"].from_dlpack  # type: ignore[no-any-return]
+    if kind in ("torch", "cupy"):
+        return sys.modules[kind].from_dlpack  # type: ignore[no-any-return]
     if hasattr(value, "__array_namespace__"):
         return value.__array_namespace__().from_dlpack  # type: ignore[no-any-return]
     if isinstance(value, bytes | bytearray | memoryview) or kind == "array":

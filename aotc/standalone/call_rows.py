@@ -24,6 +24,7 @@ name, a dtype, the offset in `weights.bin` in bytes, the number of axes, and siz
     crop OUTPUT AXIS EXPRESSION             of what the library gives, where the call is padded
     written PLACE                           for each input and each tensor of the module that the code writes to
     condition TEXT EXPRESSION               for each, of a bucket with ranges
+    graph SIZE…                             for a GPU: the dims at which the code is launched as a CUDA graph, for each
     constant TENSOR                         a frozen weight
     argument PLACE                          for each that the library takes: `input INDEX` or `state INDEX`
     result PLACE                            for each output: also `index INDEX`, of what the library gives
@@ -41,6 +42,7 @@ from aotc.call_table.dispatch import Dispatcher, named_axes
 from aotc.errors import CorruptError
 from aotc.records import (
     Artifact,
+    Dims,
     Output,
     ResultContainer,
     Scalar,
@@ -52,6 +54,7 @@ from aotc.records import (
     bucket_name,
     has_range,
     names_of,
+    tuned_dims,
 )
 from aotc.standalone.prefix_notation import in_prefix_notation
 from aotc.standalone.unsupported import member_names
@@ -121,6 +124,7 @@ def call_rows(artifact: Artifact, dispatcher: Dispatcher, folder: FolderRows | N
         yield f"bucket {_word(bucket_name(variant.bucket))} {own.library} {own.size} {rank}"
         yield from (_taken(variant.bucket[name]) for name in names)
         yield from (f"condition {_word(text)} {in_prefix_notation(text)}" for text in variant.conditions)
+        yield from (f"graph {' '.join(str(dims[name]) for name in names)}" for dims in _graphs(variant))
         yield from _changes(variant, dispatcher, inputs, state)
         yield from (f"constant {_tensor(row)}" for row in own.constants)
         for argument in variant.arguments:
@@ -128,6 +132,12 @@ def call_rows(artifact: Artifact, dispatcher: Dispatcher, folder: FolderRows | N
         for output in result_names(variant).values():
             yield f"result {_place(output.index, output.leaf, output.state, inputs, places)}"
     yield "end"
+
+
+def _graphs(variant: Variant) -> Sequence[Dims]:
+    if variant.launch is None or not variant.launch.graph:
+        return ()
+    return variant.launch.sizes if has_range(variant.bucket) else (tuned_dims(variant.bucket),)
 
 
 def _fillings(place: int, leaf: TensorLeaf, names: Sequence[str]) -> Iterator[str]:

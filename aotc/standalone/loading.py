@@ -15,6 +15,7 @@ from aotc.machine.this_host import numbers, refuse_free_threading
 from aotc.records import Artifact, Environment
 from aotc.selection import ForTarget, most_capable, of_target
 from aotc.standalone.cpu_environment import cpu_environment, open_cpu
+from aotc.standalone.gpu_environment import gpu_environment, gpu_mismatches, gpu_number
 from aotc.standalone.shim_library import opened_library
 from aotc.standalone.standalone_model import StandaloneModel, StandaloneOnMiss
 from aotc.standalone.state_tensors import StandaloneWeights, state_tensors
@@ -42,12 +43,13 @@ def load(
     weights: StandaloneWeights | None = None,
     store: str | os.PathLike[str] | None = None,
     target: str | None = None,
+    device: str | None = None,
     on_miss: StandaloneOnMiss = "error",
     concurrency: int = 1,
     cache: str | os.PathLike[str] | None = None,
     trust: Trust | None = None,
 ) -> StandaloneModel:
-    """Compiled code with weights, ready to be called, in a process that needs no torch. For CPUs.
+    """Compiled code with weights, ready to be called, in a process that needs no torch.
 
     Args:
         ref: `[STORE#]model[:tag]` or `[STORE#]model@sha256:…`, in a local store: fetch a remote one first.
@@ -55,9 +57,11 @@ def load(
             for frozen weights. A file is mapped; arrays are used where they lie.
         store: the store's folder, where `ref` names none; else `$AOTC_STORE`, else `aotc-store`.
         target: take the artifact of this target; else the most capable that this machine runs.
+        device: "cuda", "cuda:1" and so on: run on that GPU, with the driver alone; "cpu" or None: on the CPU.
         on_miss: for a call that no bucket takes: "error" raises MissError; a callable is called as
             `on_miss(error, *args, **kwargs)` and its result is returned.
-        concurrency: how many calls may be inside one bucket's library at a time; further ones wait.
+        concurrency: how many calls may be inside one bucket's library at a time; further ones wait. On a GPU calls
+            follow one another.
         cache: the folder of what `trust` remembers; else `$AOTC_CACHE_DIR`, else the user's cache folder.
         trust: `aotc.Trust(keys=…, signed_after=…, allow_untested=…)`; keys and a time may be `$AOTC_TRUSTED_KEYS` and
             `$AOTC_SIGNED_AFTER`.
@@ -67,6 +71,7 @@ def load(
             `aotc.load`.
         EnvironmentMismatchError: no artifact of the bundle runs on this machine; every mismatch is listed.
         UnverifiedError: the code has never run where it was built.
+        MemoryLimitError: the GPU has too little memory.
         BindError: the weights are not those that the artifact was built for, with every mismatch; or an option.
         LibraryError: the artifact has what needs torch: all of it is listed. Or a library cannot be opened.
 
@@ -92,14 +97,16 @@ def load(
     here = [entry for entry in bundle.artifacts if opened.blobs.has(entry.digest, entry.size)]
     among = of_target(here if here and target is None else bundle.artifacts, target)
     read = functools.cache(functools.partial(read_artifact, opened))
-    artifact = select_standalone(among, read)
+    gpu = gpu_number(device)
+    artifact = select_standalone(among, read) if gpu is None else _select_for_gpu(among, read, gpu)
     _check_trust(artifact, trust)
     refuse_unsupported(artifact)
     state = state_tensors(artifact, weights, functools.partial(opened.blobs.load, limit=_LIMIT))
-    libraries = [opened_library(variant, opened.blobs) for variant in artifact.variants]
-    open_cpu().spin_briefly()  # why: `aotc.runtime.libraries.openmp`
+    libraries = [opened_library(variant, opened.blobs, gpu) for variant in artifact.variants]
+    if gpu is None:
+        open_cpu().spin_briefly()  # why: `aotc.runtime.libraries.openmp`
     _log.info("loaded %s from %s, %s for %s, without torch", reference.name, where, bundle.digest, artifact.target)
-    return StandaloneModel(artifact, bundle.digest, libraries, state, on_miss, concurrency)
+    return StandaloneModel(artifact, bundle.digest, libraries, state, on_miss, concurrency, gpu)
 
 
 def _check_options(ref: str, on_miss: StandaloneOnMiss, concurrency: int, trust: Trust | None) -> None:
@@ -125,9 +132,11 @@ def _check_options(ref: str, on_miss: StandaloneOnMiss, concurrency: int, trust:
 
 
 def _check_trust(artifact: Artifact, trust: Trust | None) -> None:
+    kind = "CPU" if artifact.target.startswith("cpu:") else "GPU"
     if artifact.untested and not (trust and trust.allow_untested):
         raise UnverifiedError(
-            f"`{artifact.model}` for {artifact.target} was built on a machine without such a CPU, where it has not run",
+            f"`{artifact.model}` for {artifact.target} was built on a machine without such a {kind}, where it has not "
+            "run",
             hint="run `aotc verify` on such a machine, and load it with trust=aotc.Trust(allow_untested=True)",
             target=artifact.target,
             reason="unverified",
@@ -137,6 +146,13 @@ def _check_trust(artifact: Artifact, trust: Trust | None) -> None:
 def select_standalone(entries: Sequence[C], read: Callable[[C], Artifact]) -> Artifact:
     """The most capable artifact that this machine runs without torch. Raises EnvironmentMismatchError."""
     return most_capable(entries, "cpu", read, _mismatches, cpu_environment)
+
+
+def _select_for_gpu(entries: Sequence[C], read: Callable[[C], Artifact], number: int) -> Artifact:
+    def mismatches(artifact: Artifact, here: Environment) -> list[Issue]:
+        return [*gpu_mismatches(artifact, here), *other_torch(artifact)]
+
+    return most_capable(entries, "cuda", read, mismatches, lambda: gpu_environment(number))
 
 
 def _mismatches(artifact: Artifact, here: Environment) -> list[Issue]:

@@ -18,8 +18,6 @@ def misfits(artifact: Artifact) -> tuple[str, ...] | None:
 
 
 def _reasons(artifact: Artifact) -> Iterator[str]:
-    if artifact.target.startswith("cuda"):
-        yield "it is for a GPU"
     yield from (issue.message for issue in unsupported(artifact))
     for variant in artifact.variants:
         for name, dtypes in lacking(variant.imports) if variant.imports is not None else ():

@@ -1,8 +1,9 @@
 """A variant's library, opened over `aotc.core._cpu` in the place of torch.
 
-The library names `libtorch_cpu.so`. Its bytes, checked as they come from the store, get the name of our own library in
-that place, so that a process may hold torch beside it. Every symbol is bound at the open (`RTLD_NOW`), after it was
-looked for: what is missing is named there, all of it, and no call can find a function missing.
+The library names `libtorch_cpu.so`; one for a GPU also the driver's library, which stays. Its bytes, checked as they
+come from the store, get the name of our own library in that place, so that a process may hold torch beside it. Every
+symbol is bound at the open (`RTLD_NOW`), after it was looked for: what is missing is named there, all of it, and no
+call can find a function missing.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import io
 import os
+import re
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,14 +24,16 @@ from aotc.machine.elf import Bytes, defined_symbols, rename_needed, undefined_in
 from aotc.machine.forks import end_threads_before_forks
 from aotc.records import CONSTANTS, Constant, File, Variant, bucket_name
 from aotc.standalone.cpu_environment import open_cpu
+from aotc.standalone.gpu_environment import on_the_gpu
 from aotc.store.files.anonymous import anonymous_file, path_of, seal, typed_errors_of
 from aotc.store.files.disk import map_privately
 from aotc.store.layout.blob_reader import BlobReader
 
 OURS = "libaotc_cpu.so"
-OF_TORCH = frozenset({"libtorch_cpu.so", "libtorch.so", "libc10.so"})
+OF_TORCH = frozenset({"libtorch_cpu.so", "libtorch_cuda.so", "libtorch.so", "libc10.so", "libc10_cuda.so"})
+DRIVER = "libcuda.so.1"
 
-_OPERATOR = "aoti_torch_cpu_"
+_OPERATOR = re.compile(r"aoti_torch_(?:cpu|cuda)_(?P<name>\w+)")
 _WITH_TORCH = "load it with aotc.load, where torch is installed; or compile the model without them"
 
 
@@ -40,12 +44,17 @@ class OpenedLibrary(NamedTuple):
     constants: tuple[tuple[str, Any], ...]
 
 
-def opened_library(variant: Variant, source: BlobReader) -> OpenedLibrary:
-    """Raises LibraryError, and CorruptError where frozen weights are not those of the record."""
+def opened_library(variant: Variant, source: BlobReader, gpu: int | None = None) -> OpenedLibrary:
+    """For the GPU of that number. Raises LibraryError, CorruptError where frozen weights are not those of the record,
+    and MemoryLimitError."""
     files = {file.name: file for file in variant.files}
-    library = _open(files[variant.library], source, f"bucket {bucket_name(variant.bucket)}")
+    library = _open(files[variant.library], source, f"bucket {bucket_name(variant.bucket)}", gpu is not None)
     end_threads_before_forks(library)
-    return OpenedLibrary(library._handle, _mapped_constants(variant, source) if CONSTANTS in files else ())
+    constants = _mapped_constants(variant, source) if CONSTANTS in files else ()
+    on_gpu = on_the_gpu([tensor for _, tensor in constants], gpu)
+    return OpenedLibrary(
+        library._handle, tuple((name, tensor) for (name, _), tensor in zip(constants, on_gpu, strict=True))
+    )
 
 
 def _mapped_constants(variant: Variant, source: BlobReader) -> tuple[tuple[str, Any], ...]:
@@ -102,11 +111,11 @@ os.register_at_fork(  # a child would find the lock held for ever
 )
 
 
-def _open(file: File, source: BlobReader, where: str) -> ctypes.CDLL:
+def _open(file: File, source: BlobReader, where: str, for_gpu: bool) -> ctypes.CDLL:
     with _opening:
         if file.digest not in _opened:
             source.unpack(file, data := io.BytesIO())
-            _opened[file.digest] = _open_bytes(bytearray(data.getbuffer()), file, where)
+            _opened[file.digest] = _open_bytes(bytearray(data.getbuffer()), file, where, for_gpu)
         return _opened[file.digest].library
 
 
@@ -138,9 +147,13 @@ def _over(runtime: str, lacking: Callable[[Bytes], list[str]], data: bytearray, 
     return data
 
 
-def _open_bytes(data: bytearray, file: File, where: str) -> _Opened:
-    shim = ctypes.CDLL(open_cpu().__file__)
-    _over(OURS, lambda data: [name for name in undefined_in(data) if not hasattr(shim, name)], data, file, where)
+def _open_bytes(data: bytearray, file: File, where: str, for_gpu: bool) -> _Opened:
+    shims = [ctypes.CDLL(open_cpu().__file__), *([ctypes.CDLL(DRIVER)] if for_gpu else [])]
+
+    def lacking(data: Bytes) -> list[str]:
+        return [name for name in undefined_in(data) if not any(hasattr(shim, name) for shim in shims)]
+
+    _over(OURS, lacking, data, file, where)
     _refuse_global_torch()
     with typed_errors_of(file):
         stream = anonymous_file(file.name)
@@ -161,8 +174,8 @@ def _open_bytes(data: bytearray, file: File, where: str) -> _Opened:
 
 def missing_functions(symbols: Sequence[str], where: str) -> LibraryError:
     """The error of a library that needs functions of torch which are not here: each is named."""
-    operators = [symbol.removeprefix(_OPERATOR) for symbol in symbols if symbol.startswith(_OPERATOR)]
-    others = [symbol for symbol in symbols if not symbol.startswith(_OPERATOR)]
+    operators = [found["name"] for symbol in symbols if (found := _OPERATOR.fullmatch(symbol))]
+    others = [symbol for symbol in symbols if not _OPERATOR.fullmatch(symbol)]
     issues = [Issue(f"calls torch's operator `{name}`", where=where, expected=name) for name in operators]
     issues += [Issue(f"calls `{name}`", where=where, expected=name) for name in others]
     return LibraryError(

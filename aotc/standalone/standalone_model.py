@@ -14,10 +14,11 @@ from aotc.call_table.values import describe
 from aotc.errors import BindError, CorruptError, Issue, LibraryError
 from aotc.machine.forks import renew_in_child
 from aotc.records import Artifact, ConstantLeaf, TensorLeaf, bucket_name
-from aotc.standalone.array_views import NoTensor, giving_like, tensor_of
+from aotc.standalone.array_views import NoTensor, giving_from_gpu, giving_like, tensor_of
 from aotc.standalone.call_results import ResultMaker, RunCall
 from aotc.standalone.call_rows import call_rows
 from aotc.standalone.cpu_environment import open_cpu
+from aotc.standalone.gpu_environment import failure_of, gpu_errors, on_the_gpu
 from aotc.standalone.shim_library import OpenedLibrary
 from aotc.standalone.state_tensors import StandaloneWeights, with_weights
 
@@ -30,13 +31,17 @@ _OTHER_ARGUMENTS = (
 
 class BucketCalls(NamedTuple):
     """Since the load: `calls` that ran, by bucket in `buckets`, `misses`, inputs that were copied into the compiled
-    layout, and calls that were padded."""
+    layout, and calls that were padded; on a GPU, calls that were launched as CUDA graphs, the bytes that this process
+    holds of its memory, and those of them that are free for calls."""
 
     calls: int
     buckets: Mapping[str, int]
     misses: int
     contiguous_copies: int
     padded_calls: int
+    graph_launches: int = 0
+    gpu_bytes: int = 0
+    free_gpu_bytes: int = 0
 
 
 class StandaloneModel:
@@ -44,6 +49,9 @@ class StandaloneModel:
 
     A call takes arrays of numpy and whatever has a buffer or speaks DLPack (torch, JAX, …), on a CPU, and reads them
     where they lie. It gives arrays of the library that made the first one. Many threads may call.
+
+    On a GPU arrays of the CPU are copied there, and arrays of CuPy, torch or JAX that lie on it are read there; the
+    results lie where the first array does. A call returns when the GPU has done its work.
 
     As in eager: what the model writes to an input is written to the caller's array, through padding and copies too; an
     output that is an input is that very object, one that is a view of an input shares its memory. Buffers that the
@@ -60,8 +68,10 @@ class StandaloneModel:
         state: Sequence[Any],
         on_miss: StandaloneOnMiss = "error",
         concurrency: int = 1,
+        gpu: int | None = None,
     ) -> None:
-        self.artifact, self.digest, self.on_miss = artifact, digest, on_miss
+        """`gpu`: the number of that which runs it. Raises LibraryError, CorruptError and MemoryLimitError."""
+        self.artifact, self.digest, self.on_miss, self._gpu = artifact, digest, on_miss, gpu
         variants, self._signature = artifact.variants, artifact.signature
         self._bind = make_binder(
             self._signature,
@@ -72,7 +82,7 @@ class StandaloneModel:
             ],
         )
         self._dispatcher = Dispatcher(self._signature, variants, artifact.model)
-        self._state = list(state)
+        self._state = on_the_gpu(state, gpu)
         names = {spec.name: index for index, spec in enumerate(artifact.state)}
         self._results = [ResultMaker(variant, names, self._dispatcher.dims) for variant in variants]
         lines = "".join(f"{line}\n" for line in call_rows(artifact, self._dispatcher))
@@ -80,10 +90,13 @@ class StandaloneModel:
         places = tuple(index for index, leaf in enumerate(leaves) if isinstance(leaf, TensorLeaf))
         constants = tuple((index, leaf.value) for index, leaf in enumerate(leaves) if isinstance(leaf, ConstantLeaf))
         self._first = next(iter(places), None)
+        where = () if gpu is None else (gpu,)
         try:
-            self._table = open_cpu().Table(lines, places, constants, tuple(libraries), concurrency)
+            self._table = open_cpu().Table(lines, places, constants, tuple(libraries), concurrency, *where)
+            if gpu is not None:
+                self._table.capture(self._state)
         except RuntimeError as error:
-            raise LibraryError(str(error)) from error
+            raise failure_of(error) from error
         except ValueError as error:
             raise CorruptError(f"the record's calls cannot be decided: {error}", hint="build it again") from error
         self._counting, self._updating = threading.RLock(), threading.RLock()
@@ -92,7 +105,16 @@ class StandaloneModel:
 
     def _renew(self) -> None:
         self._counting, self._updating = threading.RLock(), threading.RLock()
-        self._table.renew()
+        if self._table is not None:
+            self._table.renew()
+
+    def close(self) -> None:
+        """Let go of the code, the weights and, on a GPU, of the memory that is kept for calls. Later calls raise
+        LibraryError."""
+        self._table, self._state = None, []
+        if self._gpu is not None:
+            with gpu_errors():
+                open_cpu().release_gpu(self._gpu)
 
     def __repr__(self) -> str:
         return f"<aotc.standalone {self.artifact.model} for {self.artifact.target}, {len(self.buckets)} buckets>"
@@ -111,9 +133,9 @@ class StandaloneModel:
             return self._miss(args, kwargs)
         state = self._state
         try:
-            done = self._table.call(given, state)
+            done = self._opened().call(given, state)
         except RuntimeError as error:
-            raise LibraryError(str(error)) from error
+            raise failure_of(error) from error
         except ValueError as error:
             raise CorruptError(f"the record's rows cannot be kept: {error}", hint="build it again") from error
         if done is None:
@@ -123,8 +145,14 @@ class StandaloneModel:
             self._calls[variant] += 1
             self._copies += copies
             self._padded += padded
-        give = giving_like(None if self._first is None else given[self._first])
+        first = None if self._first is None else given[self._first]
+        give = giving_like(first) if self._gpu is None else giving_from_gpu(first)
         return self._results[variant](RunCall(given, leaves, ran, state, outputs, give))
+
+    def _opened(self) -> Any:
+        if (table := self._table) is None:
+            raise LibraryError(f"`{self.artifact.model}` was closed", hint="load it again")
+        return table
 
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
         """Which bucket this call would run and why, or why it is a miss. Raises TypeError as a call."""
@@ -145,10 +173,10 @@ class StandaloneModel:
                     issues.append(Issue(f"built for {built}, {came} came", leaf.path, built, came, hint))
             elif value is not None or leaf.default is None:
                 try:
-                    leaves[index] = tensor_of(value, leaf.path, describe)
+                    leaves[index] = tensor_of(value, leaf.path, describe, self._gpu)
                 except NoTensor as error:
                     issues.append(error.issue)
-        bucket, sizes, differences, others = self._table.explain(leaves, self._state)
+        bucket, sizes, differences, others = self._opened().explain(leaves, self._state)
         issues += [Issue(*each) for each in differences]
         rejected = {self.buckets[at]: tuple(Issue(*each) for each in reasons) for at, reasons in others}
         if bucket is not None and not issues:
@@ -184,12 +212,15 @@ class StandaloneModel:
                 hint="let a signal's handler set a flag, and update where the flag is read",
             )
         with self._updating:
-            self._state = with_weights(self.artifact, self._state, weights)
+            self._state = on_the_gpu(with_weights(self.artifact, self._state, weights), self._gpu)
 
     def stats(self) -> BucketCalls:
         with self._counting:
             buckets = {name: calls for name, calls in zip(self.buckets, self._calls, strict=True) if calls}
-            return BucketCalls(sum(self._calls), buckets, self._misses, self._copies, self._padded)
+            counts = (sum(self._calls), buckets, self._misses, self._copies, self._padded)
+        if self._gpu is None or (table := self._table) is None:
+            return BucketCalls(*counts)
+        return BucketCalls(*counts, table.graph_launches(), *open_cpu().gpu_bytes(self._gpu))
 
     def _miss(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         with self._counting:

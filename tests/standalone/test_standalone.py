@@ -26,7 +26,7 @@ import aotc
 import aotc.standalone
 from aotc.core import _cpu
 from aotc.errors import BindError, LibraryError, MissError
-from aotc.shim import FUNCTIONS, OPERATORS
+from aotc.shim import FUNCTIONS, GPU_FUNCTIONS, OPERATORS
 from aotc.standalone.cpu_environment import usable_features
 
 HERE = Path(__file__).parent
@@ -471,7 +471,8 @@ def exported() -> set[str]:
 
 
 def test_the_build_knows_what_the_runtime_exports() -> None:
-    assert {name for name in exported() if name.startswith("aoti_")} == FUNCTIONS | OPERATORS.keys()
+    of_torch_and_cuda = {name for name in exported() if name.startswith(("aoti_", "cuda"))}
+    assert of_torch_and_cuda == FUNCTIONS | GPU_FUNCTIONS | OPERATORS.keys()
 
 
 def test_every_function_of_sleef_that_torch_s_vectors_call_is_there() -> None:

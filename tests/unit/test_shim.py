@@ -79,7 +79,6 @@ def test_all_reasons_are_given_each_once() -> None:
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"target": "cuda:sm_90"}, "it is for a GPU"),
         ({"regions": (Region("a", ("a",), Signature((), ())),)}, "it was built by regions, whose model runs in torch"),
         ({"parallel": Parallel("tensor", 2)}, "it is the code of one of several ranks"),
     ],

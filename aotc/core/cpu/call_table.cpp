@@ -246,6 +246,7 @@ CallTable::CallTable(const std::string& text) {
       else if (kind == "argument") bucket.arguments.push_back(place_of(line, inputs.size(), state.size()));
       else if (kind == "result") bucket.results.push_back(place_of(line, inputs.size(), state.size()));
       else if (kind == "written") bucket.written.push_back(place_of(line, inputs.size(), state.size()));
+      else if (kind == "graph") bucket.graphs.push_back(line.sizes(static_cast<int64_t>(dims.size())));
       else if (kind == "grown") bucket.grown.push_back(line.index(dims.size(), "dim"));
       else if (kind == "crop") bucket.cuts.push_back({line.index(1 << 20, "output"), line.index(MOST_AXES, "axis"), expression_of(line, dims)});
       else throw std::runtime_error("the call table has a line `" + kind + "`, which this libaotc.so does not know");

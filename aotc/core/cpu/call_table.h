@@ -87,6 +87,7 @@ struct Bucket {
   std::vector<Condition> conditions;
   std::vector<Form> constants;
   std::vector<Place> arguments, results, written;
+  std::vector<Sizes> graphs;       // of a GPU: the dims at which the code is launched as a CUDA graph
   std::vector<size_t> grown;  // the dims along which a call is padded
   std::vector<Cut> cuts;
 

@@ -6,12 +6,13 @@
 
 namespace aotc::cpu {
 
-Library::Library(void* opened, const std::string& name, int32_t concurrency, Constants constants)
-    : opened_(opened), name_(name), concurrency_(concurrency), constants_(std::move(constants)) {}
+Library::Library(void* opened, const std::string& name, int32_t concurrency, Constants constants, Runner runner)
+    : opened_(opened), name_(name), concurrency_(concurrency), constants_(std::move(constants)), runner_(runner) {}
 
-Library::Library(void* opened, const Bucket& bucket, int32_t concurrency, Constants constants)
-    : Library(opened, bucket.name, concurrency, std::move(constants)) {
-  run_ = find<Run>("Run");
+Library::Library(void* opened, const Bucket& bucket, int32_t concurrency, Constants constants, Runner runner)
+    : Library(opened, bucket.name, concurrency, std::move(constants), runner) {
+  // The other one asks for events, which no capture of a CUDA graph can hold.
+  run_ = find<Run>(runner.device == HOST ? "Run" : "RunSingleThreaded");
   outputs_ = count("GetNumOutputs");
   for (const Place& place : bucket.results) require(place.kind != Place::INDEX || place.index < outputs_, "a result that its library does not give");
   require(count("GetNumInputs") == bucket.arguments.size(), "its library takes another number of tensors");
@@ -32,7 +33,8 @@ void* Library::container() const {
   if (container_) return container_;
   set_failure("");
   void* made = nullptr;
-  check(find<int32_t (*)(void**, size_t, const char*, const char*)>("CreateWithDevice")(&made, static_cast<size_t>(concurrency_), "cpu", nullptr));
+  std::string device = runner_.device == HOST ? "cpu" : "cuda:" + std::to_string(runner_.device);
+  check(find<int32_t (*)(void**, size_t, const char*, const char*)>("CreateWithDevice")(&made, static_cast<size_t>(concurrency_), device.c_str(), nullptr));
   struct Entry { const char* name; Tensor* handle; };  // AOTInductorConstantMapEntry
   std::vector<Entry> entries;  // it keeps the handles, without owning them
   for (const auto& [name, tensor] : constants_) entries.push_back({name.c_str(), tensor.get()});
@@ -46,7 +48,7 @@ std::vector<Owned> Library::run(const std::vector<Tensor*>& inputs) const {
   std::vector<Tensor*> taken, made(outputs_, nullptr);
   for (const Tensor* each : inputs) taken.push_back(shared(*each));  // which the library drops
   set_failure("");
-  int32_t status = run_(container, taken.data(), taken.size(), made.data(), made.size(), nullptr, nullptr);
+  int32_t status = run_(container, taken.data(), taken.size(), made.data(), made.size(), runner_.stream, nullptr);
   std::vector<Owned> results;
   for (Tensor* each : made) results.emplace_back(each);
   check(status);

@@ -1,5 +1,5 @@
 // The functions of torch's C shim (torch/csrc/inductor/aoti_torch/c/shim.h, of torch 2.11 to 2.15) that code of
-// AOTInductor for a CPU calls beside operators, without torch. A function that is not here fails the open of a library,
+// AOTInductor calls beside operators, without torch; those for a GPU alone are in `../gpu/cuda_functions.cpp`. A function that is not here fails the open of a library,
 // which names it.
 #include <cstdio>
 #include <cstring>
@@ -35,12 +35,27 @@ Tensor* view(const Tensor* of, int64_t rank, const int64_t* sizes, const int64_t
   return made;
 }
 
-Tensor* over(void* data, int64_t rank, const int64_t* sizes, const int64_t* strides, int64_t offset, int32_t dtype) {
+Tensor* over(void* data, int64_t rank, const int64_t* sizes, const int64_t* strides, int64_t offset, int32_t dtype, int32_t device) {
   int64_t bytes = offset * itemsize_of(dtype) + storage_bytes(rank, sizes, strides, dtype);
-  return new_tensor(new Storage{static_cast<char*>(data), bytes, [](Storage*) {}}, rank, sizes, strides, offset, dtype);
+  return new_tensor(new Storage{static_cast<char*>(data), bytes, [](Storage*) {}, nullptr, device}, rank, sizes, strides, offset, dtype);
 }
 
-constexpr int32_t CPU = 0, STRIDED = 0;
+constexpr int32_t CPU = 0, CUDA = 1, STRIDED = 0;
+
+int32_t device_of(int32_t type, int32_t index) {  // of code for a GPU, which names its number
+  require(type == CPU || (type == CUDA && index >= 0), "a device that the standalone runtime does not have");
+  return type == CPU ? HOST : index;
+}
+
+template <typename T>
+T item_of(const Tensor& tensor) {
+  if (tensor.device() == HOST) return *tensor.as<T>();
+  T item;
+  Storage place{reinterpret_cast<char*>(&item), sizeof item, [](Storage*) {}};  // never dropped: this reference stays
+  copy(Tensor{&place, 0, 0, tensor.dtype, {}, {}}, Tensor{tensor.storage, tensor.offset, 0, tensor.dtype, {}, {}});
+  return item;
+}
+
 thread_local bool gradients = false;
 
 }  // namespace
@@ -50,7 +65,7 @@ thread_local bool gradients = false;
 #define CONSTANT(name, value) \
   AOTC_EXPORTED int32_t aoti_torch_##name() { return value; }
 CONSTANT(device_type_cpu, CPU)
-CONSTANT(device_type_cuda, 1)
+CONSTANT(device_type_cuda, CUDA)
 CONSTANT(device_type_meta, 14)
 CONSTANT(device_type_xpu, 12)
 CONSTANT(device_type_mps, 13)
@@ -104,23 +119,27 @@ ASKED(get_numel, int64_t, tensor->elements())
 ASKED(get_sizes, int64_t*, tensor->sizes)
 ASKED(get_strides, int64_t*, tensor->strides)
 ASKED(get_dtype, int32_t, tensor->dtype)
-ASKED(get_device_type, int32_t, CPU)
-ASKED(get_device_index, int32_t, -1)
+ASKED(get_device_type, int32_t, tensor->device() == HOST ? CPU : CUDA)
+ASKED(get_device_index, int32_t, tensor->device())
 ASKED(get_layout, int32_t, STRIDED)
 ASKED(get_storage_offset, int64_t, tensor->offset)
 ASKED(is_defined, bool, tensor != nullptr)
-ASKED(item_uint8, uint8_t, *tensor->as<uint8_t>())
-ASKED(item_uint16, uint16_t, *tensor->as<uint16_t>())
-ASKED(item_uint32, uint32_t, *tensor->as<uint32_t>())
-ASKED(item_uint64, uint64_t, *tensor->as<uint64_t>())
-ASKED(item_int8, int8_t, *tensor->as<int8_t>())
-ASKED(item_int16, int16_t, *tensor->as<int16_t>())
-ASKED(item_int32, int32_t, *tensor->as<int32_t>())
-ASKED(item_int64, int64_t, *tensor->as<int64_t>())
-ASKED(item_float32, float, *tensor->as<float>())
-ASKED(item_float64, double, *tensor->as<double>())
-ASKED(item_bool, bool, *tensor->as<bool>())
 #undef ASKED
+
+#define ITEM(name, type) \
+  AOTC_EXPORTED Status aoti_torch_item_##name(Tensor* tensor, type* into) { return guarded([&] { *into = item_of<type>(*tensor); }); }
+ITEM(uint8, uint8_t)
+ITEM(uint16, uint16_t)
+ITEM(uint32, uint32_t)
+ITEM(uint64, uint64_t)
+ITEM(int8, int8_t)
+ITEM(int16, int16_t)
+ITEM(int32, int32_t)
+ITEM(int64, int64_t)
+ITEM(float32, float)
+ITEM(float64, double)
+ITEM(bool, bool)
+#undef ITEM
 
 AOTC_EXPORTED Status aoti_torch_get_size(Tensor* tensor, int64_t axis, int64_t* into) {
   return guarded([&] { *into = tensor->sizes[axis_of(tensor, axis)]; });
@@ -157,24 +176,21 @@ AOTC_EXPORTED Status aoti_torch_as_strided(Tensor* tensor, const int64_t* sizes,
   return guarded([&] { *made = view(tensor, tensor->rank, sizes, strides, tensor->offset, tensor->dtype); });
 }
 AOTC_EXPORTED Status aoti_torch_empty_strided(int64_t rank, const int64_t* sizes, const int64_t* strides, int32_t dtype,
-                                              int32_t device, int32_t, Tensor** made) {
-  return guarded([&] {
-    require(device == CPU, "memory of a device is asked for; the standalone runtime has the CPU alone");
-    *made = new_empty(rank, sizes, strides, dtype);
-  });
+                                              int32_t device, int32_t index, Tensor** made) {
+  return guarded([&] { *made = new_empty(rank, sizes, strides, dtype, device_of(device, index)); });
 }
 AOTC_EXPORTED Status aoti_torch_create_tensor_from_blob(void* data, int64_t rank, const int64_t* sizes,
-                                                        const int64_t* strides, int64_t offset, int32_t dtype, int32_t,
-                                                        int32_t, Tensor** made) {
-  return guarded([&] { *made = over(data, rank, sizes, strides, offset, dtype); });
+                                                        const int64_t* strides, int64_t offset, int32_t dtype,
+                                                        int32_t device, int32_t index, Tensor** made) {
+  return guarded([&] { *made = over(data, rank, sizes, strides, offset, dtype, device_of(device, index)); });
 }
 AOTC_EXPORTED Status aoti_torch_create_tensor_from_blob_v2(void* data, int64_t rank, const int64_t* sizes,
                                                            const int64_t* strides, int64_t offset, int32_t dtype,
-                                                           int32_t, int32_t, Tensor** made, int32_t layout,
+                                                           int32_t device, int32_t index, Tensor** made, int32_t layout,
                                                            const uint8_t*, int64_t) {
   return guarded([&] {
     require(layout == STRIDED, "a constant that oneDNN packed, which the standalone runtime cannot read");
-    *made = over(data, rank, sizes, strides, offset, dtype);
+    *made = over(data, rank, sizes, strides, offset, dtype, device_of(device, index));
   });
 }
 
@@ -188,7 +204,7 @@ AOTC_EXPORTED Status aoti_torch_clone(Tensor* tensor, Tensor** made) {
 }
 AOTC_EXPORTED Status aoti_torch_clone_preserve_strides(Tensor* tensor, Tensor** made) {
   return guarded([&] {
-    *made = new_empty(tensor->rank, tensor->sizes, tensor->strides, tensor->dtype);
+    *made = new_empty(tensor->rank, tensor->sizes, tensor->strides, tensor->dtype, tensor->device());
     copy(**made, *tensor);
   });
 }

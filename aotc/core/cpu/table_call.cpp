@@ -16,8 +16,8 @@ Owned viewed(const Tensor& tensor, const Sizes& sizes, const int64_t* strides, i
   return Owned(new_tensor(tensor.storage, static_cast<int64_t>(sizes.size()), sizes.data(), strides, tensor.offset + further, tensor.dtype));
 }
 
-Owned empty_in(const std::string& layout, const Sizes& sizes, int32_t dtype) {
-  return Owned(new_empty(static_cast<int64_t>(sizes.size()), sizes.data(), strides_in(layout, sizes).data(), dtype));
+Owned empty_in(const std::string& layout, const Sizes& sizes, int32_t dtype, int32_t device) {
+  return Owned(new_empty(static_cast<int64_t>(sizes.size()), sizes.data(), strides_in(layout, sizes).data(), dtype, device));
 }
 
 Owned scalar_of(const std::string& bytes, int32_t dtype) {
@@ -34,7 +34,7 @@ Owned grown(const Tensor& tensor, size_t axis, int64_t size, const Growth& growt
   bool edge = growth.edge && sizes[axis];
   Owned filling = edge ? viewed(tensor, slice, tensor.strides, (sizes[axis] - 1) * tensor.strides[axis]) : scalar_of(growth.filling, tensor.dtype);
   sizes[axis] = size;
-  Owned made = empty_in(layout, sizes, tensor.dtype);
+  Owned made = empty_in(layout, sizes, tensor.dtype, tensor.device());
   copy(*made, *filling);
   copy(*viewed(*made, sizes_of(tensor), made->strides), tensor);
   return made;
@@ -68,6 +68,15 @@ Issue shape_issue(const Input& input, const Tensor& tensor, const std::string& e
 
 }  // namespace
 
+Owned empty_input(const Input& input, const Sizes& dims, int32_t device) {
+  Sizes sizes;
+  for (const Expression& entry : input.sizes) {
+    sizes.push_back(entry.at(dims).value_or(-1));
+    require(sizes.back() >= 0, "an input has no size for a graph");
+  }
+  return empty_in(input.layout, sizes, input.dtype, device);
+}
+
 bool lies_as(const Tensor& tensor, const Sizes& strides) {
   if (!tensor.elements()) return true;
   for (int axis = 0; axis < tensor.rank; axis++)
@@ -90,7 +99,7 @@ void TableCall::fill() {
     Sizes sizes;
     for (const Expression& entry : input.sizes) sizes.push_back(size_of(entry));
     if (std::any_of(sizes.begin(), sizes.end(), [](int64_t size) { return size < 0; })) continue;
-    given[at].tensor = empty_in(input.layout, sizes, input.dtype);
+    given[at].tensor = empty_in(input.layout, sizes, input.dtype, HOST);
     copy(*given[at].tensor, *scalar_of(*input.filling, input.dtype));
   }
 }
@@ -178,11 +187,11 @@ void TableCall::place() {
     const Input& input = table_.inputs[at];
     Sizes sizes = sizes_of(tensor), strides = strides_in(input.layout, sizes);
     Owned laid;
-    if (lies_as(tensor, strides)) {
+    if (tensor.device() == device_ && lies_as(tensor, strides)) {
       laid = viewed(tensor, sizes, strides.data());
       if (!laid->storage->bytes) laid->storage->bytes = storage_bytes(laid->rank, laid->sizes, laid->strides, laid->dtype);
     }
-    else laid = empty_in(input.layout, sizes, tensor.dtype), copy(*laid, tensor), copies++;
+    else laid = empty_in(input.layout, sizes, tensor.dtype, device_), copy(*laid, tensor), copies += !lies_as(tensor, strides);
     for (size_t axis = 0; padded() && axis < input.sizes.size(); axis++) {
       std::optional<int64_t> size = input.sizes[axis].at(choice->run);
       require(size.has_value(), "an input has no size in the larger bucket");
@@ -197,13 +206,14 @@ void TableCall::place() {
   }
 }
 
-void TableCall::run(const Library& library, const std::vector<Tensor*>& state) {
+void TableCall::run(const Code& code, const std::vector<Tensor*>& state) {
   place();
   std::vector<Tensor*> inputs;
   for (const Place& place : choice->bucket->arguments)
     inputs.push_back(place.kind == Place::INPUT ? ran[place.index].get() : state[place.index]);
-  outputs = library.run(inputs);
+  outputs = code.run(inputs);
   finish();
+  if (device_ != HOST) gpus->wait(device_);  // an error on the GPU is that of its call
 }
 
 void TableCall::finish() {

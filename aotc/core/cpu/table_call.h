@@ -19,7 +19,8 @@ class TableCall {
   std::optional<Choice> choice;
   int64_t copies = 0;           // inputs that were copied into that layout
 
-  explicit TableCall(const CallTable& table) : table_(table) {}
+  // The code runs with tensors on that device: others are copied there.
+  explicit TableCall(const CallTable& table, int32_t device = HOST) : table_(table), device_(device) {}
 
   void fill();  // inputs that are left out and have a default; of one whose sizes no other has, nothing
 
@@ -27,8 +28,8 @@ class TableCall {
   // module's tensors.
   bool decide(const std::vector<Tensor*>& state, std::vector<Issue>& issues);
 
-  // `library` is that of the bucket that was chosen. Throws LibraryFailed, and std::runtime_error for a damaged table.
-  void run(const Library& library, const std::vector<Tensor*>& state);
+  // `code` is that of the bucket that was chosen. Throws LibraryFailed, and std::runtime_error for a damaged table.
+  void run(const Code& code, const std::vector<Tensor*>& state);
   bool padded() const { return choice->asked != choice->run; }
 
  private:
@@ -38,8 +39,10 @@ class TableCall {
   void compare_memory(const std::vector<Tensor*>& state, std::vector<Issue>& issues) const;
 
   const CallTable& table_;
+  int32_t device_;
 };
 
+Owned empty_input(const Input& input, const Sizes& dims, int32_t device);  // without values
 bool lies_as(const Tensor& tensor, const Sizes& strides);  // the stride of an axis of one element is any
 
 }  // namespace aotc::cpu

@@ -29,6 +29,7 @@ const Known* known(int32_t dtype) {
 }
 
 thread_local std::string last_failure;
+thread_local std::exception_ptr last_cause;
 
 // Calls `run(into, from, count, step, step)` for each row of the last axis, addresses and steps in bytes.
 template <typename Run>
@@ -79,8 +80,11 @@ int32_t dtype_named(const char* name) {
   return -1;
 }
 
-void set_failure(const char* words) { last_failure = words; }
+const Gpus* gpus = nullptr;
+
+void set_failure(const char* words) { last_failure = words, last_cause = std::current_exception(); }
 const std::string& failure() { return last_failure; }
+std::exception_ptr failure_cause() { return last_cause; }
 
 Reach reach_of(int64_t rank, const int64_t* sizes, const int64_t* strides) {
   Reach reach{0, 0};
@@ -115,15 +119,21 @@ Tensor* new_tensor(Storage* storage, int64_t rank, const int64_t* sizes, const i
   return tensor;
 }
 
-Tensor* new_empty(int64_t rank, const int64_t* sizes, const int64_t* strides, int32_t dtype) {
+Tensor* new_empty(int64_t rank, const int64_t* sizes, const int64_t* strides, int32_t dtype, int32_t device) {
   int64_t bytes = storage_bytes(rank, sizes, strides, dtype);
+  if (device != HOST) {
+    require(gpus, "memory of a GPU is asked for, and none was opened");
+    return new_tensor(gpus->allocate(bytes, device), rank, sizes, strides, 0, dtype);
+  }
   void* memory = nullptr;
   if (posix_memalign(&memory, ALIGNMENT, static_cast<size_t>(std::max<int64_t>(bytes, 1)))) throw std::bad_alloc();
   auto* storage = new Storage{static_cast<char*>(memory), bytes, [](Storage* own) { std::free(own->data); }};
   return new_tensor(storage, rank, sizes, strides, 0, dtype);
 }
 
-Tensor* new_dense_like(const Tensor& tensor) {
+Tensor* new_dense_like(const Tensor& tensor) { return new_dense_like(tensor, tensor.device()); }
+
+Tensor* new_dense_like(const Tensor& tensor, int32_t device) {
   int order[MOST_AXES];
   std::iota(order, order + tensor.rank, 0);
   std::stable_sort(order, order + tensor.rank,
@@ -131,7 +141,7 @@ Tensor* new_dense_like(const Tensor& tensor) {
   int64_t strides[MOST_AXES], dense = 1;
   for (int place = tensor.rank - 1; place >= 0; place--)
     strides[order[place]] = dense, dense *= std::max<int64_t>(tensor.sizes[order[place]], 1);
-  return new_empty(tensor.rank, tensor.sizes, strides, tensor.dtype);
+  return new_empty(tensor.rank, tensor.sizes, strides, tensor.dtype, device);
 }
 
 Tensor* shared(const Tensor& tensor) {
@@ -147,6 +157,7 @@ void drop(Tensor* tensor) {
 
 void copy(const Tensor& into, const Tensor& from) {
   require(into.dtype == from.dtype, "a copy between dtypes");
+  if (into.device() != HOST || from.device() != HOST) return gpus->copy(into, from);
   int64_t width = itemsize_of(into.dtype);
   each_row(into, from, [width](char* target, const char* source, int64_t count, int64_t step, int64_t source_step) {
     if (step == width && source_step == width) std::memcpy(target, source, static_cast<size_t>(count * width));

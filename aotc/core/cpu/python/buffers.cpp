@@ -74,6 +74,7 @@ int get_buffer(PyObject* object, Py_buffer* buffer, int flags) {
     contiguous = contiguous && (own.sizes[axis] == 1 || own.strides[axis] == dense);
     dense *= own.sizes[axis];
   }
+  if (own.device() != HOST) reason = "the tensor lies on a GPU";
   if (!format) reason = std::string("Python's buffers have no dtype ") + name_of_dtype(own.dtype);
   if (self->read_only && (flags & PyBUF_WRITABLE)) reason = "the tensor is read-only";
   if ((flags & PyBUF_STRIDES) != PyBUF_STRIDES && !contiguous) reason = "the tensor has strides";

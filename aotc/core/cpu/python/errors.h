@@ -7,6 +7,7 @@
 #include <exception>
 #include <new>
 
+#include "../../gpu/driver.h"
 #include "../library.h"
 
 namespace aotc::cpu {
@@ -20,6 +21,13 @@ inline PyObject* checked(PyObject* object) {
   return object;
 }
 
+extern PyObject* gpu_error;  // `GpuError`, made once, with the module
+
+inline void raise_gpu_error(const gpu::GpuError& error) {
+  PyObject* values = Py_BuildValue("(sinnn)", error.what(), error.code, static_cast<Py_ssize_t>(error.asked), static_cast<Py_ssize_t>(error.available), static_cast<Py_ssize_t>(error.total));
+  if (values) PyErr_SetObject(gpu_error, values), Py_DECREF(values);
+}
+
 // Runs what may throw C++'s exceptions. Null with a Python exception.
 template <typename Run>
 PyObject* translated(Run run) {
@@ -27,6 +35,9 @@ PyObject* translated(Run run) {
     return run();
   } catch (const std::bad_alloc&) {
     return PyErr_NoMemory();
+  } catch (const gpu::GpuError& error) {
+    raise_gpu_error(error);
+    return nullptr;
   } catch (const LibraryFailed& failed) {
     PyErr_SetString(PyExc_RuntimeError, failed.what());
     return nullptr;

@@ -47,7 +47,9 @@ PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_cpu", nullptr, -1, methods, n
 PyMODINIT_FUNC PyInit__cpu() {
   using namespace aotc::cpu;
   PyObject* module = PyModule_Create(&definition);
-  PyObject* type = module && !PyModule_AddFunctions(module, tensor_functions) ? new_tensor_type() : nullptr;
+  bool made = module && !PyModule_AddFunctions(module, tensor_functions) && !PyModule_AddFunctions(module, gpu_functions);
+  gpu_error = made ? PyErr_NewException("aotc.core._cpu.GpuError", PyExc_RuntimeError, nullptr) : nullptr;
+  PyObject* type = gpu_error && !PyModule_AddObjectRef(module, "GpuError", gpu_error) ? new_tensor_type() : nullptr;
   PyObject* table = type ? new_table_type() : nullptr;
   if (!table || PyModule_AddObjectRef(module, "Tensor", type) || PyModule_AddObjectRef(module, "Table", table)) return nullptr;
   tensor_type = reinterpret_cast<PyTypeObject*>(type);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "../../equal_constants.h"
+#include "../../gpu/gpu_code.h"
 #include "../table_call.h"
 #include "tensor_object.h"
 
@@ -29,10 +30,11 @@ struct LoadedTable {  // with what a load adds to its text
   CallTable table;
   std::vector<Py_ssize_t> leaves;  // of the inputs
   std::vector<Constant> constants;
-  std::vector<std::unique_ptr<Library>> libraries;  // of the buckets
+  std::vector<std::unique_ptr<Code>> codes;  // of the buckets
+  int32_t device;
   Held kept;  // the constants' values
 
-  LoadedTable(const char* text, PyObject* places, PyObject* values, PyObject* opened, int concurrency);
+  LoadedTable(const char* text, PyObject* places, PyObject* values, PyObject* opened, int concurrency, int device);
 };
 
 struct TableObject { PyObject_HEAD LoadedTable* loaded; };
@@ -50,8 +52,8 @@ Library::Constants frozen_weights(PyObject* pairs) {
   return found;
 }
 
-LoadedTable::LoadedTable(const char* text, PyObject* places, PyObject* values, PyObject* opened, int concurrency)
-    : table(text) {
+LoadedTable::LoadedTable(const char* text, PyObject* places, PyObject* values, PyObject* opened, int concurrency, int device)
+    : table(text), device(device) {
   kept.objects = {Py_NewRef(values)};
   for (Py_ssize_t at = 0; at < PyTuple_Size(places); at++) leaves.push_back(PyLong_AsSsize_t(PyTuple_GetItem(places, at)));
   for (Py_ssize_t at = 0; at < PyTuple_Size(values); at++) {
@@ -63,20 +65,22 @@ LoadedTable::LoadedTable(const char* text, PyObject* places, PyObject* values, P
   require(fits, "a call table of another number of inputs or buckets");
   for (const Bucket& bucket : table.buckets) {
     PyObject *handle, *weights;
-    if (!PyArg_ParseTuple(PyTuple_GetItem(opened, static_cast<Py_ssize_t>(libraries.size())), "OO!", &handle, &PyTuple_Type, &weights)) throw Failed();
-    libraries.push_back(std::make_unique<Library>(PyLong_AsVoidPtr(handle), bucket, concurrency, frozen_weights(weights)));
+    if (!PyArg_ParseTuple(PyTuple_GetItem(opened, static_cast<Py_ssize_t>(codes.size())), "OO!", &handle, &PyTuple_Type, &weights)) throw Failed();
+    void* library = PyLong_AsVoidPtr(handle);
+    if (device == HOST) codes.push_back(std::make_unique<Library>(library, bucket, concurrency, frozen_weights(weights)));
+    else codes.push_back(std::make_unique<gpu::GpuCode>(library, bucket, frozen_weights(weights), gpu::device_at(device)));
   }
 }
 
 // (text of the table, leaves of its inputs, constants as (leaf, value), libraries as (handle of dlopen, frozen weights as
-// (name, tensor)), concurrency)
+// (name, tensor)), concurrency, number of a GPU)
 PyObject* new_table(PyTypeObject* type, PyObject* args, PyObject*) {
   const char* text;
   PyObject *places, *values, *opened;
-  int concurrency;
-  if (!PyArg_ParseTuple(args, "sO!O!O!i", &text, &PyTuple_Type, &places, &PyTuple_Type, &values, &PyTuple_Type, &opened, &concurrency)) return nullptr;
+  int concurrency, device = HOST;
+  if (!PyArg_ParseTuple(args, "sO!O!O!i|i", &text, &PyTuple_Type, &places, &PyTuple_Type, &values, &PyTuple_Type, &opened, &concurrency, &device)) return nullptr;
   return translated([&] {
-    auto loaded = std::make_unique<LoadedTable>(text, places, values, opened, concurrency);
+    auto loaded = std::make_unique<LoadedTable>(text, places, values, opened, concurrency, device);
     PyObject* object = checked(reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc))(type, 0));
     reinterpret_cast<TableObject*>(object)->loaded = loaded.release();
     return object;
@@ -105,7 +109,7 @@ bool take_inputs(const LoadedTable& loaded, PyObject* given, TableCall& call, He
       call.given.push_back({});
       continue;
     }
-    PyObject* view = viewed(nullptr, value);
+    PyObject* view = viewed(value, loaded.device);
     if (!view && !PyErr_ExceptionMatches(PyExc_Exception)) throw Failed();  // a signal's, as Ctrl-C
     if (!view) PyErr_Clear();
     views.objects.push_back(view);
@@ -144,7 +148,7 @@ PyObject* call_by_table(PyObject* self, PyObject* args) {
     const LoadedTable& loaded = loaded_table(self);
     for (const LoadedTable::Constant& constant : loaded.constants)
       if (!equal_constant(PyList_GetItem(given, constant.leaf), constant.value)) Py_RETURN_NONE;
-    TableCall call(loaded.table);
+    TableCall call(loaded.table, loaded.device);
     Held views;
     if (!take_inputs(loaded, given, call, views)) Py_RETURN_NONE;
     call.fill();
@@ -154,7 +158,7 @@ PyObject* call_by_table(PyObject* self, PyObject* args) {
     auto bucket = static_cast<size_t>(call.choice->bucket - loaded.table.buckets.data());
     {
       WithoutLock unlocked;
-      call.run(*loaded.libraries[bucket], state);
+      call.run(*loaded.codes[bucket], state);
     }
     PyObject *leaves = checked(PyList_GetSlice(given, 0, PyList_Size(given))), *ran = checked(PyList_GetSlice(given, 0, PyList_Size(given)));
     for (size_t at = 0; at < call.given.size(); at++) {
@@ -210,18 +214,53 @@ PyObject* explain_by_table(PyObject* self, PyObject* args) {
 }
 
 PyObject* renew_libraries(PyObject* self, PyObject*) {  // in a forked child
-  for (const auto& library : loaded_table(self).libraries) library->renew();
+  for (const auto& code : loaded_table(self).codes) code->renew();
   Py_RETURN_NONE;
 }
 
 PyObject* containers(PyObject* self, PyObject*) {  // their addresses
-  const auto& libraries = loaded_table(self).libraries;
-  PyObject* list = PyList_New(static_cast<Py_ssize_t>(libraries.size()));
-  for (size_t at = 0; list && at < libraries.size(); at++) PyList_SetItem(list, static_cast<Py_ssize_t>(at), PyLong_FromVoidPtr(libraries[at]->container()));
+  const auto& codes = loaded_table(self).codes;
+  PyObject* list = PyList_New(static_cast<Py_ssize_t>(codes.size()));
+  for (size_t at = 0; list && at < codes.size(); at++) PyList_SetItem(list, static_cast<Py_ssize_t>(at), PyLong_FromVoidPtr(codes[at]->container()));
   return list;
 }
 
-PyMethodDef methods[] = {{"call", call_by_table, METH_VARARGS, nullptr},
+void capture_graph(const LoadedTable& loaded, size_t at, const Sizes& dims, const std::vector<Tensor*>& state) {
+  std::vector<Owned> made;
+  std::vector<Tensor*> inputs;
+  for (const Place& place : loaded.table.buckets[at].arguments) {
+    if (place.kind == Place::INPUT) made.push_back(empty_input(loaded.table.inputs[place.index], dims, loaded.device));
+    inputs.push_back(place.kind == Place::INPUT ? made.back().get() : state[place.index]);
+  }
+  static_cast<const gpu::GpuCode&>(*loaded.codes[at]).capture(inputs);
+}
+
+// (tensors of the module): captures the graphs that the table names.
+PyObject* capture_graphs(PyObject* self, PyObject* of_module) {
+  return translated([&]() -> PyObject* {
+    const LoadedTable& loaded = loaded_table(self);
+    require(PyList_Check(of_module) && loaded.device != HOST, "the tensors of a module on a GPU are expected");
+    std::vector<Tensor*> state = state_of(of_module);
+    {
+      WithoutLock unlocked;
+      for (size_t at = 0; at < loaded.codes.size(); at++)
+        for (const Sizes& dims : loaded.table.buckets[at].graphs) capture_graph(loaded, at, dims, state);
+      gpu::device_at(loaded.device).release_cache();  // of the runs before the captures
+    }
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* graph_launches(PyObject* self, PyObject*) {
+  int64_t count = 0;
+  for (const auto& code : loaded_table(self).codes)
+    if (auto* of_gpu = dynamic_cast<const gpu::GpuCode*>(code.get())) count += of_gpu->launches();
+  return PyLong_FromLongLong(count);
+}
+
+PyMethodDef methods[] = {{"capture", capture_graphs, METH_O, nullptr},
+                         {"graph_launches", graph_launches, METH_NOARGS, nullptr},
+                         {"call", call_by_table, METH_VARARGS, nullptr},
                          {"explain", explain_by_table, METH_VARARGS, nullptr},
                          {"renew", renew_libraries, METH_NOARGS, nullptr},
                          {"containers", containers, METH_NOARGS, nullptr},

@@ -5,5 +5,6 @@
 namespace aotc::cpu {
 
 PyObject* new_table_type();
+extern PyMethodDef gpu_functions[];  // of the module
 
 }  // namespace aotc::cpu

@@ -89,19 +89,29 @@ PyObject* strided(PyObject*, PyObject* args) {  // (tensor, sizes, strides, offs
   });
 }
 
+PyObject* view(PyObject*, PyObject* args) {  // (object, number of a GPU)
+  PyObject* object;
+  int device = HOST;
+  return PyArg_ParseTuple(args, "O|i", &object, &device) ? viewed(object, device) : nullptr;
+}
+
 }  // namespace
 
-PyObject* viewed(PyObject*, PyObject* object) {
+PyObject* viewed(PyObject* object, int32_t device) {
   return translated([&]() -> PyObject* {
-    if (is_tensor(object)) return Py_NewRef(object);
+    if (is_tensor(object)) {
+      int32_t own = of(object)->tensor->device();
+      if (own == HOST || own == device) return Py_NewRef(object);
+      return PyErr_Format(PyExc_BufferError, "it lies on GPU %d", own);
+    }
     if (PyObject_CheckBuffer(object)) return from_buffer(object);
     if (PyObject_HasAttrString(object, "__dlpack__") && PyObject_HasAttrString(object, "__dlpack_device__"))
-      return from_dlpack(object);
+      return from_dlpack(object, device);
     Py_RETURN_NONE;
   });
 }
 
-PyMethodDef tensor_functions[] = {{"view", viewed, METH_O, nullptr},
+PyMethodDef tensor_functions[] = {{"view", view, METH_VARARGS, nullptr},
                                   {"placed", placed, METH_VARARGS, nullptr},
                                   {"copied", copied, METH_VARARGS, nullptr},
                                   {"strided", strided, METH_VARARGS, nullptr},

@@ -15,10 +15,10 @@ PyObject* wrapped(Owned tensor, bool read_only) {
 }
 
 Owned tensor_over(void* data, int64_t rank, const int64_t* sizes, const int64_t* strides, int32_t dtype,
-                  void (*release)(Storage*), void* owner) {
+                  void (*release)(Storage*), void* owner, int32_t device) {
   Reach reach = reach_of(rank, sizes, strides);
   int64_t width = itemsize_of(dtype);
-  auto* storage = new Storage{static_cast<char*>(data) + reach.low * width, (reach.high - reach.low + 1) * width, release, owner};
+  auto* storage = new Storage{static_cast<char*>(data) + reach.low * width, (reach.high - reach.low + 1) * width, release, owner, device};
   return Owned(new_tensor(storage, rank, sizes, strides, -reach.low, dtype));
 }
 
@@ -46,7 +46,9 @@ PyObject* size(PyObject* self, PyObject* axis) {
 
 PyObject* representation(PyObject* self) {
   PyObject* shape = get_shape(self, nullptr);
-  PyObject* text = shape ? PyUnicode_FromFormat("<aotc.standalone.Tensor %s %R>", name_of_dtype(of(self)->tensor->dtype), shape) : nullptr;
+  const Tensor& own = *of(self)->tensor;
+  std::string place = own.device() == HOST ? "" : " on GPU " + std::to_string(own.device());
+  PyObject* text = shape ? PyUnicode_FromFormat("<aotc.standalone.Tensor %s %R%s>", name_of_dtype(own.dtype), shape, place.c_str()) : nullptr;
   Py_XDECREF(shape);
   return text;
 }

@@ -21,8 +21,9 @@ inline TensorObject* of(PyObject* object) { return reinterpret_cast<TensorObject
 inline bool is_tensor(PyObject* object) { return PyObject_TypeCheck(object, tensor_type); }
 PyObject* wrapped(Owned tensor, bool read_only);  // null with a Python exception
 
-// `view(object)`: the object itself where it is a Tensor, else one over its memory; None where it has no such memory.
-PyObject* viewed(PyObject*, PyObject* object);
+// The object itself where it is a Tensor, else one over its memory, which is of the CPU or of that GPU; None where it has no
+// such memory.
+PyObject* viewed(PyObject* object, int32_t device = HOST);
 extern PyMethodDef tensor_functions[];  // of the module
 
 // -- memory of other objects ------------------------------------------------------------------------------------------
@@ -41,7 +42,7 @@ void release_owner(Storage* storage) {
 
 // A tensor whose first element lies at `data`, in memory of an owner. It takes the owner over, unless it throws.
 Owned tensor_over(void* data, int64_t rank, const int64_t* sizes, const int64_t* strides, int32_t dtype,
-                  void (*release)(Storage*), void* owner);
+                  void (*release)(Storage*), void* owner, int32_t device = HOST);
 
 // Python's buffers (buffers.cpp).
 void release_buffer(Py_buffer* buffer);
@@ -49,8 +50,8 @@ PyObject* from_buffer(PyObject* object);
 int get_buffer(PyObject* object, Py_buffer* buffer, int flags);
 
 // DLPack's capsules (capsules.cpp).
-PyObject* from_dlpack(PyObject* object);
+PyObject* from_dlpack(PyObject* object, int32_t device);
 PyObject* to_dlpack(PyObject* self, PyObject* args, PyObject* options);
-PyObject* dlpack_device(PyObject*, PyObject*);
+PyObject* dlpack_device(PyObject* self, PyObject*);
 
 }  // namespace aotc::cpu

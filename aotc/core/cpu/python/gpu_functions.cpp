@@ -1,0 +1,72 @@
+// The module's functions for GPUs, whose memory tensors may lie in.
+#include "../../gpu/device.h"
+#include "table_object.h"
+#include "tensor_object.h"
+
+namespace aotc::cpu {
+
+PyObject* gpu_error = nullptr;
+
+namespace {
+
+PyObject* open_gpu(PyObject*, PyObject* args) {  // (number): its name, capability in two numbers, and the driver's version
+  int number;
+  if (!PyArg_ParseTuple(args, "i", &number)) return nullptr;
+  return translated([&] {
+    const gpu::Device& device = gpu::device_at(number);
+    return Py_BuildValue("(siii)", device.name.c_str(), device.major, device.minor, gpu::driver().version);
+  });
+}
+
+PyObject* to_gpu(PyObject*, PyObject* args) {  // (tensor, number): itself where it lies there, else a copy with its strides
+  PyObject* object;
+  int number;
+  if (!PyArg_ParseTuple(args, "O!i", tensor_type, &object, &number)) return nullptr;
+  return translated([&]() -> PyObject* {
+    const Tensor& from = *of(object)->tensor;
+    if (from.device() == number) return Py_NewRef(object);
+    Owned made(new_empty(from.rank, from.sizes, from.strides, from.dtype, number));
+    copy(*made, from);
+    return wrapped(std::move(made), false);
+  });
+}
+
+PyObject* to_host(PyObject*, PyObject* object) {  // (tensor): itself where it lies in the CPU's memory, else a copy
+  if (!is_tensor(object)) return PyErr_Format(PyExc_TypeError, "a tensor is expected");
+  return translated([&]() -> PyObject* {
+    const Tensor& from = *of(object)->tensor;
+    if (from.device() == HOST) return Py_NewRef(object);
+    Owned made(new_dense_like(from, HOST));
+    copy(*made, from);
+    return wrapped(std::move(made), false);
+  });
+}
+
+PyObject* gpu_bytes(PyObject*, PyObject* args) {  // (number): of its memory that this process holds, and of that what is free
+  int number;
+  if (!PyArg_ParseTuple(args, "i", &number)) return nullptr;
+  return translated([&] {
+    const gpu::Device& device = gpu::device_at(number);
+    return Py_BuildValue("(nn)", static_cast<Py_ssize_t>(device.held()), static_cast<Py_ssize_t>(device.cached()));
+  });
+}
+
+PyObject* release_gpu(PyObject*, PyObject* args) {  // (number): gives memory that is free to the driver
+  int number;
+  if (!PyArg_ParseTuple(args, "i", &number)) return nullptr;
+  return translated([&] {
+    gpu::device_at(number).release_cache();
+    return Py_NewRef(Py_None);
+  });
+}
+
+}  // namespace
+
+PyMethodDef gpu_functions[] = {{"open_gpu", open_gpu, METH_VARARGS, nullptr},
+                               {"to_gpu", to_gpu, METH_VARARGS, nullptr},
+                               {"to_host", to_host, METH_O, nullptr},
+                               {"gpu_bytes", gpu_bytes, METH_VARARGS, nullptr},
+                               {"release_gpu", release_gpu, METH_VARARGS, nullptr},
+                               {}};
+
+}  // namespace aotc::cpu

@@ -1,0 +1,151 @@
+#include "gpu_code.h"
+
+namespace aotc::gpu {
+
+using namespace aotc::cpu;
+
+// Its kernels read and write fixed addresses: inputs are copied to the graph's own before each launch, results from its own
+// after it.
+struct Graph {
+  std::vector<Owned> inputs, outputs;  // of the module's tensors, those of the capture
+  void* launched = nullptr;            // CUgraphExec
+
+  Graph() = default;
+  Graph(const Graph&) = delete;
+  ~Graph() { forget(); }
+  void forget() {
+    if (launched) driver().cuGraphExecDestroy(launched);
+    launched = nullptr;
+    outputs.clear();
+  }
+};
+
+namespace {
+
+Owned like(const Tensor& tensor) { return Owned(new_empty(tensor.rank, tensor.sizes, tensor.strides, tensor.dtype, tensor.device())); }
+
+Owned copy_of(const Tensor& tensor) {
+  Owned made = like(tensor);
+  copy(*made, tensor);
+  return made;
+}
+
+void clear(const Tensor& tensor) {
+  char zeros[16] = {};
+  Storage place{zeros, sizeof zeros, [](Storage*) {}};  // never dropped: this reference stays
+  copy(tensor, Tensor{&place, 0, 0, tensor.dtype, {}, {}});
+}
+
+std::vector<Tensor*> pointers(const std::vector<Owned>& tensors) {
+  std::vector<Tensor*> found;
+  for (const Owned& each : tensors) found.push_back(each.get());
+  return found;
+}
+
+}  // namespace
+
+// Runs while this thread alone gives work to the device. An error of the driver that a library's function met comes out as
+// it is.
+template <typename Run>
+auto GpuCode::in_order(Run run) const {
+  std::lock_guard<std::recursive_mutex> hold(device_.order);
+  Using use(device_);
+  try {
+    return run();
+  } catch (const LibraryFailed&) {
+    if (std::exception_ptr cause = failure_cause()) {
+      try {
+        std::rethrow_exception(cause);
+      } catch (const GpuError&) {
+        throw;
+      } catch (const std::exception&) {
+      }
+    }
+    throw;
+  }
+}
+
+GpuCode::GpuCode(void* opened, const Bucket& bucket, Library::Constants constants, Device& device) : device_(device) {
+  for (const Place& argument : bucket.arguments) {
+    bool written = false;
+    for (const Place& each : bucket.written) written = written || (each.kind == argument.kind && each.index == argument.index);
+    uses_.push_back({argument.kind == Place::STATE, written});
+  }
+  in_order([&] { library_ = std::make_unique<Library>(opened, bucket, 1, std::move(constants), Runner{device.number, device.stream}); });
+}
+
+GpuCode::~GpuCode() {
+  try {
+    Using use(device_);
+    graphs_.clear();
+    library_.reset();
+    device_.keep(pool_);
+  } catch (const std::exception&) {  // the context is lost, and its memory with it
+  }
+}
+
+std::vector<Owned> GpuCode::run(const std::vector<Tensor*>& inputs) const {
+  return in_order([&] { return launch(inputs); });
+}
+
+std::vector<int64_t> GpuCode::form_of(const std::vector<Tensor*>& inputs) const {
+  std::vector<int64_t> form;
+  for (size_t at = 0; at < uses_.size(); at++)
+    if (!uses_[at].of_module) form.insert(form.end(), inputs[at]->sizes, inputs[at]->sizes + inputs[at]->rank);
+  return form;
+}
+
+std::vector<Owned> GpuCode::launch(const std::vector<Tensor*>& inputs) const {
+  auto found = graphs_.empty() ? graphs_.end() : graphs_.find(form_of(inputs));
+  if (found == graphs_.end()) return library_->run(inputs);
+  Graph& graph = *found->second;
+  bool same = graph.launched != nullptr;
+  for (size_t at = 0; at < uses_.size(); at++) same = same && (!uses_[at].of_module || inputs[at]->bytes() == graph.inputs[at]->bytes());
+  if (!same) record(graph, inputs);  // other weights were put in their place
+  for (size_t at = 0; at < uses_.size(); at++)
+    if (!uses_[at].of_module) copy(*graph.inputs[at], *inputs[at]);
+  AOTC_CHECKED(cuGraphLaunch, graph.launched, device_.stream);
+  launches_++;
+  for (size_t at = 0; at < uses_.size(); at++)
+    if (!uses_[at].of_module && uses_[at].written) copy(*inputs[at], *graph.inputs[at]);
+  std::vector<Owned> results;
+  for (const Owned& each : graph.outputs) results.push_back(copy_of(*each));
+  return results;
+}
+
+void GpuCode::capture(const std::vector<Tensor*>& inputs) const {
+  in_order([&] {
+    auto graph = std::make_unique<Graph>();
+    for (size_t at = 0; at < uses_.size(); at++) graph->inputs.push_back(uses_[at].of_module ? Owned(shared(*inputs[at])) : like(*inputs[at]));
+    record(*graph, inputs);
+    graphs_[form_of(inputs)] = std::move(graph);
+  });
+}
+
+// Runs the code once before, on inputs of zeros and copies of what it writes to: that loads kernels, which a capture cannot.
+void GpuCode::record(Graph& graph, const std::vector<Tensor*>& inputs) const {
+  graph.forget();
+  std::vector<Owned> scratch;
+  for (size_t at = 0; at < uses_.size(); at++) {
+    if (uses_[at].of_module) graph.inputs[at].reset(shared(*inputs[at]));
+    else clear(*graph.inputs[at]);
+    scratch.push_back(uses_[at].of_module && uses_[at].written ? copy_of(*graph.inputs[at]) : Owned(shared(*graph.inputs[at])));
+  }
+  library_->run(pointers(scratch));
+  device_.wait();
+  Allocating from(pool_);
+  void* recorded = nullptr;
+  AOTC_CHECKED(cuStreamBeginCapture, device_.stream, RELAXED);
+  try {
+    graph.outputs = library_->run(pointers(graph.inputs));
+  } catch (...) {
+    if (!driver().cuStreamEndCapture(device_.stream, &recorded) && recorded) driver().cuGraphDestroy(recorded);
+    throw;
+  }
+  AOTC_CHECKED(cuStreamEndCapture, device_.stream, &recorded);
+  int code = driver().cuGraphInstantiate(&graph.launched, recorded, 0);
+  driver().cuGraphDestroy(recorded);
+  check(code, "cuGraphInstantiateWithFlags");
+}
+
+}  // namespace aotc::gpu

@@ -1,0 +1,107 @@
+"""The GPUs of this machine, by the driver alone: which one a load means, and whether an artifact's code runs on it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from aotc.errors import BindError, EnvironmentMismatchError, Issue, LibraryError, MemoryLimitError
+from aotc.machine.compatibility import rules_of_host
+from aotc.machine.targets import cuda_target, parse_target
+from aotc.machine.this_host import numbers
+from aotc.records import Artifact, Environment
+from aotc.standalone.cpu_environment import cpu_environment, open_cpu
+
+_DEVICE = re.compile(r"(?:(?P<cpu>cpu)|cuda(?::(?P<number>\d{1,4}))?)")
+_LOST = frozenset({700, 702, 710, 713, 714, 715, 716, 717, 718, 719, 721, 999})
+"""CUresult: errors after which the process can use no GPU any more, as CUDA_ERROR_ILLEGAL_ADDRESS."""
+
+
+def gpu_number(device: str | None) -> int | None:
+    """`cuda:1` is 1, `cuda` is 0, `cpu` and None are None. Raises BindError."""
+    if device is None:
+        return None
+    found = _DEVICE.fullmatch(device) if isinstance(device, str) else None
+    if found is None:
+        raise BindError(f"device is {device!r:.100}", hint='give device="cuda", "cuda:1" and so on, "cpu", or none')
+    return None if found["cpu"] else int(found["number"] or 0)
+
+
+def gpu_environment(number: int) -> Environment:
+    """This machine with that GPU, which is opened: `cuda` is the newest CUDA that its driver runs.
+
+    Raises EnvironmentMismatchError where there is no such GPU, or no driver.
+    """
+    here = cpu_environment()
+    try:
+        with gpu_errors():
+            name, major, minor, version = open_cpu().open_gpu(number)
+    except LibraryError as error:
+        raise EnvironmentMismatchError(
+            f"GPU {number} cannot be used: {error.message}",
+            hint="install NVIDIA's driver, and run containers with `--gpus`; CUDA_VISIBLE_DEVICES may hide a GPU",
+            here=here,
+        ) from error
+    capability, cuda = f"{major}.{minor}", f"{version // 1000}.{version % 1000 // 10}"
+    return msgspec.structs.replace(here, cuda_capability=capability, cuda=cuda, gpu=name)
+
+
+def gpu_mismatches(artifact: Artifact, here: Environment) -> list[Issue]:
+    """Why the code does not run on the machine and the GPU of `here`."""
+    needed = artifact.environment
+    issues = [rule.issue for rule in rules_of_host(artifact, here) if rule.issue is not None]
+    built, actual = numbers(needed.cuda_capability, 2), numbers(here.cuda_capability, 2)
+    if built != actual and not (needed.ptx and actual > built):
+        this = parse_target(cuda_target((actual[0], actual[1]))).name
+        said = f"built for {artifact.target}, this GPU ({here.gpu}) is {this}"
+        hint = f"build the model with `{this}` among its targets"
+        issues.append(Issue(said, expected=needed.cuda_capability, actual=here.cuda_capability, hint=hint))
+    if numbers(here.cuda, 1) < numbers(needed.cuda, 1):
+        said = f"built with CUDA {needed.cuda}, this machine's driver runs code of up to CUDA {here.cuda}"
+        hint = "install a newer driver, or build with a torch of an older CUDA"
+        issues.append(Issue(said, expected=needed.cuda, actual=here.cuda, hint=hint))
+    return issues
+
+
+def on_the_gpu(tensors: Sequence[Any], number: int | None) -> list[Any]:
+    """The tensors on that GPU, or as they are: those that lie there already are left. Raises MemoryLimitError and
+    LibraryError."""
+    if number is None:
+        return list(tensors)
+    with gpu_errors():
+        return [open_cpu().to_gpu(tensor, number) for tensor in tensors]
+
+
+@contextmanager
+def gpu_errors() -> Iterator[None]:
+    """Raises what the driver says as `failure_of` has it."""
+    try:
+        yield
+    except open_cpu().GpuError as error:
+        raise failure_of(error) from None
+
+
+def failure_of(error: RuntimeError) -> LibraryError | MemoryLimitError:
+    """The error of a call or a load that failed: with both values where a GPU has too little memory."""
+    if not isinstance(error, open_cpu().GpuError):
+        return LibraryError(str(error))
+    words, code, asked, available, total = error.args
+    if asked:
+        return MemoryLimitError(
+            f"the GPU has too little memory: {_mib(asked)} were asked for at once, {_mib(available)} of {_mib(total)} "
+            f"are free ({words})",
+            hint="close other models and processes on this GPU, serve smaller buckets, or take a larger GPU",
+            asked=asked,
+            used=total - available,
+            limit=total,
+        )
+    lost = "the process can use no GPU any more: end it, and start another" if code in _LOST else ""
+    return LibraryError(f"the GPU's driver failed: {words}" if code else words, hint=lost)
+
+
+def _mib(count: int) -> str:
+    return f"{count / (1 << 20):.1f} MiB"

@@ -1,0 +1,45 @@
+"""Models that run on a GPU without torch, small and of random weights."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+def bert() -> nn.Module:
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256}
+    return BertModel(BertConfig(vocab_size=128, **sizes), add_pooling_layer=False).eval()
+
+
+class Decode(nn.Module):
+    """A Llama that decodes a token at a time, with transformers' static cache over two buffers of the module."""
+
+    LENGTH = 64
+
+    def __init__(self) -> None:
+        super().__init__()
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        torch.manual_seed(0)
+        sizes = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+        config = LlamaConfig(vocab_size=96, intermediate_size=256, max_position_embeddings=self.LENGTH, **sizes)
+        self.model = LlamaForCausalLM(config)
+        self.register_buffer("keys", torch.zeros(2, 1, 2, self.LENGTH, 32))
+        self.register_buffer("values", torch.zeros(2, 1, 2, self.LENGTH, 32))
+
+    def forward(self, input_ids: Tensor, position: Tensor) -> Tensor:
+        from transformers import StaticCache
+
+        cache = StaticCache(config=self.model.config, max_cache_len=self.LENGTH)
+        for layer, keys, values in zip(cache.layers, self.keys, self.values, strict=True):
+            layer.keys, layer.values, layer.cumulative_length = keys, values, position[0].clone()
+            layer.device, layer.is_initialized = keys.device, True
+        result: Tensor = self.model(input_ids, past_key_values=cache, use_cache=True).logits
+        return result
+
+
+def decode() -> nn.Module:
+    return Decode().eval()

@@ -1,0 +1,80 @@
+"""Code for a GPU in a process without torch: values against eager, as graphs, over many calls and threads."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from processes import ROOT, finish, run_aotc, start
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+HERE = Path(__file__).parent
+pytestmark = pytest.mark.cuda
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("standalone")
+    built = run_aotc("build", HERE / "standalone.yaml", "--store", folder / "store", "--untuned", "--jobs", "3")
+    assert built.returncode == 0, built.stdout + built.stderr
+    return folder / "store"
+
+
+def models() -> Any:
+    spec = importlib.util.spec_from_file_location("standalone_models", HERE / "standalone_models.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(store: Path, folder: Path, name: str, module: nn.Module, calls: list[list[Tensor]], kind: str = "") -> Any:
+    """What the process tells, and the largest difference from eager, of results that are at most `1 + |expected|`."""
+    weights = {key: value.clone().contiguous() for key, value in module.state_dict().items()}
+    save_file(weights, folder / "weights.safetensors")
+    arrays = {f"x{call}_{at}": each.numpy() for call, inputs in enumerate(calls) for at, each in enumerate(inputs)}
+    numpy.savez(folder / "given.npz", calls=len(calls), inputs=len(calls[0]), **arrays)
+    ran = finish(start(HERE / "without_torch_on_gpu.py", f"{store}#{name}", folder, kind, cwd=ROOT))
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    told = json.loads(ran.stdout)
+    module = module.cuda()
+    worst = 0.0
+    with numpy.load(folder / "results.npz") as results, torch.no_grad():
+        for at, inputs in enumerate(calls):
+            result: Any = module(*(each.cuda() for each in inputs))
+            value = result if isinstance(result, Tensor) else result[0]
+            expected = value.float().cpu().numpy()
+            worst = max(worst, float((abs(results[f"y{at}"] - expected) / (1 + abs(expected))).max()))
+    assert told["torch"] == told["mapped"] == [] and told["calls"] == told["graphs"] == len(calls)
+    return told, worst
+
+
+def test_a_block_of_float16_gives_eagers_values_many_times(store: Path, tmp_path: Path) -> None:
+    from examples.models import transformer_block
+
+    torch.manual_seed(0)
+    module = transformer_block(width=256, heads=4).half().eval()
+    told, worst = run(store, tmp_path, "block", module, [[torch.randn(4, 128, 256).half()]], "many")
+    assert worst < 0.02
+    assert told["grown"] == 0 and told["wrong"] == 0 and told["on_gpu"] == 2 and told["after"]
+    assert "CUDA_ERROR_OUT_OF_MEMORY" in told["out_of_memory"]
+
+
+def test_bert_of_bfloat16_gives_eagers_values_with_a_mask(store: Path, tmp_path: Path) -> None:
+    ids, mask = torch.randint(0, 128, (2, 128)), torch.ones(2, 128, dtype=torch.int64)
+    mask[0, 100:] = 0
+    _, worst = run(store, tmp_path, "bert", models().bert().bfloat16(), [[ids, mask]])
+    assert worst < 0.05
+
+
+def test_a_llama_keeps_its_cache_between_calls(store: Path, tmp_path: Path) -> None:
+    module = models().decode().bfloat16()
+    calls = [[torch.tensor([[at + 3]]), torch.tensor([at])] for at in range(8)]
+    _, worst = run(store, tmp_path, "decode", module, calls)
+    assert worst < 0.05

@@ -1,0 +1,468 @@
+"""Code for a GPU without torch, over a stand-in for the driver that keeps the GPU's memory on the host: what is copied,
+launched, captured and given back, and what is refused. `tests/cuda/test_cuda_standalone.py` runs real code on a GPU."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import finish, start
+from small_artifact import small_artifact
+
+from aotc.provenance import BuiltVariant
+from aotc.records import (
+    Argument,
+    Environment,
+    LaunchPick,
+    Output,
+    PadRule,
+    Parameter,
+    ResultContainer,
+    Signature,
+    SizeRange,
+    StateSpec,
+    TensorLeaf,
+)
+from aotc.store.layout.publishing import publish
+from aotc.store.layout.store import Store
+
+HERE = Path(__file__).parent / "gpu"
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with libcuda.so.1, and a library whose name compiled code links with."""
+    folder = tmp_path_factory.mktemp("driver")
+    compile_library(folder / "libcuda.so.1", HERE / "driver.cpp", "-Wl,-soname,libcuda.so.1")
+    (folder / "empty.cpp").write_text("")
+    compile_library(folder / "libtorch_cuda.so", folder / "empty.cpp", "-Wl,-soname,libtorch_cuda.so")
+    return folder
+
+
+def compile_library(library: Path, source: Path, *options: str) -> None:
+    command = ["g++", "-std=c++20", "-shared", "-fPIC", "-O1", "-Wall", source, *options, "-o", library]
+    subprocess.run([*map(str, command)], check=True)
+
+
+@pytest.fixture(scope="module")
+def store(driver: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The models of `library.cpp`: `small` of one size, launched as a graph, `ranged`, whose length is padded, and
+    `needy`, which calls an operator of torch."""
+    folder = tmp_path_factory.mktemp("gpu-store")
+    names = ["-Wl,--no-as-needed", f"-L{driver}", "-ltorch_cuda", "-l:libcuda.so.1"]
+    for name, options in (("model", []), ("needy", ["-DNEEDS_TORCH"])):
+        compile_library(folder / f"{name}.so", HERE / "library.cpp", *options, *names)
+    made = Store.create(folder / "store")
+    fixed = {"batch": 2, "length": 4}
+    ranged = {"batch": 2, "length": SizeRange(4, 8, multiple_of=4, tune_at=8)}
+    graph_of_8 = LaunchPick(graph=True, sizes=({"batch": 2, "length": 8},))
+    for name, library, bucket, launch in (
+        ("small", "model.so", fixed, LaunchPick(graph=True)),
+        ("ranged", "model.so", ranged, graph_of_8),
+        ("needy", "needy.so", fixed, None),
+    ):
+        publish(made, name, "latest", [artifact_of(made, name, folder / library, bucket, launch)])
+    return folder / "store"
+
+
+def artifact_of(store: Store, name: str, library: Path, bucket: Any, launch: LaunchPick | None) -> Any:
+    shape, ranged = ("batch", "length", 4), isinstance(bucket["length"], SizeRange)
+    pads = {"length": PadRule()} if ranged else {}
+    variant = BuiltVariant(
+        bucket=bucket,
+        key="",
+        library=library.name,
+        files=(store.blobs.put_file_zstd(library),),
+        arguments=(Argument(leaf=0), Argument(leaf=1), Argument(state="count"), Argument(state="weight")),
+        outputs=(Output(index=0, dims=("", "length", "") if ranged else ()), Output(leaf=1)),
+        output_tree=ResultContainer("tuple", (0, 1)),
+        padded=("length",) if ranged else (),
+        mutated_leaves=(1,),
+        mutated_state=("count",),
+        launch=launch,
+    )
+    return small_artifact(
+        model=name,
+        target="cuda:sm_90",
+        environment=Environment(
+            os="linux", machine="x86_64", torch="2.13.0", cuda_capability="9.0", cuda="13.0", gpu="a GPU"
+        ),
+        signature=Signature(
+            (Parameter("x", 0), Parameter("total", 1)),
+            (TensorLeaf("x", "float32", shape, pad=pads), TensorLeaf("total", "float32", ("batch", 4))),
+            make_contiguous=True,
+        ),
+        state=(StateSpec("count", "float32", (1,), (1,)), StateSpec("weight", "float32", (4,), (1,))),
+        variants=(variant,),
+    )
+
+
+BEGIN = """
+import ctypes, gc, sys, threading
+import numpy
+import aotc.standalone
+from aotc.errors import *
+from aotc.standalone.cpu_environment import open_cpu
+
+driver = ctypes.CDLL("libcuda.so.1")
+driver.stand_in_count.restype = driver.stand_in_memory.restype = ctypes.c_longlong
+count = lambda name: driver.stand_in_count(name.encode())
+weight = numpy.array([1, 2, 3, 4], numpy.float32)
+store = sys.argv[1]
+
+def load(name="small", **options):
+    weights = {"count": numpy.zeros(1, numpy.float32), "weight": weight}
+    return aotc.standalone.load(f"{store}#{name}", weights=weights, **{"device": "cuda", **options})
+
+def inputs(length=4):
+    return numpy.arange(2 * length * 4, dtype=numpy.float32).reshape(2, length, 4), numpy.zeros((2, 4), numpy.float32)
+
+def refused(error, run):
+    try:
+        run()
+    except error as raised:
+        return str(raised)
+    raise AssertionError("nothing was raised")
+"""
+
+
+def run(driver: Path, store: Path, code: str, **changes: str) -> str:
+    """What the code prints, in a process without torch over the stand-in for the driver."""
+    ran = finish(start("-c", BEGIN + code, store, LD_LIBRARY_PATH=str(driver), **changes))
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout
+
+
+# -- calls ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_call_gives_what_the_kernels_compute_and_writes_what_they_write(driver: Path, store: Path) -> None:
+    """As a graph, which was captured at the load: a call launches nothing by itself."""
+    run(
+        driver,
+        store,
+        """
+model = load()
+captured = count("launches")
+x, total = inputs()
+for calls in (1, 2, 3):
+    y = model(x, total)[0]
+    assert type(y) is numpy.ndarray and (y == x * weight).all()
+    assert (total == calls).all()
+assert count("launches") == captured == 8 and count("runs") == 4 + 3 * 4
+stats = model.stats()
+assert stats.calls == stats.graph_launches == 3 and stats.gpu_bytes > stats.free_gpu_bytes >= 0
+assert "torch" not in sys.modules
+""",
+    )
+
+
+def test_a_call_of_other_sizes_is_launched_directly_and_padded(driver: Path, store: Path) -> None:
+    run(
+        driver,
+        store,
+        """
+model = load("ranged")
+before = count("launches")
+for length, launches, graphs in ((4, 4, 0), (5, 4, 1), (8, 4, 2)):
+    x, total = inputs(length)
+    y = model(x, total)[0]
+    assert y.shape == x.shape and (y == x * weight).all() and (total == 1).all()
+    assert (count("launches") - before, model.stats().graph_launches) == (launches, graphs)
+assert model.stats().padded_calls == 1
+""",
+    )
+
+
+def test_a_layout_is_made_contiguous_on_its_way_and_counted(driver: Path, store: Path) -> None:
+    run(
+        driver,
+        store,
+        """
+model = load()
+x, total = inputs()
+turned = numpy.asfortranarray(x)
+assert (model(turned, total)[0] == x * weight).all() and model.stats().contiguous_copies == 1
+""",
+    )
+
+
+def test_weights_are_swapped_and_a_graph_is_captured_anew(driver: Path, store: Path) -> None:
+    run(
+        driver,
+        store,
+        """
+model = load()
+x, total = inputs()
+model(x, total)
+graphs = count("graphs")
+model.update_weights({"weight": weight * 2})
+assert (model(x, total)[0] == x * weight * 2).all()
+assert model.stats().graph_launches == 2 and count("graphs") == graphs
+""",
+    )
+
+
+def test_a_load_and_a_capture_leave_the_module_s_buffers_as_they_were(driver: Path, store: Path) -> None:
+    run(
+        driver,
+        store,
+        """
+model = load()
+counted = lambda: float(numpy.asarray(memoryview(open_cpu().to_host(model._state[0])))[0])
+assert counted() == 0
+model(*inputs())
+assert counted() == 1
+""",
+    )
+
+
+# -- arrays -----------------------------------------------------------------------------------------------------------
+
+
+def test_arrays_on_the_gpu_are_read_there_and_results_lie_there(driver: Path, store: Path) -> None:
+    """A tensor of ours stands for another library's array: it speaks DLPack, and is asked with our stream."""
+    run(
+        driver,
+        store,
+        """
+core = open_cpu()
+
+class Array:
+    def __init__(self, tensor):
+        self.tensor, self.streams = tensor, []
+    def __dlpack_device__(self):
+        return self.tensor.__dlpack_device__()
+    def __dlpack__(self, *, stream=None, max_version=None):
+        self.streams.append(stream)
+        return self.tensor.__dlpack__(stream=stream, max_version=max_version)
+
+model = load()
+x, total = inputs()
+there, into = (Array(core.to_gpu(core.view(each), 0)) for each in (x, total))
+y = model(there, into)[0]
+assert y.__dlpack_device__() == (2, 0) and there.streams and all(there.streams)
+assert (numpy.asarray(memoryview(core.to_host(y))) == x * weight).all()
+assert (numpy.asarray(memoryview(core.to_host(into.tensor))) == 1).all() and not total.any()
+assert (numpy.from_dlpack(y, device="cpu") == x * weight).all()
+refused(BufferError, lambda: memoryview(y))
+other = Array(there.tensor)
+other.__dlpack_device__ = None
+class Elsewhere(Array):
+    def __dlpack_device__(self):
+        return 2, 1
+assert "device 2:1 of DLPack, and not on GPU 0" in refused(MissError, lambda: model(Elsewhere(there.tensor), into))
+""",
+        STAND_IN_GPUS="2",
+    )
+
+
+def test_memory_that_another_library_was_given_is_used_again_once_the_device_has_done_its_work(
+    driver: Path, store: Path
+) -> None:
+    run(
+        driver,
+        store,
+        """
+core = open_cpu()
+model = load()
+x, total = (core.to_gpu(core.view(each), 0) for each in inputs())
+kept = model(x, total)[0]
+capsule = kept.__dlpack__(max_version=(1, 0))
+del kept
+waited, held = count("cuCtxSynchronize"), model.stats().gpu_bytes
+del capsule
+for _ in range(5):
+    model(x, total)
+assert count("cuCtxSynchronize") <= waited + 1 and model.stats().gpu_bytes == held
+""",
+    )
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+
+def test_memory_does_not_grow_with_calls_and_is_given_back(driver: Path, store: Path) -> None:
+    run(
+        driver,
+        store,
+        """
+model = load()
+x, total = inputs()
+model(x, total)
+held = driver.stand_in_memory()
+for _ in range(1000):
+    model(x, total)
+assert driver.stand_in_memory() == held
+model.close()
+assert driver.stand_in_memory() == 0 and count("graphs") == 0
+assert "was closed" in refused(LibraryError, lambda: model(x, total))
+assert (load()(x, total)[0] == x * weight).all()
+""",
+    )
+
+
+def test_freed_blocks_are_given_to_the_driver_where_there_is_no_more(driver: Path, store: Path) -> None:
+    """A load that needs them gets them; one that needs more says how much there is."""
+    run(
+        driver,
+        store,
+        """
+core = open_cpu()
+load().close()
+place = lambda bytes: core.to_gpu(core.view(numpy.zeros(bytes, numpy.uint8)), 0)
+large = place(600_000)
+del large
+other = place(900_000)
+assert "CUDA_ERROR_OUT_OF_MEMORY" in refused(core.GpuError, lambda: place(500_000))
+del other
+assert load()(*inputs())[0].shape == (2, 4, 4)
+""",
+        STAND_IN_MEMORY="1000000",
+    )
+
+
+def test_a_load_without_room_says_both_values(driver: Path, store: Path) -> None:
+    out = run(
+        driver,
+        store,
+        """
+try:
+    load()
+except MemoryLimitError as error:
+    print(error, error.fields["asked"], error.fields["limit"])
+""",
+        STAND_IN_MEMORY="1000",
+    )
+    assert "the GPU has too little memory: 0.0 MiB were asked for at once" in out and out.split()[-2:] == [
+        "512",
+        "1000",
+    ]
+
+
+def test_threads_call_in_turn(driver: Path, store: Path) -> None:
+    run(
+        driver,
+        store,
+        """
+model = load()
+wrong = []
+def calls(factor):
+    x, total = inputs()
+    x *= factor
+    for _ in range(100):
+        wrong.extend([] if (model(x, total)[0] == x * weight).all() else [factor])
+threads = [threading.Thread(target=calls, args=[factor]) for factor in range(1, 5)]
+[each.start() for each in threads], [each.join() for each in threads]
+assert not wrong and model.stats().graph_launches == 400
+""",
+    )
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_error_of_the_driver_is_that_of_its_call_and_has_its_name(driver: Path, store: Path) -> None:
+    run(
+        driver,
+        store,
+        """
+model = load()
+x, total = inputs()
+driver.stand_in_fail(b"cuGraphLaunch", 2)
+assert "cuGraphLaunch: CUDA_ERROR_OUT_OF_MEMORY (2)" in refused(LibraryError, lambda: model(x, total))
+assert (model(x, total)[0] == x * weight).all()
+driver.stand_in_fail(b"cuStreamSynchronize", 700)
+said = refused(LibraryError, lambda: model(x, total))
+assert "CUDA_ERROR_ILLEGAL_ADDRESS (700)" in said and "start another" in said
+assert "CUDA_ERROR_ILLEGAL_ADDRESS (700)" in refused(LibraryError, lambda: model(x, total))
+del model
+gc.collect()
+""",
+    )
+
+
+def test_an_error_within_the_library_has_the_library_s_words(driver: Path, store: Path) -> None:
+    run(
+        driver,
+        store,
+        """
+model = load("ranged")
+x, total = inputs(4)
+driver.stand_in_fail(b"cuLaunchKernel", 1)
+said = refused(LibraryError, lambda: model(x, total))
+assert "bucket batch=2,length=4..8 step 4 failed: CUDA driver error: CUDA: CUDA_ERROR (1)" in said, said
+driver.stand_in_fail(b"cuMemAlloc_v2", 2)
+assert (model(x, total)[0] == x * weight).all()
+""",
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"STAND_IN_GPUS": "0"}, "GPU 0 cannot be used: the GPU's driver failed: cuInit: CUDA_ERROR_NO_DEVICE (100)"),
+        ({"STAND_IN_CAPABILITY": "80"}, "built for cuda:sm_90, this GPU (Stand-in GPU) is cuda:sm_80"),
+        ({"STAND_IN_CUDA": "12080"}, "built with CUDA 13.0, this machine's driver runs code of up to CUDA 12.8"),
+    ],
+)
+def test_another_gpu_or_driver_is_refused_with_both_values(
+    driver: Path, store: Path, changes: dict[str, str], said: str
+) -> None:
+    assert said in run(driver, store, "print(refused(EnvironmentMismatchError, load))", **changes)
+
+
+def test_without_a_driver_a_gpu_is_refused_and_a_cpu_is_not_asked_for(tmp_path: Path, store: Path) -> None:
+    code = "\n".join(line for line in BEGIN.splitlines() if "driver" not in line)
+    ran = finish(start("-c", code + "\nprint(refused(EnvironmentMismatchError, load))", store))
+    assert "there is no driver of NVIDIA here: libcuda.so.1" in ran.stdout, ran.stderr
+    ran = finish(start("-c", code + "\nprint(refused(EnvironmentMismatchError, lambda: load(device=None)))", store))
+    assert "it is to run on cpu" in ran.stdout, ran.stderr
+
+
+def test_what_the_runtime_lacks_and_a_number_that_there_is_none_of_are_refused(driver: Path, store: Path) -> None:
+    out = run(
+        driver,
+        store,
+        """
+print(refused(LibraryError, lambda: load("needy")))
+print(refused(EnvironmentMismatchError, lambda: load(device="cuda:3")))
+print(refused(BindError, lambda: load(device="gpu")))
+""",
+    )
+    assert "calls torch's operator `mm_out`" in out
+    assert "there is no GPU 3, the driver sees 1" in out and "device is 'gpu'" in out
+
+
+def test_the_second_gpu_is_used_by_its_number(driver: Path, store: Path) -> None:
+    run(
+        driver,
+        store,
+        """
+first, second = load(), load(device="cuda:1")
+x, total = inputs()
+assert (first(x, total)[0] == x * weight).all() and (second(x, total)[0] == x * weight).all()
+assert (second.stats().calls, second.stats().graph_launches) == (1, 1)
+assert second._state[0].__dlpack_device__() == (2, 1)
+""",
+        STAND_IN_GPUS="2",
+    )
+
+
+def test_a_forked_child_is_told_to_load_by_itself(driver: Path, store: Path) -> None:
+    run(
+        driver,
+        store,
+        """
+import os
+model = load()
+x, total = inputs()
+if (child := os.fork()) == 0:
+    said = refused(LibraryError, lambda: model(x, total))
+    os._exit(0 if "load in the child alone" in said else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert (model(x, total)[0] == x * weight).all()
+""",
+    )

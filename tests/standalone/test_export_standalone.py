@@ -650,8 +650,8 @@ def test_pyproject_compiles_every_file_of_the_runtime_s_folder() -> None:
     shared, interface = {*files("cpu/*.cpp"), str(core / "openmp.cpp")}, str(core / "cpu" / "c_api.cpp")
     headers = {*files("cpu/*.h"), str(core / "openmp.h")}
     assert listed["_libaotc"] == (shared, headers)
-    of_python = {*headers, *files("cpu/python/*.h"), str(core / "equal_constants.h")}
-    assert listed["_cpu"] == ((shared - {interface}) | files("cpu/python/*.cpp"), of_python)
+    of_python = {*headers, *files("cpu/python/*.h"), *files("gpu/*.h"), str(core / "equal_constants.h")}
+    assert listed["_cpu"] == ((shared - {interface}) | files("cpu/python/*.cpp") | files("gpu/*.cpp"), of_python)
 
 
 def test_the_functions_of_the_header_are_what_the_library_exports(quickstart: Exported) -> None:

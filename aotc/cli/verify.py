@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 @keys_option
 @compat_option
 @click.option("--standalone", is_flag=True, help="Compare what runs without torch, by aotc.standalone.")
+@click.option("--python", metavar="COMMAND", help="With --standalone: another Python, as of aarch64 in an emulator.")
 @click.option("--bisect", is_flag=True, help="Where it differs: find the step, the smallest part, and what mends it.")
 @click.option("--gate", "gate_file", type=click.Path(path_type=Path, dir_okay=False), help="Limits: a gate.yaml.")
 @click.option("--report", type=click.Path(path_type=Path, dir_okay=False), help="Write a report in Markdown.")
@@ -50,6 +51,7 @@ def verify(
     seeds: int,
     compat: Literal["minor", "abi"],
     standalone: bool,
+    python: str | None,
     bisect: bool,
     gate_file: Path | None,
     report: Path | None,
@@ -73,15 +75,18 @@ def verify(
     private, gate = _private_key(signing_key), _gate(gate_file)
     if standalone and (bisect or gate_file or attest):
         raise click.UsageError("--bisect, --gate and --attest are of code with torch, not of --standalone")
+    if python and not standalone:
+        raise click.UsageError("--python goes with --standalone: it has no torch")
+    by = python or "" if standalone else None
     if is_manifest(Path(what)):
         where = str(store_path)
-        found = verify_manifest(Path(what), models, store_path, tag or "latest", seeds, compat, standalone)
+        found = verify_manifest(Path(what), models, store_path, tag or "latest", seeds, compat, by)
     elif models or tag is not None:
         raise click.UsageError("--model and --tag go with a manifest; a reference names its own: MODEL:TAG")
     else:
         (given,) = store_of(store_path, parse_reference(what))
         where = str(given)
-        found = verify_reference(what, where, seeds, compat, standalone)
+        found = verify_reference(what, where, seeds, compat, by)
     if gate and gate_file:
         _check_gate(gate, gate_file, where, what, models)
     end_on_sigterm()

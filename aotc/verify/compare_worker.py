@@ -65,7 +65,7 @@ def verify(job: VerifyJob) -> Iterator[StepMessage]:
             message = msgspec.structs.replace(message, report=comparison.ranks.worst(message.report))
         right &= message.report is None or message.report.status == "ok"
         yield message
-    if artifact.untested and right and job.first == 0 and not job.standalone:  # else an earlier step has crashed
+    if artifact.untested and right and job.first == 0 and job.standalone is None:  # else an earlier step has crashed
         from aotc.verify.compare_worker import measured_launches
 
         yield StepMessage(job.first, "-", launches=measured_launches(comparison))
@@ -92,7 +92,9 @@ def _whole(job: VerifyJob, comparison: Comparison, dispatcher: Dispatcher) -> It
 def _steps(
     job: VerifyJob, comparison: Comparison, artifact: Artifact, dispatcher: Dispatcher, extremes: bool
 ) -> Iterator[StepMessage]:
-    for number, step in list(enumerate(steps_of(artifact, dispatcher, job.standalone)))[job.first : job.end]:
+    for number, step in list(enumerate(steps_of(artifact, dispatcher, job.standalone is not None)))[
+        job.first : job.end
+    ]:
         if step.extremes is not extremes:
             continue
         name = bucket_name(dispatcher.variants[step.bucket].bucket)

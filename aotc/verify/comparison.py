@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 
 class VerifyJob(msgspec.Struct, frozen=True):
     """What to verify: a reference in a store, the model's factory in `folder`, the steps from `first` to `end`;
-    `compat` as `aotc.load` has it. `standalone`: what `aotc.standalone.load` gives, in a process without torch."""
+    `compat` as `aotc.load` has it. `standalone`: what `aotc.standalone.load` gives in a process without torch, of the
+    Python that this command starts, "" for this one; None for what `aotc.load` gives."""
 
     ref: str
     store: str
@@ -55,7 +56,7 @@ class VerifyJob(msgspec.Struct, frozen=True):
     compat: Compat = "minor"
     first: int = 0
     end: int | None = None
-    standalone: bool = False
+    standalone: str | None = None
 
 
 class CouldNotRun(Exception):
@@ -356,10 +357,10 @@ class Comparison:
     # -- modules ------------------------------------------------------------------------------------------------------
 
     def _compiled_of(self, module: nn.Module) -> CompiledCall:
-        if self.job.standalone:
+        if self.job.standalone is not None:
             from aotc.verify.standalone_calls import StandaloneCalls
 
-            without_torch = StandaloneCalls(self.job.ref, self.job.store, self.job.target, module)
+            without_torch = StandaloneCalls(self.job.ref, self.job.store, self.job.target, module, self.job.standalone)
             return cast(CompiledCall, without_torch)  # as far as own weights go
         self.loaded = self._load_whole(module)
         """What a user has of `compiled`, and gives to a TrainingStep."""

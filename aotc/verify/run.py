@@ -39,11 +39,10 @@ def verify_manifest(
     tag: str,
     seeds: int,
     compat: Compat = "minor",
-    standalone: bool = False,
+    standalone: str | None = None,
 ) -> Generator[VerifyReport]:
     """Verify every model of a manifest, one after another; one that cannot be run here keeps no other from it. A bucket
-    of the manifest that a bundle lacks could not run. `compat` is that of `aotc.load`. `standalone`: in a process
-    without torch.
+    of the manifest that a bundle lacks could not run. `compat` is that of `aotc.load`, `standalone` as of `VerifyJob`.
 
     Raises ManifestError, StoreError.
     """
@@ -66,7 +65,7 @@ def verify_manifest(
 
 
 def verify_reference(
-    text: str, store_path: Path | str, seeds: int, compat: Compat = "minor", standalone: bool = False
+    text: str, store_path: Path | str, seeds: int, compat: Compat = "minor", standalone: str | None = None
 ) -> Generator[VerifyReport]:
     """Verify one reference; the factory that its record names is imported from the working folder.
 
@@ -78,9 +77,9 @@ def verify_reference(
 
 
 def _verify(
-    where: str, reference: Reference, folder: Path, seeds: int, compat: Compat, standalone: bool
+    where: str, reference: Reference, folder: Path, seeds: int, compat: Compat, standalone: str | None
 ) -> Iterator[VerifyReport]:
-    opened = open_runnable(where, reference, folder, compat)
+    opened = open_runnable(where, reference, folder, compat, standalone or "")
     for artifact in opened.artifacts:
         try:
             for report in _verify_artifact(opened.where, opened.pinned, artifact, folder, seeds, compat, standalone):
@@ -95,12 +94,12 @@ def _verify(
 
 
 def _verify_artifact(
-    where: str, ref: str, artifact: BuiltArtifact, folder: Path, seeds: int, compat: Compat, standalone: bool
+    where: str, ref: str, artifact: BuiltArtifact, folder: Path, seeds: int, compat: Compat, standalone: str | None
 ) -> Iterator[VerifyReport]:
     """Follow the worker through its steps; where it dies, say so of the bucket it was at, and go on behind it."""
     spec = spec_of(artifact)
     dispatcher = model_dispatcher(artifact, spec.buckets)
-    steps = steps_of(artifact, dispatcher, standalone)
+    steps = steps_of(artifact, dispatcher, standalone is not None)
     first, end = 0, len(steps)
     while first < end:
         job = VerifyJob(ref, where, spec, str(folder), artifact.target, seeds, compat, first, end, standalone)

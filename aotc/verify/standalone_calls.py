@@ -24,6 +24,7 @@ from aotc.standalone.state_tensors import written_names
 from aotc.store.layout.bundle import read_artifact, read_bundle
 from aotc.store.layout.reader import StoreReader
 from aotc.store.reference import parse_reference
+from aotc.verify.other_python import other_python
 from aotc.verify.standalone_child import ALIGNMENT, decoded, encoded
 
 
@@ -33,8 +34,9 @@ class StandaloneCalls:
 
     device = torch.device("cpu")
 
-    def __init__(self, ref: str, store: str, target: str, module: nn.Module) -> None:
-        """Raises VerifyError with the reason where a process without torch cannot load it."""
+    def __init__(self, ref: str, store: str, target: str, module: nn.Module, python: str = "") -> None:
+        """`python` is the command of another Python, which has aotc. Raises VerifyError with the reason where a process
+        without torch cannot load it."""
         opened = StoreReader.open(Path(store))
         bundle = read_bundle(opened, parse_reference(ref))
         (entry,) = [each for each in bundle.artifacts if each.target == target]
@@ -42,11 +44,12 @@ class StandaloneCalls:
         self._bind = make_binder(self.artifact.signature)
         self._module = module
         self._folder = tempfile.TemporaryDirectory(prefix="aotc-standalone-")
+        module_name = "aotc.verify.standalone_child"
         self._process = subprocess.Popen(
-            child_command("aotc.verify.standalone_child"),
+            other_python(python, "-m", module_name) if python else child_command(module_name),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=child_environment(),
+            env=None if python else child_environment(),
             text=True,
         )
         weights = {} if self.artifact.weights == "frozen" else module.state_dict()

@@ -3,10 +3,12 @@
     python tests/benchmarks/standalone_fits.py --store FOLDER --store FOLDER   # of all bundles in these stores
     python tests/benchmarks/standalone_fits.py --model vit --model t5          # builds these families, both ways
     python tests/benchmarks/standalone_fits.py --part 1/16 --work FOLDER       # every 16th family, from the first on
+    python tests/benchmarks/standalone_fits.py --part 1/16 --target cpu:neon --python COMMAND   # for another machine
 
 Families are those of tests/zoo/families.yaml: built once as they are, which says what fits by itself, and those that
 do not, once more with `runtime: standalone`. What fits is compared with eager, by `aotc verify --standalone`. `--work`
-keeps what was found, so that the table, in Markdown, is that of all parts so far.
+keeps what was found, so that the table, in Markdown, is that of all parts so far. For another machine, families are
+built with `runtime: standalone` alone, and COMMAND is as of `aotc verify --python`.
 """
 
 from __future__ import annotations
@@ -38,6 +40,8 @@ def main() -> None:
     parser.add_argument("--model", action="append", default=[], help="a family (may be given several times)")
     parser.add_argument("--part", metavar="I/N", help="every N-th family from the I-th")
     parser.add_argument("--work", type=Path, metavar="FOLDER", help="keep what was found there, and add to it")
+    parser.add_argument("--target", default="native", help="what to build the families for")
+    parser.add_argument("--python", metavar="COMMAND", help="the Python that runs what was built")
     options = parser.parse_args()
     for store in options.store:
         show(str(store), dict(fits_of(store)))
@@ -45,7 +49,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="aotc-fits-") as temporary:
             kept = (options.work or Path(temporary)) / "found.json"
             found: Found = json.loads(kept.read_text()) if kept.exists() else {}
-            found |= measured(Path(temporary), options.model or part_of(options.part))
+            names = options.model or part_of(options.part)
+            found |= measured(Path(temporary), names, options.target, options.python)
             kept.parent.mkdir(parents=True, exist_ok=True)
             kept.write_text(json.dumps(found, indent=1))
             print(table_of(found))
@@ -88,18 +93,18 @@ def show(title: str, found: dict[str, list[str] | None]) -> None:
 # -- families ---------------------------------------------------------------------------------------------------------
 
 
-def measured(work: Path, names: Sequence[str]) -> Found:
+def measured(work: Path, names: Sequence[str], target: str, python: str | None) -> Found:
     found: Found = {name: {} for name in names}
-    for runtime in WAYS:
+    for runtime in WAYS[-1:] if python else WAYS:
         left = [name for name in names if all(map(calls_of, found[name].values()))]
         if not left:
             break
-        failed, store = build(work, left, runtime)
+        failed, store = build(work, left, runtime, target)
         of_store = {name.split()[0]: reasons or [] for name, reasons in fits_of(store)}
         for name in left:
             found[name][runtime] = of_store[name] if name in of_store else failed.get(name, [NOT_BUILT])
             if not found[name][runtime]:
-                found[name]["verified"] = verified(work, store, name)
+                found[name]["verified"] = verified(work, store, name, python)
     return found
 
 
@@ -113,20 +118,21 @@ def code_fits(reasons: Sequence[str]) -> bool:
     return not any(reason.startswith((CALLS, NOT_BUILT)) for reason in reasons)
 
 
-def build(work: Path, names: Sequence[str], runtime: str) -> tuple[dict[str, list[str]], Path]:
+def build(work: Path, names: Sequence[str], runtime: str, target: str) -> tuple[dict[str, list[str]], Path]:
     """The errors, by family, and the store."""
     document = families()
     document["models"] = {name: document["models"][name] for name in names}
-    document["defaults"]["runtime"] = runtime
+    document["defaults"] |= {"runtime": runtime, "targets": [target]}
     manifest, store = work / f"{runtime}.json", work / runtime
     manifest.write_text(json.dumps(document))
     report = aotc(work, "build", manifest, "--store", store, "--jobs", 1, "--json")
     return {unit["model"]: reasons_of(unit) for unit in report["units"] if unit["error"]}, store
 
 
-def verified(work: Path, store: Path, name: str) -> list[str]:
+def verified(work: Path, store: Path, name: str, python: str | None) -> list[str]:
     """What verify says of each size: its status, and of one that is not `ok` the reason."""
-    reports = aotc(work, "verify", f"{store}#{name}", "--standalone", "--seeds", 1, "--json")
+    there = ("--python", python) if python else ()
+    reports = aotc(work, "verify", f"{store}#{name}", "--standalone", *there, "--seeds", 1, "--json")
     if not isinstance(reports, list):
         return [f"could not run: {reports['error']['message']}"]
     return [one["status"] if one["status"] == "ok" else f"{one['status']}: {one['detail']}" for one in reports]
@@ -167,7 +173,7 @@ def table_of(found: Found) -> str:
     for name, one in found.items():
         if name in right:
             continue
-        last = one.get("standalone", one["any"])
+        last = one["standalone"] if "standalone" in one else one["any"]
         refused.update(set(calls_of(last)))
         others = [reason for reason in last if not reason.startswith(CALLS)]
         others += [state for state in one.get("verified", []) if state != "ok"]

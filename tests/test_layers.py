@@ -35,7 +35,10 @@ RECORDS = {
 }
 TENSORS = {"aotc.tensors", "aotc.tensors.strides", "torch"}
 TARGETS = {"aotc.machine.targets", "aotc.machine.gpus"}
-HOST = {*TARGETS, *(f"aotc.machine.{name}" for name in ("compatibility", "cpp_compiler", "elf", "forks", "this_host"))}
+HOST = {
+    *TARGETS,
+    *(f"aotc.machine.{name}" for name in ("compatibility", "cpp_compiler", "elf", "forks", "hwcap", "this_host")),
+}
 MACHINE = {
     *RECORDS,
     *HOST,
@@ -103,7 +106,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aotc.machine.cpp_compiler": set(),
     "aotc.machine.elf": set(),
     "aotc.machine.forks": set(),
-    "aotc.machine.this_host": {"aotc.errors"},
+    "aotc.machine.hwcap": set(),
+    "aotc.machine.this_host": {"aotc.errors", "aotc.machine.hwcap"},
     "aotc.machine.targets": {"msgspec"},
     "aotc.machine.gpus": {*RECORDS, "aotc.machine.targets"},
     "aotc.manifest": MANIFEST,

@@ -13,7 +13,9 @@
 
 - `tensor.h`, `tensor.cpp`: tensors behind the handles of torch's C shim; `floats.h`: numbers of 16 bits.
 - `shim.cpp`: the shim's functions, without operators. `operators.cpp`: these; `gemm.cpp`: matrix products.
-- `sleef.h`, compiled for AVX2 and for AVX512: the vector functions that Inductor's code calls, over glibc's libmvec.
+- `instructions.h`: for which CPUs arithmetic is compiled, of x86-64 and of aarch64.
+- `sleef.h`, compiled for AVX2 and for AVX512: the vector functions that Inductor's code calls on x86-64, over glibc's
+  libmvec.
 - `call_table.h`, `call_table.cpp`: which bucket takes a call. `table_call.h`, `table_call.cpp`: the call itself.
 - `library.h`, `library.cpp`: a bucket's library, by the interface of AOTInductor.
 - `c_api.cpp`: `libaotc.so` of exported folders, whose interface is `aotc.h`. `dlpack.h`: DLPack's structures.

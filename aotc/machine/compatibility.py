@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from aotc.errors import Issue
-from aotc.machine.targets import CPU_LEVELS, best_cpu_target, cuda_target, parse_target
+from aotc.machine.targets import below_all_targets, best_cpu_target, cuda_target, parse_target
 from aotc.machine.this_host import Compat, numbers
 from aotc.records import Artifact, Environment, Record
 
@@ -88,8 +88,7 @@ def _cpu_rules(artifact: Artifact, here: Environment) -> list[Rule]:
     needed = artifact.environment.cpu_features
     missing = sorted(set(needed) - set(here.cpu_features))
     best = best_cpu_target(here.cpu_features)
-    lowest = [name for name, level in CPU_LEVELS.items() if level.machine == here.machine][-1:]
-    level = best or f"below {lowest[0].removeprefix('cpu:')}" if lowest else f"a CPU of {here.machine}"
+    level = best or below_all_targets(here.machine)
     found = []
     if needed:
         add = f"add `{best}` to the model's targets" if best else "this CPU is below the oldest target"

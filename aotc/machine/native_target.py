@@ -9,7 +9,7 @@ import torch
 
 from aotc.errors import EnvironmentMismatchError
 from aotc.machine.environment import cpu_features
-from aotc.machine.targets import best_cpu_target, cuda_target
+from aotc.machine.targets import below_all_targets, best_cpu_target, cuda_target
 
 
 def native_target(device: str = "cpu") -> str:
@@ -23,21 +23,22 @@ def native_target(device: str = "cpu") -> str:
             )
         return cuda_target(torch.cuda.get_device_capability())
     target = best_cpu_target(cpu_features())
-    if platform.machine() not in ("x86_64", "AMD64") or target is None:
+    if target is None:
         raise EnvironmentMismatchError(
-            f"this CPU ({platform.machine()}) is below the oldest target, cpu:x86-64-v3",
-            hint="aotc compiles for x86-64 CPUs with AVX2 and for CUDA GPUs",
+            f"no target is for this CPU ({platform.machine()}): {below_all_targets(platform.machine())}",
+            hint="aotc compiles for x86-64 CPUs with AVX2, for Armv8.2 and newer, and for CUDA GPUs",
         )
     return target
 
 
 def resolve_target(name: str) -> str:
-    """`native` is this machine's GPU where torch sees one, else its CPU; `cuda` its GPU; other names stay."""
+    """`native` is this machine's GPU where torch sees one, else its CPU; `cuda` its GPU. A GPU's host that is of this
+    machine's architecture is left out. Other names stay."""
     if name == "native":
         return native_target("cuda" if torch.cuda.is_available() else "cpu")
     if name == "cuda":
         return native_target("cuda")
-    return name
+    return name.removesuffix(f"@{platform.machine()}")
 
 
 def python_abi() -> str:

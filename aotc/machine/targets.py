@@ -1,7 +1,8 @@
 """Targets: what code is for. `cpu:x86-64-v3`, `cpu:amx`, `cpu:neon`, `cuda:sm_90`.
 
-Features of a CPU have the names of Linux, in `/proc/cpuinfo`. The levels of x86-64 are those of its psABI
-(gitlab.com/x86-psABIs/x86-64-ABI, section "Micro-Architecture Levels"); `cpu:amx` adds what Inductor's AMX kernels use.
+Features of a CPU have the names of Linux, as `aotc.machine.this_host` finds them. The levels of x86-64 are those of its
+psABI (gitlab.com/x86-psABIs/x86-64-ABI, section "Micro-Architecture Levels"); `cpu:amx` adds what Inductor's AMX
+kernels use.
 Those of aarch64 are an Armv8.2 without SVE (`cpu:neon`), Neoverse V1 (`cpu:sve256`: Graviton3) and Neoverse V2
 (`cpu:sve128`: Grace, Graviton4, Axion). Code for SVE is compiled for one length of its vectors, which no feature of
 Linux names: `aotc.machine.this_host` adds `sve128` and the like.
@@ -50,12 +51,12 @@ CPU_LEVELS = {
 CPU_FEATURES = {name: level.features for name, level in CPU_LEVELS.items()}
 """Target → the CPU features that its code needs; the most capable first."""
 
-_CUDA = re.compile(r"cuda:sm_(?P<number>[0-9]{2,3})")
+_CUDA = re.compile(r"cuda:sm_(?P<number>[0-9]{2,3})(?:@(?P<machine>aarch64|x86_64))?")
 
 
 class Target(msgspec.Struct, frozen=True):
-    """A resolved target: `name`, the torch device type `device`, for a GPU its compute `capability` ("9.0"), and for a
-    CPU its architecture `machine`, as of `platform.machine()`; that of a GPU's host is the build machine's."""
+    """A resolved target: `name`, the torch device type `device`, for a GPU its compute `capability` ("9.0"), and the
+    architecture `machine` of the CPU or of the GPU's host, as of `platform.machine()`; "" is the build machine's."""
 
     name: str
     device: str
@@ -70,13 +71,19 @@ def parse_target(name: str) -> Target:
         return Target(name, "cpu", cpu_features=CPU_FEATURES[name], machine=CPU_LEVELS[name].machine)
     if match := _CUDA.fullmatch(name):
         number = match["number"]
-        return Target(name, "cuda", capability=f"{number[:-1]}.{number[-1]}")
+        return Target(name, "cuda", capability=f"{number[:-1]}.{number[-1]}", machine=match["machine"] or "")
     raise ValueError(f"`{name}` is not a target")
 
 
 def best_cpu_target(features: frozenset[str] | set[str] | tuple[str, ...]) -> str | None:
     """The most capable CPU target that a machine with these features runs; None below all of them."""
     return next((name for name, needed in CPU_FEATURES.items() if set(needed) <= set(features)), None)
+
+
+def below_all_targets(machine: str) -> str:
+    """How a CPU of an architecture, as of `platform.machine()`, is called that runs no target: `below neon`."""
+    oldest = [name for name, level in CPU_LEVELS.items() if level.machine == machine][-1:]
+    return f"below {oldest[0].removeprefix('cpu:')}" if oldest else f"a CPU of {machine}"
 
 
 def cuda_target(capability: tuple[int, int]) -> str:

@@ -18,24 +18,21 @@ Compat = Literal["minor", "abi"]
 
 
 def cpu_flags() -> frozenset[str]:
-    """The feature flags of `/proc/cpuinfo`, empty where there is none. Of the first CPU: there may be hundreds.
+    """The features of this CPU in Linux's names: the flags of `/proc/cpuinfo`, empty where there is none.
 
-    On aarch64 they are the kernel's `HWCAP` and `HWCAP2`; with SVE, the length of its vectors in bits is added, as
+    On aarch64 those that the kernel tells each process; with SVE, the length of its vectors in bits is added, as
     `sve256`.
     """
+    if platform.machine() == "aarch64":
+        from aotc.machine.hwcap import aarch64_flags
+
+        return aarch64_flags()
     try:
         with Path("/proc/cpuinfo").open(encoding="ascii", errors="replace") as lines:
-            line = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+            first = next((line for line in lines if line.startswith("flags")), "")  # CPU, of hundreds
+            return frozenset(first.partition(":")[2].split())
     except OSError:
         return frozenset()
-    flags = frozenset(line.partition(":")[2].split())
-    return flags | {f"sve{_sve_bits()}"} if "sve" in flags else flags
-
-
-def _sve_bits() -> int:
-    """The length of this process's SVE vectors (`PR_SVE_GET_VL`, man 2 prctl)."""
-    length: int = ctypes.CDLL(None).prctl(51)
-    return max(length & 0xFFFF, 0) * 8
 
 
 def glibc_version() -> str:

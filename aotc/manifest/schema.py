@@ -45,7 +45,7 @@ _Ends = Annotated[list[_Size], Meta(min_length=2, max_length=2, title="a range [
 
 _CPUS = tuple(reversed(CPU_LEVELS))
 _TARGET = Meta(
-    pattern=rf"^(native|{'|'.join(_CPUS)}|cuda|cuda:sm_[0-9]{{2,3}})$(?!\n)",
+    pattern=rf"^(native|{'|'.join(_CPUS)}|cuda|cuda:sm_[0-9]{{2,3}}(@(aarch64|x86_64))?)$(?!\n)",
     title=f"a target (native, {', '.join(_CPUS)}, cuda or cuda:sm_NN)",
     examples=["native", *_CPUS, "cuda", *known_targets()],
 )

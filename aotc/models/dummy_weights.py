@@ -31,7 +31,7 @@ WIDEST_KERNEL = 128
 """Elements; a parameter of three axes of which the last is longer is taken for several matrices."""
 
 BLOCK = PAGES * mmap.PAGESIZE
-_MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000  # of Linux on x86-64, which Python's mmap does not name
+_MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000  # of Linux on x86-64 and aarch64, which Python's mmap does not name
 
 
 # -- while the factory runs -------------------------------------------------------------------------------------------

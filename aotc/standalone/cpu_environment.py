@@ -13,8 +13,8 @@ from aotc.errors import LibraryError
 from aotc.machine.this_host import cpu_flags, glibc_version, libstdcxx_versions
 from aotc.records import Environment
 
-NEEDED_FEATURES = frozenset({"avx2", "bmi2", "fma"})
-"""What the extension itself is compiled for."""
+_NEEDED_FEATURES = {"x86_64": frozenset({"avx2", "bmi2", "fma"})}
+"""By architecture, what the extension itself is compiled for; each CPU of the others has it."""
 _ARCH_PRCTL, _REQUEST, _TILES = 158, 0x1023, 18
 """The system call, `ARCH_REQ_XCOMP_PERM` and the number of AMX's tiles, of `man 2 arch_prctl`."""
 
@@ -22,9 +22,10 @@ _ARCH_PRCTL, _REQUEST, _TILES = 158, 0x1023, 18
 @functools.cache
 def open_cpu() -> Any:
     """The module `aotc.core._cpu`. Raises LibraryError where this machine or this installation lacks it."""
-    if absent := NEEDED_FEATURES - cpu_flags():
+    needed = _NEEDED_FEATURES.get(platform.machine(), frozenset())
+    if absent := needed - cpu_flags():
         raise LibraryError(
-            f"the standalone runtime needs a CPU with {', '.join(sorted(NEEDED_FEATURES))}; this one has no "
+            f"the standalone runtime needs a CPU with {', '.join(sorted(needed))}; this one has no "
             f"{', '.join(sorted(absent))}",
             hint="load it with aotc.load, where torch is installed",
         )
@@ -33,8 +34,8 @@ def open_cpu() -> Any:
     except ImportError as error:
         raise LibraryError(
             f"this installation has no standalone runtime: {error}",
-            hint="install a wheel of aotc for x86-64 and glibc 2.35 or newer, with libgomp1 beside it; from a clone, "
-            "install g++ first, and then aotc again",
+            hint=f"install a wheel of aotc for {platform.machine()} and glibc 2.35 or newer, with libgomp1 beside it; "
+            "from a clone, install g++ first, and then aotc again",
         ) from error
 
 

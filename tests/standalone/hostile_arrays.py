@@ -248,7 +248,8 @@ def main(store: str, first: int, count: int) -> None:
 
     numpy.seterr(all="ignore")
     gc.disable()  # what a call has taken goes with it, and waits for no collection
-    model = aotc.standalone.load(f"{store}#accumulating", weights={})
+    trust = aotc.Trust(allow_untested=True)  # on a CPU that the build machine lacks
+    model = aotc.standalone.load(f"{store}#accumulating", weights={}, trust=trust)
     said = {seed: try_call(model, seed) for seed in range(first, first + count)}
     wrong = {seed: words for seed, words in said.items() if words not in ("ran", "missed")}
     counts = [list(said.values()).count(word) for word in ("ran", "missed")]

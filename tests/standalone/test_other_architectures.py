@@ -6,15 +6,15 @@ import platform
 import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
 import torch
-import yaml
 from click.testing import CliRunner, Result
 from cross_model import WIDTH, mixed
-from in_process import build_here
 from processes import ROOT
 from safetensors.torch import save_file
 
@@ -22,8 +22,14 @@ from aotc.cli import main
 from aotc.compiler.planning.plan import parse_target, plan_units, why_not_buildable
 from aotc.errors import LibraryError
 from aotc.machine.cpp_compiler import compiler_name, compiler_version, has_cross_compiler
+from aotc.machine.native_target import resolve_target
 from aotc.manifest import ModelSpec, read_manifest
-from aotc.standalone.exporting.folder_runtime import folder_runtime
+from aotc.standalone.exporting.folder_runtime import (
+    COMPILE_OPTIONS,
+    LINK_OPTIONS,
+    folder_runtime,
+    runtime_sources,
+)
 from aotc.store.layout.bundle import read_artifact, read_bundle
 from aotc.store.layout.store import Store
 from aotc.store.reference import parse_reference
@@ -33,6 +39,7 @@ EMULATOR = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64")
 CPUS = {"cpu:neon": "max,sve=off", "cpu:sve256": "max,sve-max-vq=2", "cpu:sve128": "max,sve-max-vq=1"}
 """By target, what the emulator is: `sve-max-vq` is the length of SVE's vectors in units of 128 bits."""
 FROZEN = ["cpu:sve128"]
+MANIFEST = Path(__file__).with_name("aarch64.yaml")
 TOLERANCE = 2e-5  # of float32, whose sums are taken in another order
 HALF = 2e-2  # of what bfloat16 gives: two units in the last place of values below 1
 
@@ -46,31 +53,17 @@ cross_compiled = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with one bucket, whose sizes are ranges, for each target of aarch64; that for `cpu:sve128` is frozen, the
-    weights of the others lie beside it."""
-    folder = tmp_path_factory.mktemp("aarch64")
-    shutil.copy(ROOT / "tests" / "standalone" / "cross_model.py", folder)
-    model = {
-        "factory": "cross_model.py:mixed",
-        "inputs": {"x": {"shape": ["batch", "seq", WIDTH]}},
-        "buckets": [{"batch": 2, "seq": {"range": [2, 64]}}],
-        "runtime": "standalone",
-    }
-    models = {
-        "mixed": {**model, "targets": [target for target in CPUS if target not in FROZEN]},
-        "frozen": {**model, "targets": FROZEN, "weights": "frozen"},
-    }
-    (folder / "manifest.yaml").write_text(yaml.safe_dump({"version": 1, "models": models}))
-    save_file({name: tensor.contiguous() for name, tensor in mixed().state_dict().items()}, folder / "w.safetensors")
-    build_here(folder / "manifest.yaml", folder / "store")
-    return folder / "store"
+def store(shared_folder: Path, built: Any) -> Path:
+    return built(shared_folder, "aarch64-store", MANIFEST)  # type: ignore[no-any-return]
 
 
 def export(store: Path, folder: Path, target: str, *options: str) -> Result:
     command = ["export", f"{store}#{'frozen' if target in FROZEN else 'mixed'}", "--standalone", folder, *options]
-    weights = [] if target in FROZEN else ["--weights", store.with_name("w.safetensors")]
-    return CliRunner().invoke(main, [*map(str, [*command, *weights, "--target", target])])
+    if target not in FROZEN:
+        weights = {name: tensor.contiguous() for name, tensor in mixed().state_dict().items()}
+        save_file(weights, folder.with_name("w.safetensors"))
+        command += ["--weights", folder.with_name("w.safetensors")]
+    return CliRunner().invoke(main, [*map(str, [*command, "--target", target])])
 
 
 @pytest.fixture(scope="module")
@@ -145,12 +138,13 @@ def test_a_cpu_that_lacks_features_refuses_the_folder(
 def test_the_record_says_the_architecture_and_that_the_code_has_not_run(store: Path, tmp_path: Path) -> None:
     opened = Store.open(store)
     bundles = [read_bundle(opened, parse_reference(name)) for name in ("mixed", "frozen")]
-    artifacts = [read_artifact(opened, entry) for bundle in bundles for entry in bundle.artifacts]
+    entries = [entry for bundle in bundles for entry in bundle.artifacts if entry.target in CPUS]
+    artifacts = [read_artifact(opened, entry) for entry in entries]
     assert {artifact.target for artifact in artifacts} == {*CPUS}
     assert all(artifact.untested and artifact.environment.machine == "aarch64" for artifact in artifacts)
-    verified = CliRunner().invoke(main, ["verify", f"{store}#mixed"])
-    assert "mixed:latest holds cpu:neon, cpu:sve256; none of it runs on this machine" in verified.output
-    assert "hint: test the folder of `aotc export --standalone` on such a machine" in verified.output
+    verified = CliRunner().invoke(main, ["verify", f"{store}#frozen"])
+    assert "frozen:latest holds cpu:sve128; none of it runs on this machine" in verified.output
+    assert "hint: verify it with --standalone --python COMMAND" in verified.output
     refused = export(store, tmp_path / "folder", "cpu:neon")
     assert refused.exit_code != 0
     assert "has no attestation" in refused.output
@@ -161,10 +155,17 @@ def test_the_record_says_the_architecture_and_that_the_code_has_not_run(store: P
 
 @emulated
 def test_a_key_names_the_cross_compilers_version(store: Path) -> None:
-    units = plan_units(read_manifest(store.with_name("manifest.yaml")))
-    versions = {unit.factors["compiler"] for unit in units}
-    assert versions == {compiler_version("aarch64")}
-    assert not versions & {compiler_version()}
+    units = plan_units(read_manifest(MANIFEST, ["mixed"]))
+    versions = {unit.target.machine: unit.factors["compiler"] for unit in units}
+    assert versions == {"aarch64": compiler_version("aarch64"), "x86_64": compiler_version()}
+    assert len({*versions.values()}) == 2
+
+
+def test_the_runtime_for_another_architecture_is_compiled_as_the_extension_for_this_one() -> None:
+    modules = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["ext-modules"]
+    (built,) = [each for each in modules if each["name"] == "aotc.core._libaotc"]
+    assert {*built["sources"]} == {str(path.relative_to(ROOT)) for path in runtime_sources()}
+    assert built["extra-compile-args"] == [*COMPILE_OPTIONS] and built["extra-link-args"] == [*LINK_OPTIONS]
 
 
 # -- without the toolchain --------------------------------------------------------------------------------------------
@@ -191,6 +192,16 @@ def test_code_that_calls_torch_is_not_cross_compiled() -> None:
     issue = why_not_buildable(spec("any"), parse_target("cpu:neon"))
     assert issue is not None
     assert (issue.expected, issue.actual) == ("runtime: standalone", "runtime: any")
+
+
+@cross_compiled
+def test_code_for_a_gpu_of_another_host_is_refused_with_both_architectures() -> None:
+    issue = why_not_buildable(spec("any"), parse_target("cuda:sm_90@aarch64"))
+    assert issue is not None
+    assert (issue.expected, issue.actual) == ("aarch64", "x86_64")
+    assert "`cuda:sm_90`, and build it on aarch64" in issue.hint
+    assert resolve_target("cuda:sm_90@aarch64") == "cuda:sm_90@aarch64"
+    assert resolve_target("cuda:sm_90@x86_64") == "cuda:sm_90"
 
 
 @cross_compiled

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import sys
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from small_artifact import small_artifact
 
 import aotc.machine.environment as environment
+import aotc.machine.hwcap as hwcap
 import aotc.machine.native_target as native
 import aotc.machine.this_host as this_host
 from aotc.errors import EnvironmentMismatchError, Issue
@@ -225,13 +225,18 @@ def test_this_machine_runs_what_is_built_for_this_machine() -> None:
 
 def test_native_is_the_most_capable_target_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "cpu_features", lambda: frozenset(V4))
-    monkeypatch.setattr(native.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert native.resolve_target("native") == "cpu:x86-64-v4"
     assert native.resolve_target("cpu:amx") == "cpu:amx"
-    monkeypatch.setattr(native, "cpu_features", lambda: frozenset({"sse2"}))
-    with pytest.raises(EnvironmentMismatchError, match="below"):
-        native.resolve_target("native")
+    for machine, features, said in (
+        ("x86_64", {"sse2"}, "below x86-64-v3"),
+        ("aarch64", {"fp", "asimd"}, "below neon"),
+        ("riscv64", set(), "a CPU of riscv64"),
+    ):
+        monkeypatch.setattr(native.platform, "machine", lambda machine=machine: machine)
+        monkeypatch.setattr(native, "cpu_features", lambda features=features: frozenset(features))
+        with pytest.raises(EnvironmentMismatchError, match=said):
+            native.resolve_target("native")
 
 
 def test_of_a_masked_cpu_the_features_that_linux_lists_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,12 +256,17 @@ def test_what_torch_reads_of_this_cpu_agrees_with_linux() -> None:
     }
 
 
-def test_the_length_of_sve_vectors_is_a_feature_where_the_cpu_has_sve(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(this_host, "_sve_bits", lambda: 256)
-    for flags, found in (("fp sve", {"fp", "sve", "sve256"}), ("fp asimd", {"fp", "asimd"})):
-        text = f"processor\t: 0\nFeatures\t: {flags}\nprocessor\t: 1\nFeatures\t: other\n"
-        monkeypatch.setattr(this_host.Path, "open", lambda *_, text=text, **__: io.StringIO(text))
-        assert this_host.cpu_flags() == found
+def test_features_of_aarch64_are_what_the_kernel_tells_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`AT_HWCAP` (16) and `AT_HWCAP2` (26); and the length of SVE's vectors, which has no bit. An emulator leaves
+    `/proc/cpuinfo` as it is."""
+    fp, asimd, crc32, atomics, asimdrdm, sve = (1 << bit for bit in (0, 1, 7, 8, 12, 22))
+    told = {16: fp | asimd | crc32 | atomics | asimdrdm, 26: 0}
+    monkeypatch.setattr(this_host.platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(hwcap, "_auxiliary_value", told.__getitem__)
+    monkeypatch.setattr(hwcap, "_sve_bits", lambda: 256)
+    assert this_host.cpu_flags() == {*CPU_FEATURES["cpu:neon"]}
+    told |= {16: told[16] | sve, 26: 1 << 1 | 1 << 13 | 1 << 14}
+    assert this_host.cpu_flags() == {*CPU_FEATURES["cpu:neon"], "sve", "sve256", "sve2", "i8mm", "bf16"}
 
 
 @pytest.mark.parametrize(("given", "target"), [(True, "cpu:amx"), (False, "cpu:x86-64-v4")])

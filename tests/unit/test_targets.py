@@ -26,8 +26,19 @@ def test_a_cuda_target_and_its_capability_say_the_same(name: str, capability: st
     assert cuda_target((major, minor)) == name
 
 
+@pytest.mark.parametrize(("name", "machine"), [("cuda:sm_90@aarch64", "aarch64"), ("cuda:sm_100@x86_64", "x86_64")])
+def test_a_cuda_target_may_name_the_architecture_of_its_host(name: str, machine: str) -> None:
+    target, plain = parse_target(name), parse_target(name.partition("@")[0])
+    assert (target.name, target.machine, plain.machine) == (name, machine, "")
+    assert (target.device, target.capability) == (plain.device, plain.capability)
+
+
 @pytest.mark.parametrize(
-    "name", ["", "native", "cpu", "cuda:", "cuda:sm_9", "cuda:sm_90a", "cuda:90", "cpu:x86-64-v2", "CPU:amx"]
+    "name",
+    [
+        *("", "native", "cpu", "cuda:", "cuda:sm_9", "cuda:sm_90a", "cuda:90", "cpu:x86-64-v2", "CPU:amx"),
+        *("cuda:sm_90@", "cuda:sm_90@arm", "cuda@aarch64", "cpu:neon@aarch64"),
+    ],
 )
 def test_other_names_are_refused(name: str) -> None:
     """Who asks lists the known ones: a manifest, in its hint."""

@@ -401,6 +401,8 @@ def why_not_buildable(spec: ModelSpec, target: Target) -> Issue | None:
 
     Raises EnvironmentMismatchError where torch here has no CUDA.
     """
+    if target.device == "cuda" and is_foreign(target.machine):
+        return _other_host(target)
     if target.device == "cuda":
         here = _gpu_here()
         if here == target.name:
@@ -439,6 +441,17 @@ def why_not_buildable(spec: ModelSpec, target: Target) -> Issue | None:
         expected=target.name,
         actual=here,
         hint=f"use `weights: live` for {target.name}, or build it on such a CPU",
+    )
+
+
+def _other_host(target: Target) -> Issue:
+    gpu, here = target.name.partition("@")[0], platform.machine()
+    return Issue(
+        f"the target is {target.name}, and this machine is {here}: the code that launches the kernels calls torch and "
+        f"CUDA's runtime, of which those for {target.machine} would be needed",
+        expected=target.machine,
+        actual=here,
+        hint=f"write `{gpu}`, and build it on {target.machine}",
     )
 
 

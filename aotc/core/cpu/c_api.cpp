@@ -21,14 +21,6 @@
 #include "dlpack.h"
 #include "table_call.h"
 
-// Of code that runs before the CPU was looked at: nothing newer than any x86-64 has. For aarch64 all of this library is
-// compiled so.
-#if defined(__x86_64__)
-#define AOTC_FOR_ANY_CPU __attribute__((target("arch=x86-64")))
-#else
-#define AOTC_FOR_ANY_CPU
-#endif
-
 AOTC_EXPORTED int32_t aoti_torch_get_data_ptr(aotc::cpu::Tensor*, void**);
 
 namespace aotc::cpu {
@@ -233,8 +225,6 @@ struct AotcModel {
 
 namespace {
 
-thread_local const char* said_for_any_cpu = nullptr;  // an error of a CPU that can run nothing else in here
-
 template <typename Work>
 AotcStatus guarded(AotcStatus otherwise, Work work) {
   try {
@@ -252,13 +242,6 @@ AotcStatus guarded(AotcStatus otherwise, Work work) {
   }
 }
 
-AotcStatus load(const char* folder, int32_t concurrency, AotcModel** model) {
-  return guarded(AOTC_ERROR_FOLDER, [&] {
-    if (concurrency < 1) throw Refused(AOTC_ERROR_INPUT, "concurrency is " + std::to_string(concurrency) + ", and may be 1 or more");
-    *model = new AotcModel(folder, concurrency);
-  });
-}
-
 const char* at(const std::vector<std::string>& texts, int32_t index) {
   return index >= 0 && static_cast<size_t>(index) < texts.size() ? texts[static_cast<size_t>(index)].c_str() : nullptr;
 }
@@ -269,18 +252,19 @@ extern "C" {
 
 #define API __attribute__((visibility("default")))
 
-API AOTC_FOR_ANY_CPU AotcStatus aotc_load(const char* folder, int32_t concurrency, AotcModel** model) {
+API AotcStatus aotc_load(const char* folder, int32_t concurrency, AotcModel** model) {
   *model = nullptr;
+  return guarded(AOTC_ERROR_FOLDER, [&] {
+    if (concurrency < 1) throw Refused(AOTC_ERROR_INPUT, "concurrency is " + std::to_string(concurrency) + ", and may be 1 or more");
 #if defined(__x86_64__)
-  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("bmi2")) {
-    said_for_any_cpu = "libaotc.so needs a CPU with avx2, bmi2 and fma";
-    return AOTC_ERROR_MACHINE;
-  }
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("bmi2"))
+      throw Refused(AOTC_ERROR_MACHINE, "libaotc.so needs a CPU with avx2, bmi2 and fma");
 #endif
-  return load(folder, concurrency, model);
+    *model = new AotcModel(folder, concurrency);
+  });
 }
 
-API AOTC_FOR_ANY_CPU const char* aotc_error(void) { return said_for_any_cpu ? said_for_any_cpu : failure().c_str(); }
+API const char* aotc_error(void) { return failure().c_str(); }
 
 API void aotc_destroy(AotcModel* model) { delete model; }
 

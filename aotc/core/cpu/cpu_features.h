@@ -18,6 +18,7 @@ namespace aotc::cpu {
 
 // As the kernel tells each process (`asm/hwcap.h`), since an emulator leaves /proc/cpuinfo as it is; and the length of
 // SVE's vectors in bits, as `sve256`.
+// As `aotc.machine.hwcap` says them.
 inline std::vector<std::string> features_of_this_cpu() {
   constexpr const char* FIRST[] = {
       "fp", "asimd", "evtstrm", "aes", "pmull", "sha1", "sha2", "crc32", "atomics", "fphp", "asimdhp",
@@ -39,6 +40,9 @@ inline std::vector<std::string> features_of_this_cpu() {
     found.push_back("sve" + std::to_string((length & PR_SVE_VL_LEN_MASK) * 8));
   return found;
 }
+
+template <typename Put>
+void each_absent_feature(Put) {}  // what the kernel tells is so
 
 #else
 

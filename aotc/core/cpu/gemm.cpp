@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "floats.h"
+#include "instructions.h"
 
 namespace aotc::cpu {
 namespace {

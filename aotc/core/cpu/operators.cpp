@@ -10,6 +10,7 @@
 #include "floats.h"
 #include "gemm.h"
 #include "tensor.h"
+#include "instructions.h"
 
 typedef float Eight __attribute__((vector_size(32)));
 #if defined(__aarch64__)

@@ -1,4 +1,6 @@
 // SLEEF's names of eight floats and four doubles.
+#include "instructions.h"
+
 #if defined(__x86_64__)
 #define BYTES 32
 #define F_SUFFIX f8

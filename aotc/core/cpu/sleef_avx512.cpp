@@ -1,4 +1,6 @@
 // SLEEF's names of sixteen floats and eight doubles. Only code that was built for AVX512 calls them.
+#include "instructions.h"
+
 #if defined(__x86_64__)
 #pragma GCC target("avx512f,avx512dq")
 #define BYTES 64

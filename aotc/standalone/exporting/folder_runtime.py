@@ -16,15 +16,17 @@ from aotc.store.compile_cache import CompileCache
 RUNTIME, HEADER = "libaotc.so", "aotc.h"
 
 _CORE = Path(aotc.core.__file__).parent
-_OPTIONS = (
-    *("-std=c++20", "-O3", "-march=armv8-a", "-fopenmp", "-fvisibility=hidden", "-g0", "-Wno-psabi", "-shared"),
-    *("-fPIC", "-lm", f"-Wl,-soname,{RUNTIME}", "-Wl,-Bsymbolic", "-Wl,-z,nodelete", "-s"),
-)
-"""As pyproject.toml has for `aotc.core._libaotc`; for aarch64, whose every CPU runs the result."""
+COMPILE_OPTIONS = ("-std=c++20", "-O3", "-fopenmp", "-fvisibility=hidden", "-g0", "-Wno-psabi")
+LINK_OPTIONS = ("-fopenmp", "-lm", f"-Wl,-soname,{RUNTIME}", "-Wl,-Bsymbolic", "-Wl,-z,nodelete")
+"""As pyproject.toml has for `aotc.core._libaotc`; `instructions.h` says for which CPUs."""
 
 
 def header() -> Path:
     return _CORE / "cpu" / HEADER
+
+
+def runtime_sources() -> list[Path]:
+    return [*sorted((_CORE / "cpu").glob("*.cpp")), _CORE / "openmp.cpp"]
 
 
 def folder_runtime(machine: str, folder: Path) -> Path:
@@ -40,7 +42,7 @@ def folder_runtime(machine: str, folder: Path) -> Path:
     if not path.exists():
         raise LibraryError(
             f"this installation has no runtime for programs without Python: there is no {path.name}",
-            hint="install a wheel of aotc for x86-64 and glibc 2.35 or newer; from a clone, install aotc again",
+            hint=f"install a wheel of aotc for {machine} and glibc 2.35 or newer; from a clone, install aotc again",
         )
     return path
 
@@ -53,10 +55,10 @@ def _compiled(machine: str, folder: Path) -> Path:
             "runtime beside it",
             hint=how_to_install(machine),
         )
-    sources = [*sorted((_CORE / "cpu").glob("*.cpp")), _CORE / "openmp.cpp"]
+    options = (*COMPILE_OPTIONS, "-shared", "-fPIC", "-s")
 
     def compile(into: Path) -> None:
-        command = [name, *map(str, sources), *_OPTIONS, "-o", str(into)]
+        command = [name, *options, *map(str, runtime_sources()), "-o", str(into), *LINK_OPTIONS]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             errors = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()[:1]
@@ -65,6 +67,8 @@ def _compiled(machine: str, folder: Path) -> Path:
                 hint=f"{name} must be GCC 12 or newer, with the C++ library of {machine}",
             )
 
-    digests = {path.name: sha256_file(path) for path in [*sources, *_CORE.glob("*.h"), *(_CORE / "cpu").glob("*.h")]}
-    CompileCache().fetch(sha256_json([compiler_version(machine), _OPTIONS, digests]), folder / RUNTIME, compile)
+    headers = [*_CORE.glob("*.h"), *(_CORE / "cpu").glob("*.h")]
+    digests = {path.name: sha256_file(path) for path in [*runtime_sources(), *headers]}
+    key = sha256_json([compiler_version(machine), options, LINK_OPTIONS, digests])
+    CompileCache().fetch(key, folder / RUNTIME, compile)
     return folder / RUNTIME

@@ -27,8 +27,12 @@ from aotc.machine.this_host import numbers
 from aotc.records import Environment
 from aotc.store.layout.compiler_cache import CompilerCache
 
-_INSTRUCTIONS = re.compile(r"(avx|amx|sse|ssse|bmi|fma|f16c|abm|adx|aes|vaes|pclmul|vpclmul|gfni|sha_|movbe|popcnt).*")
-"""Features of a CPU that `-march=native` makes code of. Others differ from one kernel of Linux to the next."""
+_INSTRUCTIONS = re.compile(
+    r"(avx|amx|sse|ssse|bmi|fma|f16c|abm|adx|aes|vaes|pclmul|vpclmul|gfni|sha_|movbe|popcnt"
+    r"|asimd|sve|atomics|crc32|pmull|sha\d|sm\d|jscvt|fcma|lrcpc|ilrcpc|flagm|frint|i8mm|bf16).*|fp|fphp"
+)
+"""Features of a CPU, x86-64's and aarch64's, that `-march=native` makes code of. Others differ from one kernel of Linux
+to the next."""
 
 _VARIABLES = re.compile(r"(TORCHINDUCTOR|TRITON)_(?!.*(DIR|HOME|PATH)).+")
 """What compilers are told by the environment: most of it is part of their keys, and where their files lie is not."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import aotc
 from aotc.machine.cpp_compiler import NOT_RUN, compiler_name, compiler_version, how_to_install, is_foreign
-from aotc.machine.targets import CPU_LEVELS, best_cpu_target, cuda_target
+from aotc.machine.targets import CPU_LEVELS, below_all_targets, best_cpu_target, cuda_target
 from aotc.machine.this_host import cpu_flags, glibc_version, libstdcxx_versions, refuse_free_threading
 from aotc.standalone.cpu_environment import open_cpu
 from aotc.store.cache_folder import cache_folder
@@ -96,7 +96,7 @@ def targets_here() -> list[str]:
 
     from aotc.machine.environment import cpu_features
 
-    cpu = best_cpu_target(cpu_features()) if platform.machine() in ("x86_64", "AMD64") else None
+    cpu = best_cpu_target(cpu_features())
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     gpus = (cuda_target(torch.cuda.get_device_capability(index)) for index in range(count))
     return list(dict.fromkeys([*([cpu] if cpu else []), *gpus]))
@@ -105,9 +105,9 @@ def targets_here() -> list[str]:
 def _cpu(targets: Iterable[str | None]) -> Check:
     best = next((target for target in targets if target and target.startswith("cpu:")), None)
     if best is None:
-        machine = f"{platform.machine()}, below cpu:x86-64-v3"
-        hint = "aotc runs on x86-64 CPUs with AVX2, and on CUDA GPUs of such machines"
-        return Check(HERE, "CPU", "fail", machine, "x86-64 with AVX2", hint)
+        machine = f"{platform.machine()}, {below_all_targets(platform.machine())}"
+        hint = "aotc runs on such CPUs, and on CUDA GPUs of such machines"
+        return Check(HERE, "CPU", "fail", machine, "x86-64 with AVX2, or Armv8.2", hint)
     return Check(HERE, "CPU", "ok", f"{best}, {len(os.sched_getaffinity(0))} cores")
 
 

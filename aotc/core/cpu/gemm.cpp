@@ -179,7 +179,7 @@ void multiply(int64_t m, int64_t n, int64_t k, Sum alpha, Matrix of_a, Matrix of
       return multiply_row(n, k, alpha, a, b, of_b.row, of_b.column, beta, c, of_c.column);
   const int64_t most = std::is_same_v<In, Sum> ? DEPTH : k;  // sums in C of a narrow type would be rounded
   const int64_t a_panels = (m + ROWS - 1) / ROWS, b_panels = (n + COLUMNS - 1) / COLUMNS;
-  const int64_t longest = std::min(k, most), threads = m * n * k > SERIAL_BELOW ? omp_get_max_threads() : 1;
+  const int64_t longest = std::min(k, most), threads = m * n * k > SERIAL_BELOW && !omp_in_parallel() ? omp_get_max_threads() : 1;
   const Panels<Sum> a_packed(a_panels * ROWS * longest), b_packed(threads * COLUMNS * longest);
 #pragma omp parallel num_threads(threads)
   {

@@ -12,6 +12,7 @@ Library::Library(void* opened, const std::string& name, int32_t concurrency, Con
 Library::Library(void* opened, const Bucket& bucket, int32_t concurrency, Constants constants, Runner runner)
     : Library(opened, bucket.name, concurrency, std::move(constants), runner) {
   // The other one asks for events, which no capture of a CUDA graph can hold.
+  delete_ = find<Delete>("Delete");
   run_ = find<Run>(runner.device == HOST ? "Run" : "RunSingleThreaded");
   outputs_ = count("GetNumOutputs");
   for (const Place& place : bucket.results) require(place.kind != Place::INDEX || place.index < outputs_, "a result that its library does not give");
@@ -19,7 +20,7 @@ Library::Library(void* opened, const Bucket& bucket, int32_t concurrency, Consta
 }
 
 Library::~Library() {
-  if (container_) find<int32_t (*)(void*)>("Delete")(container_);
+  if (container_) delete_(container_);
 }
 
 void Library::renew() {
@@ -33,14 +34,15 @@ void* Library::container() const {
   if (container_) return container_;
   set_failure("");
   void* made = nullptr;
-  std::string device = runner_.device == HOST ? "cpu" : "cuda:" + std::to_string(runner_.device);
+  const std::string device = runner_.device == HOST ? "cpu" : "cuda:" + std::to_string(runner_.device);
   check(find<int32_t (*)(void**, size_t, const char*, const char*)>("CreateWithDevice")(&made, static_cast<size_t>(concurrency_), device.c_str(), nullptr));
   struct Entry { const char* name; Tensor* handle; };  // AOTInductorConstantMapEntry
   std::vector<Entry> entries;  // it keeps the handles, without owning them
   for (const auto& [name, tensor] : constants_) entries.push_back({name.c_str(), tensor.get()});
+  std::unique_ptr<void, Delete> owned(made, delete_);
   if (!entries.empty())  // of the buffer in use, every one
     check(find<int32_t (*)(void*, const Entry*, size_t, bool, bool)>("UpdateUserManagedConstantBufferPairs")(made, entries.data(), entries.size(), false, true));
-  return container_ = made;
+  return container_ = owned.release();
 }
 
 std::vector<Owned> Library::run(const std::vector<Tensor*>& inputs) const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <memory>
 #include <mutex>
 #include <utility>
 
@@ -44,6 +45,7 @@ class Library : public Code {  // several threads may run it: `concurrency` of t
 
  private:
   using Run = int32_t (*)(void*, Tensor**, size_t, Tensor**, size_t, void*, void*);
+  using Delete = int32_t (*)(void*);
 
   Library(void* opened, const std::string& name, int32_t concurrency, Constants constants, Runner runner);
   template <typename Function>
@@ -57,6 +59,7 @@ class Library : public Code {  // several threads may run it: `concurrency` of t
   Constants constants_;
   Runner runner_;
   Run run_ = nullptr;
+  Delete delete_ = nullptr;
   size_t outputs_ = 0;
   mutable std::mutex making_;
   mutable std::atomic<void*> container_ = nullptr;

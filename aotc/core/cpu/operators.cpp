@@ -327,8 +327,9 @@ Owned empty_output(const Convolution& of) {
   for (int axis = 2; axis < rank; axis++) {
     int at = SPACE - rank + axis;
     int64_t reach = of.window.dilation[at] * (taps.sizes[at] - 1) + 1, step = of.window.stride[at];
+    const int64_t room = image.sizes[at] + 2 * of.window.padding[at] - reach;
     sizes[axis] = of.transposed ? (image.sizes[at] - 1) * step - 2 * of.window.padding[at] + reach + of.output_padding[axis - 2]
-                                : (image.sizes[at] + 2 * of.window.padding[at] - reach) / step + 1;
+                                : room < 0 ? -1 : room / step + 1;
     require(sizes[axis] >= 0, "a window that is larger than the image");
   }
   bool channels_last = in_channels_last(of.input) || in_channels_last(of.weight);

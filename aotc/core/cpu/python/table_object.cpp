@@ -219,10 +219,13 @@ PyObject* renew_libraries(PyObject* self, PyObject*) {  // in a forked child
 }
 
 PyObject* containers(PyObject* self, PyObject*) {  // their addresses
-  const auto& codes = loaded_table(self).codes;
-  PyObject* list = PyList_New(static_cast<Py_ssize_t>(codes.size()));
-  for (size_t at = 0; list && at < codes.size(); at++) PyList_SetItem(list, static_cast<Py_ssize_t>(at), PyLong_FromVoidPtr(codes[at]->container()));
-  return list;
+  return translated([&]() -> PyObject* {
+    std::vector<void*> made;
+    for (const auto& code : loaded_table(self).codes) made.push_back(code->container());
+    PyObject* list = PyList_New(static_cast<Py_ssize_t>(made.size()));
+    for (size_t at = 0; list && at < made.size(); at++) PyList_SetItem(list, static_cast<Py_ssize_t>(at), PyLong_FromVoidPtr(made[at]));
+    return list;
+  });
 }
 
 void capture_graph(const LoadedTable& loaded, size_t at, const Sizes& dims, const std::vector<Tensor*>& state) {

@@ -202,6 +202,8 @@ class StandaloneModel:
         Raises:
             BindError: with everything that is wrong (unknown names, shapes, dtypes), or the artifact's weights are
                 frozen. The old weights are served on.
+            MemoryLimitError, LibraryError: on a GPU, where the new ones find no room, or no graph can be captured for
+                them. The old weights are served on, launched directly where a graph was to be captured.
 
         Example:
             >>> model.update_weights({"norm.weight": numpy.ones(256, numpy.float32)})  # doctest: +SKIP
@@ -212,7 +214,13 @@ class StandaloneModel:
                 hint="let a signal's handler set a flag, and update where the flag is read",
             )
         with self._updating:
-            self._state = on_the_gpu(with_weights(self.artifact, self._state, weights), self._gpu)
+            state = on_the_gpu(with_weights(self.artifact, self._state, weights), self._gpu)
+            if self._gpu is not None:
+                try:
+                    self._opened().capture(state)
+                except RuntimeError as error:
+                    raise failure_of(error) from error
+            self._state = state
 
     def stats(self) -> BucketCalls:
         with self._counting:

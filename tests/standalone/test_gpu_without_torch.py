@@ -198,9 +198,17 @@ model = load()
 x, total = inputs()
 model(x, total)
 graphs = count("graphs")
+held = model.stats().gpu_bytes - model.stats().free_gpu_bytes
+older = model._state
 model.update_weights({"weight": weight * 2})
 assert (model(x, total)[0] == x * weight * 2).all()
 assert model.stats().graph_launches == 2 and count("graphs") == graphs
+kept, model._state = model._state, older  # as a call that has begun before the swap
+assert (model(x, total)[0] == x * weight).all() and model.stats().graph_launches == 2
+model._state = kept
+assert (model(x, total)[0] == x * weight * 2).all() and model.stats().graph_launches == 3
+del older
+assert model.stats().gpu_bytes - model.stats().free_gpu_bytes == held
 """,
     )
 
@@ -281,6 +289,21 @@ assert count("cuCtxSynchronize") <= waited + 1 and model.stats().gpu_bytes == he
     )
 
 
+def test_memory_is_handed_out_once_its_work_is_done(driver: Path, store: Path) -> None:
+    run(
+        driver,
+        store,
+        """
+core = open_cpu()
+core.open_gpu(0)
+x = core.copied(core.to_gpu(core.view(inputs()[0]), 0))  # a copy that was enqueued, and no more
+waited = count("cuStreamSynchronize")
+x.__dlpack__(max_version=(1, 0))
+assert count("cuStreamSynchronize") == waited + 1
+""",
+    )
+
+
 # -- memory -----------------------------------------------------------------------------------------------------------
 
 
@@ -342,6 +365,12 @@ except MemoryLimitError as error:
     ]
 
 
+def test_a_capture_needs_no_temporaries_beside_those_of_its_graph(driver: Path, store: Path) -> None:
+    """Of 512 bytes each: 2 tensors of the module and a copy of one, 2 inputs and the graph's 2, its result and what it
+    computes on its way. The run before the capture needs the last two as well."""
+    run(driver, store, "assert load()(*inputs())[0].shape == (2, 4, 4)", STAND_IN_MEMORY=str(9 * 512))
+
+
 def test_threads_call_in_turn(driver: Path, store: Path) -> None:
     run(
         driver,
@@ -380,6 +409,40 @@ assert "CUDA_ERROR_ILLEGAL_ADDRESS (700)" in said and "start another" in said
 assert "CUDA_ERROR_ILLEGAL_ADDRESS (700)" in refused(LibraryError, lambda: model(x, total))
 del model
 gc.collect()
+""",
+    )
+
+
+def test_a_lost_gpu_is_not_told_as_too_little_memory(driver: Path, store: Path) -> None:
+    run(
+        driver,
+        store,
+        """
+driver.stand_in_fail(b"cuMemAlloc_v2", 700)
+said = refused(LibraryError, load)
+assert "cuMemAlloc: CUDA_ERROR_ILLEGAL_ADDRESS (700)" in said and "start another" in said
+""",
+    )
+
+
+def test_functions_of_cuda_s_runtime_give_the_driver_s_code_and_follow_our_stream(driver: Path, store: Path) -> None:
+    run(
+        driver,
+        store,
+        """
+core = open_cpu()
+core.open_gpu(0)
+runtime, made, value, four = ctypes.CDLL(core.__file__), ctypes.c_void_p(), (ctypes.c_int * 2)(7, 0), ctypes.c_size_t(4)
+assert runtime.cudaMalloc(ctypes.byref(made), four) == 201  # no device is this thread's
+assert runtime.cudaSetDevice(0) == runtime.cudaMalloc(ctypes.byref(made), four) == 0
+into = ctypes.c_void_p(ctypes.addressof(value) + 4)
+waited = count("cuStreamSynchronize")
+assert runtime.cudaMemcpy(made, value, four, 1) == runtime.cudaMemcpy(into, made, four, 2) == 0
+assert value[1] == 7 and count("cuStreamSynchronize") == waited + 2
+driver.stand_in_fail(b"cuMemAlloc_v2", 2)
+assert runtime.cudaMalloc(ctypes.byref(made), four) == 0  # once freed memory is given back
+driver.stand_in_fail(b"cuMemAlloc_v2", 700)
+assert runtime.cudaMalloc(ctypes.byref(made), four) == 700
 """,
     )
 

@@ -29,6 +29,24 @@ int told(int code) {
   return code;
 }
 
+// Runs for the device of this thread, and gives the code of what the driver says.
+template <typename Run>
+int for_device(Run run) {
+  int code = UNKNOWN;
+  guarded([&] {
+    try {
+      int number = 0;
+      AOTC_CHECKED(cuCtxGetDevice, &number);
+      run(device_at(number));
+      code = SUCCESS;
+    } catch (const GpuError& error) {
+      if (error.code) code = error.code;
+      throw;
+    }
+  });
+  return told(code);
+}
+
 }  // namespace
 
 // -- torch's C shim -------------------------------------------------------------------------------------------------------
@@ -83,14 +101,14 @@ AOTC_EXPORTED const char* cudaGetErrorString(int code) {
   return (text = code ? GpuError(code, "CUDA").what() : "no error").c_str();
 }
 AOTC_EXPORTED int cudaMalloc(void** made, size_t bytes) {
-  int number = 0, code = driver().cuCtxGetDevice(&number);
-  if (code) return told(code);
-  Status failed = guarded([&] { *made = reinterpret_cast<void*>(device_at(number).raw(bytes ? bytes : 1)); });
-  return told(failed ? OUT_OF_MEMORY : SUCCESS);
+  return for_device([&](Device& device) { *made = reinterpret_cast<void*>(device.raw(bytes ? bytes : 1)); });
 }
 AOTC_EXPORTED int cudaFree(void* memory) { return memory ? told(driver().cuMemFree(reinterpret_cast<Address>(memory))) : SUCCESS; }
 AOTC_EXPORTED int cudaMemcpy(void* into, const void* from, size_t bytes, int) {
-  return told(driver().cuMemcpy(reinterpret_cast<Address>(into), reinterpret_cast<Address>(from), bytes));
+  return for_device([&](Device& device) {  // after what its stream does: one without a stream would not wait for that
+    AOTC_CHECKED(cuMemcpyAsync, reinterpret_cast<Address>(into), reinterpret_cast<Address>(from), bytes, device.stream);
+    device.wait();
+  });
 }
 AOTC_EXPORTED int cudaMemcpyAsync(void* into, const void* from, size_t bytes, int, Stream stream) {
   return told(driver().cuMemcpyAsync(reinterpret_cast<Address>(into), reinterpret_cast<Address>(from), bytes, stream));

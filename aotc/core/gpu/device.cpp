@@ -242,12 +242,13 @@ Address Device::raw(size_t bytes) {
     release_cache();
     code = driver().cuMemAlloc(&found, bytes);
   }
-  if (code) {
+  if (code == OUT_OF_MEMORY) {
     GpuError error(code, "cuMemAlloc");
     error.asked = bytes;
     driver().cuMemGetInfo(&error.available, &error.total);
     throw error;
   }
+  check(code, "cuMemAlloc");
   return found;
 }
 

@@ -14,7 +14,7 @@ using Context = void*;
 using Stream = void*;
 using Event = void*;
 
-enum : int { SUCCESS = 0, OUT_OF_MEMORY = 2, NOT_READY = 600 };  // CUresult; cudaError_t has the same numbers for these
+enum : int { SUCCESS = 0, OUT_OF_MEMORY = 2, NOT_READY = 600, UNKNOWN = 999 };  // CUresult; cudaError_t has the same numbers for these
 enum : int { MAJOR = 75, MINOR = 76 };                           // CUdevice_attribute: of the compute capability
 enum : int { MEMORY_TYPE = 2 };                                  // CUpointer_attribute
 enum : unsigned { NON_BLOCKING = 1, RELAXED = 2 };               // of a stream; of a capture
@@ -57,7 +57,6 @@ constexpr unsigned OF_DEVICE = 2;  // CU_MEMORYTYPE_DEVICE
   F(cuMemGetInfo, cuMemGetInfo_v2, (size_t*, size_t*))                   \
   F(cuMemHostAlloc, cuMemHostAlloc, (void**, size_t, unsigned))          \
   F(cuMemFreeHost, cuMemFreeHost, (void*))                               \
-  F(cuMemcpy, cuMemcpy, (Address, Address, size_t))                      \
   F(cuMemcpyAsync, cuMemcpyAsync, (Address, Address, size_t, Stream))    \
   F(cuMemcpy2DAsync, cuMemcpy2DAsync_v2, (const Copy2D*, Stream))        \
   F(cuMemsetD8Async, cuMemsetD8Async, (Address, unsigned char, size_t, Stream))   \

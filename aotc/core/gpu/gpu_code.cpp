@@ -5,9 +5,10 @@ namespace aotc::gpu {
 using namespace aotc::cpu;
 
 // Its kernels read and write fixed addresses: inputs are copied to the graph's own before each launch, results from its own
-// after it.
+// after it. It serves calls with the module's tensors that lie where those of the capture lay, and keeps none of them.
 struct Graph {
-  std::vector<Owned> inputs, outputs;  // of the module's tensors, those of the capture
+  std::vector<Owned> inputs, outputs;  // null for the module's tensors
+  std::vector<const char*> places;     // of the module's tensors, in the order of the arguments
   void* launched = nullptr;            // CUgraphExec
 
   Graph() = default;
@@ -34,12 +35,6 @@ void clear(const Tensor& tensor) {
   char zeros[16] = {};
   Storage place{zeros, sizeof zeros, [](Storage*) {}};  // never dropped: this reference stays
   copy(tensor, Tensor{&place, 0, 0, tensor.dtype, {}, {}});
-}
-
-std::vector<Tensor*> pointers(const std::vector<Owned>& tensors) {
-  std::vector<Tensor*> found;
-  for (const Owned& each : tensors) found.push_back(each.get());
-  return found;
 }
 
 }  // namespace
@@ -97,11 +92,8 @@ std::vector<int64_t> GpuCode::form_of(const std::vector<Tensor*>& inputs) const 
 
 std::vector<Owned> GpuCode::launch(const std::vector<Tensor*>& inputs) const {
   auto found = graphs_.empty() ? graphs_.end() : graphs_.find(form_of(inputs));
-  if (found == graphs_.end()) return library_->run(inputs);
+  if (found == graphs_.end() || !found->second->launched || found->second->places != places_of(inputs)) return library_->run(inputs);
   Graph& graph = *found->second;
-  bool same = graph.launched != nullptr;
-  for (size_t at = 0; at < uses_.size(); at++) same = same && (!uses_[at].of_module || inputs[at]->bytes() == graph.inputs[at]->bytes());
-  if (!same) record(graph, inputs);  // other weights were put in their place
   for (size_t at = 0; at < uses_.size(); at++)
     if (!uses_[at].of_module) copy(*graph.inputs[at], *inputs[at]);
   AOTC_CHECKED(cuGraphLaunch, graph.launched, device_.stream);
@@ -113,31 +105,44 @@ std::vector<Owned> GpuCode::launch(const std::vector<Tensor*>& inputs) const {
   return results;
 }
 
+std::vector<const char*> GpuCode::places_of(const std::vector<Tensor*>& inputs) const {
+  std::vector<const char*> places;
+  for (size_t at = 0; at < uses_.size(); at++)
+    if (uses_[at].of_module) places.push_back(inputs[at]->bytes());
+  return places;
+}
+
 void GpuCode::capture(const std::vector<Tensor*>& inputs) const {
   in_order([&] {
-    auto graph = std::make_unique<Graph>();
-    for (size_t at = 0; at < uses_.size(); at++) graph->inputs.push_back(uses_[at].of_module ? Owned(shared(*inputs[at])) : like(*inputs[at]));
+    std::unique_ptr<Graph>& graph = graphs_[form_of(inputs)];
+    if (!graph) {
+      graph = std::make_unique<Graph>();
+      for (size_t at = 0; at < uses_.size(); at++) graph->inputs.push_back(uses_[at].of_module ? nullptr : like(*inputs[at]));
+    }
     record(*graph, inputs);
-    graphs_[form_of(inputs)] = std::move(graph);
   });
 }
 
 // Runs the code once before, on inputs of zeros and copies of what it writes to: that loads kernels, which a capture cannot.
 void GpuCode::record(Graph& graph, const std::vector<Tensor*>& inputs) const {
   graph.forget();
-  std::vector<Owned> scratch;
+  std::vector<Owned> copies;
+  std::vector<Tensor*> tried, captured;
   for (size_t at = 0; at < uses_.size(); at++) {
-    if (uses_[at].of_module) graph.inputs[at].reset(shared(*inputs[at]));
-    else clear(*graph.inputs[at]);
-    scratch.push_back(uses_[at].of_module && uses_[at].written ? copy_of(*graph.inputs[at]) : Owned(shared(*graph.inputs[at])));
+    captured.push_back(uses_[at].of_module ? inputs[at] : graph.inputs[at].get());
+    if (!uses_[at].of_module) clear(*captured[at]);
+    bool keeps = uses_[at].of_module && uses_[at].written;
+    if (keeps) copies.push_back(copy_of(*captured[at]));
+    tried.push_back(keeps ? copies.back().get() : captured[at]);
   }
-  library_->run(pointers(scratch));
-  device_.wait();
+  library_->run(tried);
+  device_.release_cache();  // of that run: the graph's memory is its own
+  graph.places = places_of(inputs);
   Allocating from(pool_);
   void* recorded = nullptr;
   AOTC_CHECKED(cuStreamBeginCapture, device_.stream, RELAXED);
   try {
-    graph.outputs = library_->run(pointers(graph.inputs));
+    graph.outputs = library_->run(captured);
   } catch (...) {
     if (!driver().cuStreamEndCapture(device_.stream, &recorded) && recorded) driver().cuGraphDestroy(recorded);
     throw;

@@ -24,8 +24,8 @@ class GpuCode : public cpu::Code {
   void renew() override {}  // a forked child can use no GPU
   void* container() const override { return library_->container(); }
 
-  // Captures a graph for inputs of these sizes and layouts, whose values are not read. The module's tensors are used where
-  // they lie, and are as before. Throws as `run`.
+  // Captures the graph for inputs of these sizes and layouts, whose values are not read. The module's tensors are used where
+  // they lie, and are as before; a call with others is launched directly. Throws as `run`.
   void capture(const std::vector<cpu::Tensor*>& inputs) const;
 
   int64_t launches() const { return launches_; }  // of graphs
@@ -33,6 +33,7 @@ class GpuCode : public cpu::Code {
  private:
   std::vector<cpu::Owned> launch(const std::vector<cpu::Tensor*>& inputs) const;
   std::vector<int64_t> form_of(const std::vector<cpu::Tensor*>& inputs) const;  // the sizes of those that are not the module's
+  std::vector<const char*> places_of(const std::vector<cpu::Tensor*>& inputs) const;  // of the module's
   void record(Graph& graph, const std::vector<cpu::Tensor*>& inputs) const;
   template <typename Run>
   auto in_order(Run run) const;

@@ -156,7 +156,6 @@ DRIVER cuMemcpyAsync(Address into, Address from, size_t bytes, void* stream) {
   IN_CONTEXT
   return enqueue(stream, [=] { memmove(real(into), real(from), bytes); });
 }
-DRIVER cuMemcpy(Address into, Address from, size_t bytes) { return cuMemcpyAsync(into, from, bytes, nullptr); }
 
 struct Copy2D {
   size_t from_x, from_y; unsigned from_kind; const void* from_host; Address from; void* from_array; size_t from_pitch;

@@ -130,7 +130,7 @@ PyObject* to_dlpack(PyObject* self, PyObject* args, PyObject* options) {
     Owned made(copies ? new_dense_like(own, to_host ? HOST : own.device()) : shared(own));
     if (copies) copy(*made, own), read_only = false;
     if (made->device() != HOST) {  // all that was to write it is done: no stream of the consumer's has to wait
-      if (copies) gpus->wait(made->device());
+      gpus->wait(made->device());
       gpu::mark_lent(*made);
     }
     Tensor* kept = made.release();

@@ -19,6 +19,10 @@ from aotc.standalone.cpu_environment import cpu_environment, open_cpu
 _DEVICE = re.compile(r"(?:(?P<cpu>cpu)|cuda(?::(?P<number>\d{1,4}))?)")
 _LOST = frozenset({700, 702, 710, 713, 714, 715, 716, 717, 718, 719, 721, 999})
 """CUresult: errors after which the process can use no GPU any more, as CUDA_ERROR_ILLEGAL_ADDRESS."""
+_NONE = frozenset({100, 101})
+"""CUDA_ERROR_NO_DEVICE, also where there is no driver or one that is too old, and CUDA_ERROR_INVALID_DEVICE."""
+_CAPTURE = range(900, 909)
+"""What a capture of a CUDA graph cannot hold, from CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED on."""
 
 
 def gpu_number(device: str | None) -> int | None:
@@ -36,16 +40,17 @@ def gpu_environment(number: int) -> Environment:
 
     Raises EnvironmentMismatchError where there is no such GPU, or no driver.
     """
-    here = cpu_environment()
+    here, core = cpu_environment(), open_cpu()
     try:
-        with gpu_errors():
-            name, major, minor, version = open_cpu().open_gpu(number)
-    except LibraryError as error:
+        name, major, minor, version = core.open_gpu(number)
+    except core.GpuError as error:
+        failure = failure_of(error)
+        none = "install NVIDIA's driver, and run containers with `--gpus`; CUDA_VISIBLE_DEVICES may hide a GPU"
         raise EnvironmentMismatchError(
-            f"GPU {number} cannot be used: {error.message}",
-            hint="install NVIDIA's driver, and run containers with `--gpus`; CUDA_VISIBLE_DEVICES may hide a GPU",
+            f"GPU {number} cannot be used: {failure.message}",
+            hint=none if error.args[1] in _NONE else failure.hint,
             here=here,
-        ) from error
+        ) from failure
     capability, cuda = f"{major}.{minor}", f"{version // 1000}.{version % 1000 // 10}"
     return msgspec.structs.replace(here, cuda_capability=capability, cuda=cuda, gpu=name)
 
@@ -60,7 +65,8 @@ def gpu_mismatches(artifact: Artifact, here: Environment) -> list[Issue]:
         said = f"built for {artifact.target}, this GPU ({here.gpu}) is {this}"
         hint = f"build the model with `{this}` among its targets"
         issues.append(Issue(said, expected=needed.cuda_capability, actual=here.cuda_capability, hint=hint))
-    if numbers(here.cuda, 1) < numbers(needed.cuda, 1):
+    parts = 1 if built == actual else 2  # a driver compiles no PTX of a later minor version
+    if numbers(here.cuda, parts) < numbers(needed.cuda, parts):
         said = f"built with CUDA {needed.cuda}, this machine's driver runs code of up to CUDA {here.cuda}"
         hint = "install a newer driver, or build with a torch of an older CUDA"
         issues.append(Issue(said, expected=needed.cuda, actual=here.cuda, hint=hint))
@@ -89,7 +95,7 @@ def failure_of(error: RuntimeError) -> LibraryError | MemoryLimitError:
     """The error of a call or a load that failed: with both values where a GPU has too little memory."""
     if not isinstance(error, open_cpu().GpuError):
         return LibraryError(str(error))
-    words, code, asked, available, total = error.args
+    words, code, by_driver, asked, available, total = error.args
     if asked:
         return MemoryLimitError(
             f"the GPU has too little memory: {_mib(asked)} were asked for at once, {_mib(available)} of {_mib(total)} "
@@ -99,8 +105,10 @@ def failure_of(error: RuntimeError) -> LibraryError | MemoryLimitError:
             used=total - available,
             limit=total,
         )
-    lost = "the process can use no GPU any more: end it, and start another" if code in _LOST else ""
-    return LibraryError(f"the GPU's driver failed: {words}" if code else words, hint=lost)
+    hint = "the process can use no GPU any more: end it, and start another" if code in _LOST else ""
+    if code in _CAPTURE:
+        hint = "set `cuda_graphs: never` for it; a graph holds no host synchronisation and no CPU operator"
+    return LibraryError(f"the GPU's driver failed: {words}" if by_driver else words, hint=hint)
 
 
 def _mib(count: int) -> str:

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from processes import finish, start
 from small_artifact import small_artifact
@@ -25,6 +26,7 @@ from aotc.records import (
     StateSpec,
     TensorLeaf,
 )
+from aotc.standalone.gpu_environment import gpu_mismatches
 from aotc.store.layout.publishing import publish
 from aotc.store.layout.store import Store
 
@@ -48,11 +50,11 @@ def compile_library(library: Path, source: Path, *options: str) -> None:
 
 @pytest.fixture(scope="module")
 def store(driver: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The models of `library.cpp`: `small` of one size, launched as a graph, `ranged`, whose length is padded, and
-    `needy`, which calls an operator of torch."""
+    """The models of `library.cpp`: `small` of one size, launched as a graph, `ranged`, whose length is padded,
+    `needy`, which calls an operator of torch, and `copying`, which a graph cannot hold."""
     folder = tmp_path_factory.mktemp("gpu-store")
     names = ["-Wl,--no-as-needed", f"-L{driver}", "-ltorch_cuda", "-l:libcuda.so.1"]
-    for name, options in (("model", []), ("needy", ["-DNEEDS_TORCH"])):
+    for name, options in (("model", []), ("needy", ["-DNEEDS_TORCH"]), ("copying", ["-DCOPIES"])):
         compile_library(folder / f"{name}.so", HERE / "library.cpp", *options, *names)
     made = Store.create(folder / "store")
     fixed = {"batch": 2, "length": 4}
@@ -62,6 +64,8 @@ def store(driver: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("small", "model.so", fixed, LaunchPick(graph=True)),
         ("ranged", "model.so", ranged, graph_of_8),
         ("needy", "needy.so", fixed, None),
+        ("copying", "copying.so", fixed, LaunchPick(graph=True)),
+        ("direct", "copying.so", fixed, None),
     ):
         publish(made, name, "latest", [artifact_of(made, name, folder / library, bucket, launch)])
     return folder / "store"
@@ -267,6 +271,30 @@ assert "device 2:1 of DLPack, and not on GPU 0" in refused(MissError, lambda: mo
     )
 
 
+def test_an_array_whose_buffer_fails_is_read_by_dlpack(driver: Path, store: Path) -> None:
+    """As one of JAX that lies on a GPU."""
+    run(
+        driver,
+        store,
+        """
+core = open_cpu()
+core.open_gpu(0)
+there = core.to_gpu(core.view(weight), 0)
+
+class Array(numpy.ndarray):
+    def __dlpack_device__(self):
+        return there.__dlpack_device__()
+    def __dlpack__(self, **options):
+        return there.__dlpack__(**options)
+
+array = numpy.zeros(1, "M8[s]").view(Array)
+assert "buffer" in refused(ValueError, lambda: memoryview(array))
+assert core.view(array, 0).address == there.address
+assert "device 2:0 of DLPack, and not in the CPU's memory" in refused(BufferError, lambda: core.view(array))
+""",
+    )
+
+
 def test_memory_that_another_library_was_given_is_used_again_once_the_device_has_done_its_work(
     driver: Path, store: Path
 ) -> None:
@@ -413,6 +441,39 @@ gc.collect()
     )
 
 
+def test_an_error_is_told_once_the_work_before_it_is_done(driver: Path, store: Path) -> None:
+    run(
+        driver,
+        store,
+        """
+model = load("ranged")
+x, total = inputs(4)
+for function in (b"cuLaunchKernel", b"cuMemcpyAsync"):
+    waited = count("cuStreamSynchronize")
+    driver.stand_in_fail(function, 1)
+    refused(LibraryError, lambda: model(x, total))
+    assert count("cuStreamSynchronize") > waited
+driver.stand_in_fail(b"cuLaunchKernel", 700)
+said = refused(LibraryError, lambda: model(x, total))
+assert "cuStreamSynchronize: CUDA_ERROR_ILLEGAL_ADDRESS (700)" in said and "start another" in said
+""",
+    )
+
+
+def test_a_capture_of_copies_from_the_cpu_is_refused_and_a_direct_launch_is_not(driver: Path, store: Path) -> None:
+    run(
+        driver,
+        store,
+        """
+said = refused(LibraryError, lambda: load("copying"))
+assert "the model cannot be captured as a CUDA graph: it copies from the CPU within it" in said, said
+assert "cuda_graphs: never" in said and "driver failed" not in said
+x, total = inputs()
+assert (load("direct")(x, total)[0] == x * weight).all()
+""",
+    )
+
+
 def test_a_lost_gpu_is_not_told_as_too_little_memory(driver: Path, store: Path) -> None:
     run(
         driver,
@@ -485,6 +546,41 @@ def test_without_a_driver_a_gpu_is_refused_and_a_cpu_is_not_asked_for(tmp_path: 
     assert "it is to run on cpu" in ran.stdout, ran.stderr
 
 
+@pytest.mark.parametrize(
+    ("function", "code", "hint"),
+    [("cuInit", 100, "install NVIDIA's driver"), ("cuDevicePrimaryCtxRetain", 700, "start another")],
+)
+def test_a_gpu_that_cannot_be_opened_has_the_hint_of_its_error(
+    driver: Path, store: Path, function: str, code: int, hint: str
+) -> None:
+    changes = {"STAND_IN_GPUS": "0"} if function == "cuInit" else {}
+    out = run(
+        driver,
+        store,
+        f"""
+driver.stand_in_fail(b"{function}", {code})
+print(refused(EnvironmentMismatchError, load))
+""",
+        **changes,
+    )
+    assert f"{function}: CUDA_ERROR" in out and out.count("hint:") == 1 and hint in out
+
+
+@pytest.mark.parametrize(
+    ("capability", "cuda", "runs"), [("9.0", "13.0", True), ("10.0", "13.0", False), ("10.0", "13.1", True)]
+)
+def test_ptx_needs_a_driver_of_its_minor_version(tmp_path: Path, capability: str, cuda: str, runs: bool) -> None:
+    """CUDA's minor versions run one another's code of a GPU (9.0 here), and compile no later PTX."""
+    fixed = {"batch": 2, "length": 4}
+    (tmp_path / "model.so").touch()
+    artifact = artifact_of(Store.create(tmp_path / "store"), "small", tmp_path / "model.so", fixed, None)
+    needed = msgspec.structs.replace(artifact.environment, ptx=True, cuda="13.1")
+    here = msgspec.structs.replace(needed, cuda_capability=capability, cuda=cuda)
+    issues = gpu_mismatches(msgspec.structs.replace(artifact, environment=needed), here)
+    said = f"built with CUDA 13.1, this machine's driver runs code of up to CUDA {cuda}"
+    assert (said in [issue.message for issue in issues]) is not runs
+
+
 def test_what_the_runtime_lacks_and_a_number_that_there_is_none_of_are_refused(driver: Path, store: Path) -> None:
     out = run(
         driver,
@@ -511,6 +607,21 @@ assert (second.stats().calls, second.stats().graph_launches) == (1, 1)
 assert second._state[0].__dlpack_device__() == (2, 1)
 """,
         STAND_IN_GPUS="2",
+    )
+
+
+def test_a_child_of_a_process_that_found_no_such_gpu_is_told_of_the_fork(driver: Path, store: Path) -> None:
+    run(
+        driver,
+        store,
+        """
+import os
+refused(EnvironmentMismatchError, lambda: load(device="cuda:1"))
+if (child := os.fork()) == 0:
+    said = refused(EnvironmentMismatchError, load)
+    os._exit(0 if "load in the child alone" in said and "hint" not in said else 1)
+assert os.waitpid(child, 0)[1] == 0
+""",
     )
 
 

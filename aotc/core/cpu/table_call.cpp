@@ -207,12 +207,20 @@ void TableCall::place() {
 }
 
 void TableCall::run(const Code& code, const std::vector<Tensor*>& state) {
-  place();
-  std::vector<Tensor*> inputs;
-  for (const Place& place : choice->bucket->arguments)
-    inputs.push_back(place.kind == Place::INPUT ? ran[place.index].get() : state[place.index]);
-  outputs = code.run(inputs);
-  finish();
+  try {
+    place();
+    std::vector<Tensor*> inputs;
+    for (const Place& place : choice->bucket->arguments)
+      inputs.push_back(place.kind == Place::INPUT ? ran[place.index].get() : state[place.index]);
+    outputs = code.run(inputs);
+    finish();
+  } catch (...) {
+    try {
+      if (device_ != HOST) gpus->wait(device_);  // copies may read and write the caller's memory yet
+    } catch (const std::exception&) {
+    }
+    throw;
+  }
   if (device_ != HOST) gpus->wait(device_);  // an error on the GPU is that of its call
 }
 

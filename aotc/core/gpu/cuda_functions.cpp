@@ -40,7 +40,7 @@ int for_device(Run run) {
       run(device_at(number));
       code = SUCCESS;
     } catch (const GpuError& error) {
-      if (error.code) code = error.code;
+      code = error.code;
       throw;
     }
   });
@@ -88,7 +88,7 @@ AOTC_EXPORTED Status aoti_torch_cuda_caching_allocator_raw_delete(void* memory) 
 AOTC_EXPORTED int cudaGetDevice(int* number) { return told(driver().cuCtxGetDevice(number)); }
 AOTC_EXPORTED int cudaSetDevice(int number) {
   int code = 0;
-  guarded([&] { code = driver().cuCtxSetCurrent(device_at(number).context()); }) ? code = 101 : 0;  // cudaErrorInvalidDevice
+  guarded([&] { code = driver().cuCtxSetCurrent(device_at(number).context()); }) ? code = INVALID_DEVICE : 0;
   return told(code);
 }
 AOTC_EXPORTED int cudaGetLastError() {

@@ -122,8 +122,14 @@ bool fill(const Tensor& into, const char* element, Stream stream) {
   return true;
 }
 
+// A graph would read or write that memory at each launch, when it is another's.
+void refuse_in_capture(const char* copies) {
+  if (allocating) throw GpuError(std::string("the model cannot be captured as a CUDA graph: it copies ") + copies + " within it", NOT_CAPTURED);
+}
+
 void to_gpu(const Tensor& into, const Tensor& from, Device& device) {
   if (is_dense(into) && from.elements() == 1 && fill(into, from.bytes(), device.stream)) return;
+  refuse_in_capture("from the CPU");
   if (!is_dense(into)) {
     Owned dense(new_dense_like(into));
     to_gpu(*dense, from, device);
@@ -142,6 +148,7 @@ void to_gpu(const Tensor& into, const Tensor& from, Device& device) {
 }
 
 void to_host(const Tensor& into, const Tensor& from, Device& device) {
+  refuse_in_capture("to the CPU");
   if (!is_dense(from)) {
     Owned dense(new_dense_like(from));
     copy_on_gpu(*dense, from, device.stream);
@@ -302,14 +309,15 @@ bool is_open(int32_t number) {
 
 Device& device_at(int32_t number) {
   std::lock_guard<std::mutex> hold(opening);
-  if (opened_by && opened_by != getpid()) throw GpuError("this process was forked after its parent had opened a GPU, and cannot use it: load in the child alone");
+  if (opened_by && opened_by != getpid()) throw GpuError("this process was forked after its parent had opened a GPU, and cannot use it: load in the child alone", NOT_INITIALIZED);
   auto& known = devices();
   auto found = known.find(number);
   if (found == known.end()) {
-    if (number < 0 || number >= driver().devices)
-      throw GpuError("there is no GPU " + std::to_string(number) + ", the driver sees " + std::to_string(driver().devices));
-    found = known.emplace(number, std::make_unique<Device>(number)).first;
+    const int there = driver().devices;
     opened_by = getpid();
+    if (number < 0 || number >= there)
+      throw GpuError("there is no GPU " + std::to_string(number) + ", the driver sees " + std::to_string(there), INVALID_DEVICE);
+    found = known.emplace(number, std::make_unique<Device>(number)).first;
     gpus = &FUNCTIONS;
   }
   return *found->second;

@@ -17,7 +17,7 @@ const Driver* opened = nullptr;  // also by a function that fails while it is op
 Driver open_driver() {
   Driver made;
   void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-  if (!library) throw GpuError(std::string("there is no driver of NVIDIA here: ") + dlerror());
+  if (!library) throw GpuError(std::string("there is no driver of NVIDIA here: ") + dlerror(), NO_DEVICE);
   std::string missing;
   auto find = [&](auto& function, const char* symbol) {
     void* found = dlsym(library, symbol);
@@ -29,7 +29,7 @@ Driver open_driver() {
 #undef AOTC_FIND
   if (made.cuDriverGetVersion) made.cuDriverGetVersion(&made.version);
   if (!missing.empty())
-    throw GpuError("the driver of this machine, for CUDA " + std::to_string(made.version / 1000) + "." + std::to_string(made.version % 1000 / 10) + ", lacks " + missing);
+    throw GpuError("the driver of this machine, for CUDA " + std::to_string(made.version / 1000) + "." + std::to_string(made.version % 1000 / 10) + ", lacks " + missing, NO_DEVICE);
   opened = &made;
   try {
     check(made.cuInit(0), "cuInit");
@@ -54,7 +54,7 @@ GpuError::GpuError(int code, const char* function)
       code(code),
       name(told(code, opened ? opened->cuGetErrorName : nullptr)) {}
 
-GpuError::GpuError(const std::string& words) : std::runtime_error(words), code(0) {}
+GpuError::GpuError(const std::string& words, int code) : std::runtime_error(words), code(code) {}
 
 void check(int code, const char* function) {
   if (code) throw GpuError(code, function);

@@ -14,7 +14,9 @@ using Context = void*;
 using Stream = void*;
 using Event = void*;
 
-enum : int { SUCCESS = 0, OUT_OF_MEMORY = 2, NOT_READY = 600, UNKNOWN = 999 };  // CUresult; cudaError_t has the same numbers for these
+enum : int {  // CUresult; cudaError_t has the same numbers for these
+  SUCCESS = 0, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEVICE = 101, NOT_READY = 600, NOT_CAPTURED = 900, UNKNOWN = 999
+};
 enum : int { MAJOR = 75, MINOR = 76 };                           // CUdevice_attribute: of the compute capability
 enum : int { MEMORY_TYPE = 2 };                                  // CUpointer_attribute
 enum : unsigned { NON_BLOCKING = 1, RELAXED = 2 };               // of a stream; of a capture
@@ -91,13 +93,13 @@ struct Driver {
 const Driver& driver();
 
 // What the driver said of a function. Of one that found no memory, `asked` are the bytes, and `available` of `total` were
-// free.
+// free. `name` is empty where the words are ours.
 struct GpuError : std::runtime_error {
   int code;
   std::string name;
   size_t asked = 0, available = 0, total = 0;
   GpuError(int code, const char* function);
-  explicit GpuError(const std::string& words);  // of no function
+  GpuError(const std::string& words, int code);
 };
 
 void check(int code, const char* function);  // throws GpuError

@@ -39,8 +39,8 @@ void clear(const Tensor& tensor) {
 
 }  // namespace
 
-// Runs while this thread alone gives work to the device. An error of the driver that a library's function met comes out as
-// it is.
+// Runs while this thread alone gives work to the device. An error of the driver that a library's function met, or that ends
+// all work, comes out as it is.
 template <typename Run>
 auto GpuCode::in_order(Run run) const {
   std::lock_guard<std::recursive_mutex> hold(device_.order);
@@ -56,6 +56,7 @@ auto GpuCode::in_order(Run run) const {
       } catch (const std::exception&) {
       }
     }
+    device_.wait();
     throw;
   }
 }

@@ -6,7 +6,8 @@
 //         total += 1
 //         return x * weight
 //
-// The arguments are x, total, count and weight, the result is its one output. With NEEDS_TORCH it calls an operator.
+// The arguments are x, total, count and weight, the result is its one output. With NEEDS_TORCH it calls an operator,
+// with COPIES it copies memory of the CPU to the result before it is computed.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -29,6 +30,8 @@ Status aoti_torch_empty_strided(int64_t, const int64_t*, const int64_t*, int32_t
 Status aoti_torch_delete_tensor_object(Tensor*);
 int32_t aoti_torch_dtype_float32();
 int32_t aoti_torch_device_type_cuda();
+Status aoti_torch_copy_(Tensor*, Tensor*, int32_t);
+int32_t aoti_torch_device_type_cpu();
 Status aoti_torch_cuda_mm_out(Tensor*, Tensor*, Tensor*);
 int cudaSetDevice(int);
 int cudaGetDevice(int*);
@@ -72,11 +75,11 @@ int64_t elements_of(Tensor* tensor) {
   return count;
 }
 
-Tensor* empty_like(Tensor* tensor, int device) {
+Tensor* empty_like(Tensor* tensor, int device, int32_t type = aoti_torch_device_type_cuda()) {
   int64_t rank = 0, *sizes = nullptr, *strides = nullptr;
   aoti_torch_get_dim(tensor, &rank), aoti_torch_get_sizes(tensor, &sizes), aoti_torch_get_strides(tensor, &strides);
   Tensor* made = nullptr;
-  check(aoti_torch_empty_strided(rank, sizes, strides, aoti_torch_dtype_float32(), aoti_torch_device_type_cuda(), device, &made), "empty_strided");
+  check(aoti_torch_empty_strided(rank, sizes, strides, aoti_torch_dtype_float32(), type, device, &made), "empty_strided");
   return made;
 }
 
@@ -131,6 +134,12 @@ API Status AOTInductorModelContainerRunSingleThreaded(Container* own, Tensor** i
     Tensor* scratch = empty_like(x, own->device);
     Tensor* out = empty_like(x, own->device);
     outputs[0] = out;
+#ifdef COPIES
+    Tensor* host = empty_like(x, 0, aoti_torch_device_type_cpu());
+    Status copied = aoti_torch_copy_(out, host, 0);
+    aoti_torch_delete_tensor_object(host);
+    check(copied, "copy_");
+#endif
     scale(*own, scratch, x, weight, stream);
     scale(*own, out, x, weight, stream);
     increment(*own, counted, stream);

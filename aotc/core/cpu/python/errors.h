@@ -24,7 +24,7 @@ inline PyObject* checked(PyObject* object) {
 extern PyObject* gpu_error;  // `GpuError`, made once, with the module
 
 inline void raise_gpu_error(const gpu::GpuError& error) {
-  PyObject* values = Py_BuildValue("(sinnn)", error.what(), error.code, static_cast<Py_ssize_t>(error.asked), static_cast<Py_ssize_t>(error.available), static_cast<Py_ssize_t>(error.total));
+  PyObject* values = Py_BuildValue("(siNnnn)", error.what(), error.code, PyBool_FromLong(!error.name.empty()), static_cast<Py_ssize_t>(error.asked), static_cast<Py_ssize_t>(error.available), static_cast<Py_ssize_t>(error.total));
   if (values) PyErr_SetObject(gpu_error, values), Py_DECREF(values);
 }
 

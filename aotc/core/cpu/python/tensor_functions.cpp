@@ -89,6 +89,11 @@ PyObject* strided(PyObject*, PyObject* args) {  // (tensor, sizes, strides, offs
   });
 }
 
+bool speaks_dlpack(PyObject* object) {
+  KeptError kept;
+  return PyObject_HasAttrString(object, "__dlpack__") && PyObject_HasAttrString(object, "__dlpack_device__");
+}
+
 PyObject* view(PyObject*, PyObject* args) {  // (object, number of a GPU)
   PyObject* object;
   int device = HOST;
@@ -104,9 +109,12 @@ PyObject* viewed(PyObject* object, int32_t device) {
       if (own == HOST || own == device) return Py_NewRef(object);
       return PyErr_Format(PyExc_BufferError, "it lies on GPU %d", own);
     }
-    if (PyObject_CheckBuffer(object)) return from_buffer(object);
-    if (PyObject_HasAttrString(object, "__dlpack__") && PyObject_HasAttrString(object, "__dlpack_device__"))
-      return from_dlpack(object, device);
+    if (PyObject_CheckBuffer(object)) {
+      PyObject* made = from_buffer(object);
+      if (made || !PyErr_ExceptionMatches(PyExc_Exception) || !speaks_dlpack(object)) return made;
+      PyErr_Clear();  // as of an array of JAX that lies on a GPU
+    }
+    if (speaks_dlpack(object)) return from_dlpack(object, device);
     Py_RETURN_NONE;
   });
 }

@@ -418,6 +418,40 @@ assert not wrong and model.stats().graph_launches == 400
     )
 
 
+def test_a_capture_and_the_work_of_other_threads_leave_one_another_alone(driver: Path, store: Path) -> None:
+    """Another thread copies, waits for the GPU, and uses memory again that another library has given back."""
+    run(
+        driver,
+        store,
+        """
+core = open_cpu()
+model = load()
+x, total = inputs()
+failed, done = [], threading.Event()
+large = numpy.arange(10_000, dtype=numpy.float32)  # of which no other block is free
+
+def others():
+    try:
+        while not done.is_set():
+            there = core.to_gpu(core.view(large), 0)
+            there.__dlpack__(max_version=(1, 0))
+            assert (numpy.asarray(memoryview(core.to_host(there))) == large).all()
+    except Exception as error:
+        failed.append(error)
+
+thread = threading.Thread(target=others)
+thread.start()
+for factor in range(1, 301):
+    model.update_weights({"weight": weight * factor})
+    assert (model(x, total)[0] == x * weight * factor).all()
+done.set()
+thread.join()
+assert not failed, failed
+assert model.stats().graph_launches == 300 and count("cuCtxSynchronize") > 0
+""",
+    )
+
+
 # -- errors -----------------------------------------------------------------------------------------------------------
 
 

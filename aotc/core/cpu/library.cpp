@@ -50,7 +50,7 @@ std::vector<Owned> Library::run(const std::vector<Tensor*>& inputs) const {
   std::vector<Tensor*> taken, made(outputs_, nullptr);
   for (const Tensor* each : inputs) taken.push_back(shared(*each));  // which the library drops
   set_failure("");
-  int32_t status = run_(container, taken.data(), taken.size(), made.data(), made.size(), runner_.stream, nullptr);
+  int32_t status = run_(container, taken.data(), taken.size(), made.data(), made.size(), runner_.stream ? runner_.stream(runner_.device) : nullptr, nullptr);
   std::vector<Owned> results;
   for (Tensor* each : made) results.emplace_back(each);
   check(status);

@@ -24,7 +24,7 @@ class Code {  // of a bucket, as a call runs it
 
 struct Runner {  // where a library runs. On a GPU it is that thread's, and calls of the library follow one another
   int32_t device = HOST;
-  void* stream = nullptr;
+  void* (*stream)(int32_t device) = nullptr;  // of this thread
 };
 
 class Library : public Code {  // several threads may run it: `concurrency` of them at a time, others wait

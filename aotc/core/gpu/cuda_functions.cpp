@@ -60,7 +60,7 @@ AOTC_EXPORTED Status aoti_torch_create_cuda_stream_guard(void*, int32_t, void** 
 AOTC_EXPORTED Status aoti_torch_delete_cuda_stream_guard(void*) { return 0; }
 
 AOTC_EXPORTED Status aoti_torch_get_current_cuda_stream(int32_t number, void** stream) {
-  return guarded([&] { *stream = device_at(number).stream; });
+  return guarded([&] { *stream = device_at(number).stream(); });
 }
 AOTC_EXPORTED Status aoti_torch_empty_strided_pinned(int64_t rank, const int64_t* sizes, const int64_t* strides, int32_t dtype,
                                                      int32_t, int32_t, Tensor** made) {
@@ -106,7 +106,7 @@ AOTC_EXPORTED int cudaMalloc(void** made, size_t bytes) {
 AOTC_EXPORTED int cudaFree(void* memory) { return memory ? told(driver().cuMemFree(reinterpret_cast<Address>(memory))) : SUCCESS; }
 AOTC_EXPORTED int cudaMemcpy(void* into, const void* from, size_t bytes, int) {
   return for_device([&](Device& device) {  // after what its stream does: one without a stream would not wait for that
-    AOTC_CHECKED(cuMemcpyAsync, reinterpret_cast<Address>(into), reinterpret_cast<Address>(from), bytes, device.stream);
+    AOTC_CHECKED(cuMemcpyAsync, reinterpret_cast<Address>(into), reinterpret_cast<Address>(from), bytes, device.stream());
     device.wait();
   });
 }

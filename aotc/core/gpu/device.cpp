@@ -128,12 +128,12 @@ void refuse_in_capture(const char* copies) {
 }
 
 void to_gpu(const Tensor& into, const Tensor& from, Device& device) {
-  if (is_dense(into) && from.elements() == 1 && fill(into, from.bytes(), device.stream)) return;
+  if (is_dense(into) && from.elements() == 1 && fill(into, from.bytes(), device.stream())) return;
   refuse_in_capture("from the CPU");
   if (!is_dense(into)) {
     Owned dense(new_dense_like(into));
     to_gpu(*dense, from, device);
-    return copy_on_gpu(into, *dense, device.stream);
+    return copy_on_gpu(into, *dense, device.stream());
   }
   const Tensor* source = &from;
   Owned laid;
@@ -143,7 +143,7 @@ void to_gpu(const Tensor& into, const Tensor& from, Device& device) {
     source = laid.get();
   }
   auto bytes = static_cast<size_t>(into.elements() * itemsize_of(into.dtype));
-  AOTC_CHECKED(cuMemcpyAsync, address_of(into), address_of(*source), bytes, device.stream);
+  AOTC_CHECKED(cuMemcpyAsync, address_of(into), address_of(*source), bytes, device.stream());
   if (laid) device.wait();
 }
 
@@ -151,14 +151,14 @@ void to_host(const Tensor& into, const Tensor& from, Device& device) {
   refuse_in_capture("to the CPU");
   if (!is_dense(from)) {
     Owned dense(new_dense_like(from));
-    copy_on_gpu(*dense, from, device.stream);
+    copy_on_gpu(*dense, from, device.stream());
     return to_host(into, *dense, device);
   }
   const Tensor* target = &into;
   Owned laid;
   if (!same_form(into, from)) laid.reset(new_empty(from.rank, from.sizes, from.strides, from.dtype)), target = laid.get();
   auto bytes = static_cast<size_t>(from.elements() * itemsize_of(from.dtype));
-  AOTC_CHECKED(cuMemcpyAsync, address_of(*target), address_of(from), bytes, device.stream);
+  AOTC_CHECKED(cuMemcpyAsync, address_of(*target), address_of(from), bytes, device.stream());
   device.wait();
   if (laid) copy(into, *laid);
 }
@@ -171,7 +171,7 @@ void copy_with_gpu(const Tensor& into, const Tensor& from) {
   Using use(device);
   if (from.device() == HOST) to_gpu(into, from, device);
   else if (into.device() == HOST) to_host(into, from, device);
-  else copy_on_gpu(into, from, device.stream);
+  else copy_on_gpu(into, from, device.stream());
 }
 
 Storage* allocate_on(int64_t bytes, int32_t device) { return device_at(device).allocate(bytes); }
@@ -216,6 +216,7 @@ Block* Device::reused(size_t bytes) {
 }
 
 bool Device::take_back_lent() {
+  std::lock_guard<std::recursive_mutex> alone(order);  // a context cannot be waited for while a stream of it captures
   std::multimap<size_t, Block*> free;
   {
     std::lock_guard<std::mutex> hold(blocks_);
@@ -278,7 +279,8 @@ void Device::keep(std::shared_ptr<Pool> pool) {
   pool->free.clear();
 }
 
-void Device::wait() { AOTC_CHECKED(cuStreamSynchronize, stream); }
+Stream Device::stream() const { return allocating ? captures_ : work_; }
+void Device::wait() { AOTC_CHECKED(cuStreamSynchronize, stream()); }
 
 Allocating::Allocating(std::shared_ptr<Pool> pool) { allocating = std::move(pool); }
 Allocating::~Allocating() { allocating.reset(); }
@@ -299,7 +301,7 @@ Device::Device(int32_t number) : number(number) {
   AOTC_CHECKED(cuDeviceGetAttribute, &minor, MINOR, device);
   AOTC_CHECKED(cuDevicePrimaryCtxRetain, &context_, device);
   Using use(*this);
-  AOTC_CHECKED(cuStreamCreate, &stream, NON_BLOCKING);
+  for (Stream* each : {&work_, &captures_}) AOTC_CHECKED(cuStreamCreate, each, NON_BLOCKING);
 }
 
 bool is_open(int32_t number) {

@@ -1,5 +1,6 @@
 // A GPU: its context, its one stream, and its memory. Everything on it runs in the order of that stream, so that memory
-// which was given back is used again at once.
+// which was given back is used again at once. Captures have a stream of their own, on which nothing runs: other threads
+// wait for the first one meanwhile, which no capture allows.
 #pragma once
 
 #include <atomic>
@@ -34,11 +35,11 @@ class Device {
   const int32_t number;
   std::string name;
   int major = 0, minor = 0;
-  Stream stream = nullptr;
-  std::recursive_mutex order;  // held while a call gives its work to the stream
+  std::recursive_mutex order;  // held while a call gives its work to the stream, and for a capture
 
   explicit Device(int32_t number);
 
+  Stream stream() const;  // for the work of this thread: that of captures where it is `Allocating`
   cpu::Storage* allocate(int64_t bytes);
   Address raw(size_t bytes);  // of the driver; throws GpuError, where there is none left once freed blocks are given back
   void wait();                // until all work is done. Throws GpuError: a sticky one ends all later work
@@ -55,6 +56,7 @@ class Device {
   bool take_back_lent();  // whether there was any
 
   Context context_ = nullptr;
+  Stream work_ = nullptr, captures_ = nullptr;
   std::mutex blocks_;
   std::shared_ptr<Pool> pool_ = std::make_shared<Pool>();
   std::multimap<size_t, Block*> lent_;  // given back by other libraries, free for all once the device has done its work
@@ -77,7 +79,7 @@ class Using {
   Using(const Using&) = delete;
 };
 
-// While it lives, this thread allocates from that pool.
+// While it lives, this thread captures: it allocates from that pool.
 class Allocating {
  public:
   explicit Allocating(std::shared_ptr<Pool> pool);

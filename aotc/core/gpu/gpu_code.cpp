@@ -67,7 +67,7 @@ GpuCode::GpuCode(void* opened, const Bucket& bucket, Library::Constants constant
     for (const Place& each : bucket.written) written = written || (each.kind == argument.kind && each.index == argument.index);
     uses_.push_back({argument.kind == Place::STATE, written});
   }
-  in_order([&] { library_ = std::make_unique<Library>(opened, bucket, 1, std::move(constants), Runner{device.number, device.stream}); });
+  in_order([&] { library_ = std::make_unique<Library>(opened, bucket, 1, std::move(constants), Runner{device.number, [](int32_t number) { return device_at(number).stream(); }}); });
 }
 
 GpuCode::~GpuCode() {
@@ -97,7 +97,7 @@ std::vector<Owned> GpuCode::launch(const std::vector<Tensor*>& inputs) const {
   Graph& graph = *found->second;
   for (size_t at = 0; at < uses_.size(); at++)
     if (!uses_[at].of_module) copy(*graph.inputs[at], *inputs[at]);
-  AOTC_CHECKED(cuGraphLaunch, graph.launched, device_.stream);
+  AOTC_CHECKED(cuGraphLaunch, graph.launched, device_.stream());
   launches_++;
   for (size_t at = 0; at < uses_.size(); at++)
     if (!uses_[at].of_module && uses_[at].written) copy(*inputs[at], *graph.inputs[at]);
@@ -141,14 +141,14 @@ void GpuCode::record(Graph& graph, const std::vector<Tensor*>& inputs) const {
   graph.places = places_of(inputs);
   Allocating from(pool_);
   void* recorded = nullptr;
-  AOTC_CHECKED(cuStreamBeginCapture, device_.stream, RELAXED);
+  AOTC_CHECKED(cuStreamBeginCapture, device_.stream(), RELAXED);
   try {
     graph.outputs = library_->run(captured);
   } catch (...) {
-    if (!driver().cuStreamEndCapture(device_.stream, &recorded) && recorded) driver().cuGraphDestroy(recorded);
+    if (!driver().cuStreamEndCapture(device_.stream(), &recorded) && recorded) driver().cuGraphDestroy(recorded);
     throw;
   }
-  AOTC_CHECKED(cuStreamEndCapture, device_.stream, &recorded);
+  AOTC_CHECKED(cuStreamEndCapture, device_.stream(), &recorded);
   int code = driver().cuGraphInstantiate(&graph.launched, recorded, 0);
   driver().cuGraphDestroy(recorded);
   check(code, "cuGraphInstantiateWithFlags");

@@ -25,7 +25,7 @@ enum { SUCCESS, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_D
 std::recursive_mutex lock;
 std::map<std::string, long long> counts;
 std::map<std::string, int> failing;  // by function: what its next call gives
-int sticky = 0;
+int sticky = 0, capturing = 0;  // streams
 std::map<Address, size_t> allocated;  // by host address
 size_t in_use = 0;
 thread_local std::vector<int> contexts;
@@ -131,7 +131,7 @@ DRIVER cuCtxSetCurrent(void* context) {
   return cuCtxPushCurrent_v2(context);
 }
 DRIVER cuCtxGetDevice(int* device) { return contexts.empty() ? INVALID_CONTEXT : (*device = contexts.back(), SUCCESS); }
-DRIVER cuCtxSynchronize() { IN_CONTEXT return SUCCESS; }
+DRIVER cuCtxSynchronize() { IN_CONTEXT return capturing ? CAPTURE : SUCCESS; }
 
 DRIVER cuMemAlloc_v2(Address* made, size_t bytes) {
   IN_CONTEXT
@@ -194,12 +194,12 @@ DRIVER cuEventSynchronize(void*) { IN_CONTEXT return SUCCESS; }
 
 DRIVER cuStreamBeginCapture_v2(void* stream, unsigned) {
   IN_CONTEXT
-  return static_cast<Stream*>(stream)->captures = true, SUCCESS;
+  return static_cast<Stream*>(stream)->captures = true, capturing++, SUCCESS;
 }
 DRIVER cuStreamEndCapture(void* stream, void** made) {
   IN_CONTEXT
   auto* own = static_cast<Stream*>(stream);
-  own->captures = false;
+  own->captures = false, capturing--;
   *made = new Graph{std::move(own->recorded)};
   return own->recorded.clear(), SUCCESS;
 }

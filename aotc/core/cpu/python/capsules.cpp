@@ -85,7 +85,7 @@ PyObject* from_dlpack(PyObject* object, int32_t device) {
     std::string ours = device == HOST ? "in the CPU's memory" : "on GPU " + std::to_string(device) + " or in the CPU's memory";
     return PyErr_Format(PyExc_BufferError, "it lies on the device %d:%d of DLPack, and not %s", kind, number, ours.c_str());
   }
-  PyObject* capsule = capsule_of(object, on_gpu ? gpu::device_at(device).stream : nullptr);
+  PyObject* capsule = capsule_of(object, on_gpu ? gpu::device_at(device).stream() : nullptr);
   if (!capsule) return nullptr;
   PyObject* made = nullptr;
   try {
@@ -127,12 +127,14 @@ PyObject* to_dlpack(PyObject* self, PyObject* args, PyObject* options) {
   if (read_only && !versioned) return PyErr_Format(PyExc_BufferError, "the tensor is read-only, which DLPack before 1.0 cannot say");
   return translated([&] {
     bool copies = copied == Py_True || to_host;
-    Owned made(copies ? new_dense_like(own, to_host ? HOST : own.device()) : shared(own));
-    if (copies) copy(*made, own), read_only = false;
-    if (made->device() != HOST) {  // all that was to write it is done: no stream of the consumer's has to wait
-      gpus->wait(made->device());
-      gpu::mark_lent(*made);
+    Owned made(copies ? nullptr : shared(own));
+    if (copies || on_gpu) {
+      WithoutLock unlocked;
+      if (copies) made.reset(new_dense_like(own, to_host ? HOST : own.device())), copy(*made, own), read_only = false;
+      // All that was to write it is done: no stream of the consumer's has to wait.
+      if (made->device() != HOST) gpus->wait(made->device());
     }
+    if (made->device() != HOST) gpu::mark_lent(*made);
     Tensor* kept = made.release();
     DLDevice place = kept->device() == HOST ? DLDevice{kDLCPU, 0} : DLDevice{kDLCUDA, kept->device()};
     DLTensor given{kept->bytes(), place, kept->rank, dtype, kept->sizes, kept->strides, 0};

@@ -47,6 +47,11 @@ PyObject* translated(Run run) {
   }
 }
 
+struct WithoutLock {  // of Python
+  PyThreadState* state = PyEval_SaveThread();
+  ~WithoutLock() { PyEval_RestoreThread(state); }
+};
+
 struct KeptError {  // a Python exception, set aside while code of others runs
   PyObject *type, *value, *trace;
   KeptError() { PyErr_Fetch(&type, &value, &trace); }

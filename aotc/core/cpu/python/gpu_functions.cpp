@@ -25,8 +25,12 @@ PyObject* to_gpu(PyObject*, PyObject* args) {  // (tensor, number): itself where
   return translated([&]() -> PyObject* {
     const Tensor& from = *of(object)->tensor;
     if (from.device() == number) return Py_NewRef(object);
-    Owned made(new_empty(from.rank, from.sizes, from.strides, from.dtype, number));
-    copy(*made, from);
+    Owned made;
+    {
+      WithoutLock unlocked;
+      made.reset(new_empty(from.rank, from.sizes, from.strides, from.dtype, number));
+      copy(*made, from);
+    }
     return wrapped(std::move(made), false);
   });
 }
@@ -36,8 +40,12 @@ PyObject* to_host(PyObject*, PyObject* object) {  // (tensor): itself where it l
   return translated([&]() -> PyObject* {
     const Tensor& from = *of(object)->tensor;
     if (from.device() == HOST) return Py_NewRef(object);
-    Owned made(new_dense_like(from, HOST));
-    copy(*made, from);
+    Owned made;
+    {
+      WithoutLock unlocked;
+      made.reset(new_dense_like(from, HOST));
+      copy(*made, from);
+    }
     return wrapped(std::move(made), false);
   });
 }
@@ -55,7 +63,10 @@ PyObject* release_gpu(PyObject*, PyObject* args) {  // (number): gives memory th
   int number;
   if (!PyArg_ParseTuple(args, "i", &number)) return nullptr;
   return translated([&] {
-    gpu::device_at(number).release_cache();
+    {
+      WithoutLock unlocked;
+      gpu::device_at(number).release_cache();
+    }
     return Py_NewRef(Py_None);
   });
 }

@@ -94,11 +94,6 @@ void delete_table(PyObject* object) {
   Py_DECREF(type);
 }
 
-struct WithoutLock {  // of Python
-  PyThreadState* state = PyEval_SaveThread();
-  ~WithoutLock() { PyEval_RestoreThread(state); }
-};
-
 // The inputs of a call, of which `views` holds the tensors, None for one that is left out. False where one is none.
 bool take_inputs(const LoadedTable& loaded, PyObject* given, TableCall& call, Held& views) {
   for (size_t at = 0; at < loaded.leaves.size(); at++) {

@@ -1,4 +1,5 @@
 // The module's functions that make tensors, and look at their memory.
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -61,12 +62,13 @@ PyObject* copied(PyObject*, PyObject* args) {  // (tensor, sizes, strides): into
   return translated([&] {
     const Tensor& from = *of(object)->tensor;
     Owned made;
-    if (strides) {
-      Lie lie(sizes, strides);
-      made.reset(new_empty(lie.rank, lie.sizes.data(), lie.strides.data(), from.dtype));
+    std::optional<Lie> lie;
+    if (strides) lie.emplace(sizes, strides);
+    {
+      WithoutLock unlocked;
+      made.reset(lie ? new_empty(lie->rank, lie->sizes.data(), lie->strides.data(), from.dtype) : new_dense_like(from));
+      copy(*made, from);
     }
-    else made.reset(new_dense_like(from));
-    copy(*made, from);
     return wrapped(std::move(made), false);
   });
 }

@@ -432,7 +432,8 @@ large = numpy.arange(10_000, dtype=numpy.float32)  # of which no other block is 
 
 def others():
     try:
-        while not done.is_set():
+        while not done.wait(0.0003):  # so that it comes at any point of a capture
+            there = None
             there = core.to_gpu(core.view(large), 0)
             there.__dlpack__(max_version=(1, 0))
             assert (numpy.asarray(memoryview(core.to_host(there))) == large).all()

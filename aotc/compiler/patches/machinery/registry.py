@@ -44,6 +44,7 @@ HOOKS: Mapping[str, tuple[str, ...]] = {
         "torch._inductor.fx_passes.freezing_patterns:lazy_init(input_device)",
         "torch._inductor.utils:is_big_gpu()",
     ),
+    "codegen/standalone_attention.py": ("torch._inductor.kernel.flex.flex_attention:flex_attention(query, ...)",),
     "codegen/generated_kernels.py": (
         "torch._inductor.codegen.wrapper:PythonWrapperCodegen.define_kernel(kernel_name, kernel_body, metadata)",
         "torch._inductor.codegen.cpp:CppScheduling.define_kernel(src_code, nodes)",

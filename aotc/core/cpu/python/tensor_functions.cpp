@@ -114,7 +114,15 @@ PyObject* viewed(PyObject* object, int32_t device) {
     if (PyObject_CheckBuffer(object)) {
       PyObject* made = from_buffer(object);
       if (made || !PyErr_ExceptionMatches(PyExc_Exception) || !speaks_dlpack(object)) return made;
+      PyObject *type, *reason, *traceback;
+      PyErr_Fetch(&type, &reason, &traceback);
+      Py_buffer buffer;
+      if (!PyObject_GetBuffer(object, &buffer, PyBUF_FULL_RO)) {  // its elements were refused
+        PyBuffer_Release(&buffer), PyErr_Restore(type, reason, traceback);
+        return nullptr;
+      }
       PyErr_Clear();  // as of an array of JAX that lies on a GPU
+      Py_XDECREF(type), Py_XDECREF(reason), Py_XDECREF(traceback);
     }
     if (speaks_dlpack(object)) return from_dlpack(object, device);
     Py_RETURN_NONE;

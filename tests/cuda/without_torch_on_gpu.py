@@ -8,6 +8,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+OF_TORCH = ("libtorch", "libc10", "libcudart", "libcublas", "libcudnn", "libnvrtc", "libtriton")
+
 
 def main(ref: str, folder: Path, kind: str) -> dict[str, Any]:
     import numpy
@@ -61,7 +63,8 @@ def main(ref: str, folder: Path, kind: str) -> dict[str, Any]:
         kept.clear()
         told["after"] = bool(numpy.array_equal(plain(model(*calls[0])), results[0]))
     told["torch"] = [name for name in sys.modules if name.partition(".")[0] == "torch"]
-    told["mapped"] = [line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "torch" in line]
+    mapped = {Path(line.split()[-1]).name for line in Path("/proc/self/maps").read_text().splitlines()}
+    told["mapped"] = sorted(name for name in mapped if name.startswith(OF_TORCH))
     model.close()
     return told
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from transformers import AutoModelForCausalLM, DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.cache_utils import StaticLayer
 
@@ -64,6 +65,18 @@ class CachedLM(nn.Module):
         return (start + torch.arange(tokens.shape[1], device=tokens.device)).unsqueeze(0)
 
 
+class TokenLM(CachedLM):
+    """The same for one text, and it chooses the next token: logits stay where the code runs.
+
+    `forward` also takes a temperature (float32, at 0 the likeliest token is chosen) and a seed (int64), both without
+    axes, and gives the token, int64 `[1]`.
+    """
+
+    def forward(self, input_ids: Tensor, start: Tensor, temperature: Tensor, seed: Tensor) -> Tensor:  # type: ignore[override]
+        logits = super().forward(input_ids, start)[0].float()
+        return sampled_token(logits, temperature, seed, start + input_ids.shape[1])
+
+
 class CachedEmbeddings(CachedLM):
     """The same over `[batch, seq, width]`, embeddings of tokens and of what stands among them, as images."""
 
@@ -98,6 +111,36 @@ class CachedDecoder(CachedLM):
         return self.logits(input_ids=input_ids, encoded=encoded)
 
 
+def sampled_token(logits: Tensor, temperature: Tensor, seed: Tensor, position: Tensor) -> Tensor:
+    """A token by `softmax(logits / temperature)`, int64 `[1]`; `logits` are of one text, float32 `[vocabulary]`.
+
+    Gumbel noise is added to the logits, and the greatest is taken. Code without torch has no random numbers: the noise
+    is a hash of the seed, the position and the token's number, so that a text can be repeated on any machine.
+    """
+    tokens = torch.arange(len(logits), device=logits.device)
+    key = _hashed(_hashed(_hashed(seed) ^ (seed >> 32)) ^ position)
+    uniform = (_hashed(_hashed(tokens) ^ key).float() + 0.5) * ((1 - 2**-24) / 2**32)  # within (0, 1), finest near 0
+    scores = logits - temperature * torch.log(-torch.log1p(-uniform))
+    # The greatest of each row, then of the rows: a GPU computes rows at once, and one long row slowly.
+    rows = pad(scores, (0, -len(scores) % ROWS), value=-torch.inf).view(ROWS, -1)
+    greatest, columns = rows.max(dim=1)
+    row = greatest.argmax(dim=0, keepdim=True)
+    return row * rows.shape[1] + columns[row]
+
+
+ROWS = 256
+_LOW = 0xFFFFFFFF
+
+
+def _hashed(number: Tensor) -> Tensor:
+    """32 bits of the lower 32 of an int64, by Chris Wellons' `lowbias32`; a sum first, since its 0 would stay 0. No
+    product overflows: a factor is less by 2**32 than there, and so are the bits that count."""
+    number = ((number & _LOW) + 0x9E3779B9) & _LOW
+    number = ((number ^ (number >> 16)) * 0x7FEB352D) & _LOW
+    number = ((number ^ (number >> 15)) * (0x846CA68B - 2**32)) & _LOW
+    return number ^ (number >> 16)
+
+
 def _tensors_of(layer: Any) -> dict[str, Tensor]:
     """What a layer of a cache holds: keys and values, or states of convolutions; nothing where it uses another's."""
     keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
@@ -108,3 +151,8 @@ def _tensors_of(layer: Any) -> dict[str, Tensor]:
 def cached_lm(config: Any, batch: int = 1, length: int = 1024) -> CachedLM:
     """The causal language model of a configuration, with room for `batch` × `length` tokens."""
     return CachedLM(AutoModelForCausalLM.from_config(config), batch, length)
+
+
+def token_lm(config: Any, length: int = 1024) -> TokenLM:
+    """The same, which chooses tokens, for one text of at most `length` tokens."""
+    return TokenLM(AutoModelForCausalLM.from_config(config), 1, length)

@@ -99,8 +99,7 @@ Select = Callable[[Sequence[BundleEntry], ReadEntry], "Artifact"]
 
 def runnable(entries: Sequence[BundleEntry], read: ReadEntry, compat: Compat = "minor") -> list[BundleEntry]:
     """For each kind of device of this machine the most capable artifact. Raises EnvironmentMismatchError."""
-    without_torch = find_spec("torch") is None
-    devices = _without_torch() if without_torch else _with_torch(compat)
+    devices = _without_torch() if find_spec("torch") is None else _with_torch(compat)
     chosen = [entry for entry in entries if entry.is_cache]  # compared when it is restored
     rejected: list[Issue] = []
     for device, select in devices.items():
@@ -108,15 +107,14 @@ def runnable(entries: Sequence[BundleEntry], read: ReadEntry, compat: Compat = "
         try:
             target = select(ours, read).target if ours else ""
         except EnvironmentMismatchError as error:
-            rejected += error.issues
+            rejected += error.issues or (Issue(error.message, hint=error.hint),)
         else:
             chosen += [entry for entry in ours if entry.target == target]
     if not chosen:
         there = ", ".join(entry.target for entry in entries)
-        no_gpu = ", and no torch, which runs code for GPUs" if without_torch else ""
         raise EnvironmentMismatchError(
             f"the bundle holds {there}; none of it runs on this machine",
-            issues=tuple(rejected) or (Issue(f"this machine has {' and '.join(devices)}{no_gpu}"),),
+            issues=tuple(rejected) or (Issue(f"this machine has {' and '.join(devices)}"),),
             hint="say which to fetch for another machine: target=…, or `aotc fetch --target`",
         )
     return chosen
@@ -141,7 +139,7 @@ def _without_torch() -> dict[str, Select]:
     """By device: what `aotc.standalone.load` would take."""
     from aotc.standalone.loading import select_standalone
 
-    return {"cpu": select_standalone}
+    return {"cpu": select_standalone, "cuda": functools.partial(select_standalone, gpu=0)}
 
 
 def remove_damaged(store: Store, error: CorruptError) -> None:

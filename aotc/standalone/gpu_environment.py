@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 
 from aotc.errors import BindError, EnvironmentMismatchError, Issue, LibraryError, MemoryLimitError
-from aotc.machine.compatibility import rules_of_host
 from aotc.machine.targets import cuda_target, parse_target
 from aotc.machine.this_host import numbers
 from aotc.records import Artifact, Environment
@@ -56,9 +55,8 @@ def gpu_environment(number: int) -> Environment:
 
 
 def gpu_mismatches(artifact: Artifact, here: Environment) -> list[Issue]:
-    """Why the code does not run on the machine and the GPU of `here`."""
-    needed = artifact.environment
-    issues = [rule.issue for rule in rules_of_host(artifact, here) if rule.issue is not None]
+    """Why the code does not run on the GPU of `here`."""
+    needed, issues = artifact.environment, list[Issue]()
     built, actual = numbers(needed.cuda_capability, 2), numbers(here.cuda_capability, 2)
     if built != actual and not (needed.ptx and actual > built):
         this = parse_target(cuda_target((actual[0], actual[1]))).name
@@ -79,7 +77,7 @@ def on_the_gpu(tensors: Sequence[Any], number: int | None) -> list[Any]:
     if number is None:
         return list(tensors)
     with gpu_errors():
-        return [open_cpu().to_gpu(tensor, number) for tensor in tensors]
+        return open_cpu().to_gpu(list(tensors), number)  # type: ignore[no-any-return]
 
 
 @contextmanager

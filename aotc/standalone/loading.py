@@ -98,7 +98,7 @@ def load(
     among = of_target(here if here and target is None else bundle.artifacts, target)
     read = functools.cache(functools.partial(read_artifact, opened))
     gpu = gpu_number(device)
-    artifact = select_standalone(among, read) if gpu is None else _select_for_gpu(among, read, gpu)
+    artifact = select_standalone(among, read, gpu)
     _check_trust(artifact, trust)
     refuse_unsupported(artifact)
     state = state_tensors(artifact, weights, functools.partial(opened.blobs.load, limit=_LIMIT))
@@ -143,21 +143,17 @@ def _check_trust(artifact: Artifact, trust: Trust | None) -> None:
         )
 
 
-def select_standalone(entries: Sequence[C], read: Callable[[C], Artifact]) -> Artifact:
-    """The most capable artifact that this machine runs without torch. Raises EnvironmentMismatchError."""
-    return most_capable(entries, "cpu", read, _mismatches, cpu_environment)
-
-
-def _select_for_gpu(entries: Sequence[C], read: Callable[[C], Artifact], number: int) -> Artifact:
-    def mismatches(artifact: Artifact, here: Environment) -> list[Issue]:
-        return [*gpu_mismatches(artifact, here), *other_torch(artifact)]
-
-    return most_capable(entries, "cuda", read, mismatches, lambda: gpu_environment(number))
+def select_standalone(entries: Sequence[C], read: Callable[[C], Artifact], gpu: int | None = None) -> Artifact:
+    """The most capable artifact that this machine runs without torch, on its CPU or on the GPU of that number. Raises
+    EnvironmentMismatchError."""
+    if gpu is None:
+        return most_capable(entries, "cpu", read, _mismatches, cpu_environment)
+    return most_capable(entries, "cuda", read, _mismatches, functools.partial(gpu_environment, gpu))
 
 
 def _mismatches(artifact: Artifact, here: Environment) -> list[Issue]:
     issues = [rule.issue for rule in rules_of_host(artifact, here) if rule.issue is not None]
-    return [*issues, *other_torch(artifact)]
+    return [*issues, *(gpu_mismatches(artifact, here) if here.gpu else ()), *other_torch(artifact)]
 
 
 def other_torch(artifact: Artifact) -> Iterator[Issue]:

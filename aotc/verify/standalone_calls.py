@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from aotc.call_table.bind import make_binder
 from aotc.errors import VerifyError
 from aotc.machine.processes import child_command, child_environment
+from aotc.machine.targets import parse_target
 from aotc.reads.tensors import named_state
 from aotc.records import Artifact, ResultContainer, Variant, bucket_name
 from aotc.runtime.variant import result_builder
@@ -30,9 +31,8 @@ from aotc.verify.standalone_child import ALIGNMENT, decoded, encoded
 
 class StandaloneCalls:
     """`aotc.standalone.load`'s model, for tensors of torch. It has the weights that the module has now, and in each
-    call the buffers that the model writes to, which then have what was written."""
-
-    device = torch.device("cpu")
+    call the buffers that the model writes to, which then have what was written. Tensors on a GPU come to the process
+    without torch in the CPU's memory."""
 
     def __init__(self, ref: str, store: str, target: str, module: nn.Module, python: str = "") -> None:
         """`python` is the command of another Python, which has aotc. Raises VerifyError with the reason where a process
@@ -41,6 +41,7 @@ class StandaloneCalls:
         bundle = read_bundle(opened, parse_reference(ref))
         (entry,) = [each for each in bundle.artifacts if each.target == target]
         self.artifact: Artifact = read_artifact(opened, entry)
+        self.device = torch.device(parse_target(target).device)
         self._bind = make_binder(self.artifact.signature)
         self._module = module
         self._folder = tempfile.TemporaryDirectory(prefix="aotc-standalone-")
@@ -55,7 +56,7 @@ class StandaloneCalls:
         weights = {} if self.artifact.weights == "frozen" else module.state_dict()
         data = bytearray()
         held = encoded(dict(weights), lambda part: _placed(part, data, []) if isinstance(part, Tensor) else None)
-        self._ask(held, data, ref=ref, store=store, target=target)
+        self._ask(held, data, ref=ref, store=store, target=target, device=self.device.type)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The result as `aotc.load`'s code gives it, and what it writes written. Raises VerifyError with what the call
@@ -69,13 +70,14 @@ class StandaloneCalls:
         )
         answer = self._ask(value, data)
         for begin, tensor in places[len(state) :]:
-            ctypes.memmove(tensor.data_ptr(), bytes(data[begin : begin + _span(tensor)]), _span(tensor))
+            if span := _span(tensor):
+                _bytes_of(tensor).copy_(torch.frombuffer(data, dtype=torch.uint8, count=span, offset=begin))
         with torch.no_grad():
             for name, held in answer["state"].items():
-                own[name].copy_(_tensor(data, *held[1:]))
+                own[name].copy_(self._tensor(data, *held[1:]))
         (variant,) = [each for each in self.artifact.variants if bucket_name(each.bucket) == answer["bucket"]]
         outputs: list[Any] = [None] * len(variant.outputs)
-        result = decoded(answer["value"], lambda held: _result(held, data, places, own))
+        result = decoded(answer["value"], lambda held: self._result(held, data, places, own))
         _put_outputs(variant.output_tree, result, outputs)
         self._put_given(variant, outputs, self._bind(args, kwargs))
         return result_builder(variant.output_tree, len(outputs), plain=True)(outputs)
@@ -88,6 +90,25 @@ class StandaloneCalls:
                 outputs[place] = leaves[output.leaf]
             elif output.state is not None and not output.view:
                 outputs[place] = state[output.state]
+
+    def _tensor(self, data: bytearray, begin: int, dtype: str, shape: list[int], strides: list[int]) -> Tensor:
+        made = torch.empty_strided(shape, strides, dtype=getattr(torch, dtype))
+        ctypes.memmove(made.data_ptr(), bytes(data[begin : begin + made.nbytes]), made.nbytes)
+        return made.to(self.device)
+
+    def _result(
+        self, held: list[Any], data: bytearray, places: list[tuple[int, Tensor]], state: Mapping[str, Tensor]
+    ) -> Tensor:
+        """A tensor that came: in the memory of one of `places` or of the module's state where it lay there, else a new
+        one."""
+        name, begin, dtype, shape, strides = held
+        owners = [(0, state[name])] if name else places
+        for first, owner in owners if math.prod(shape) else ():
+            if first <= begin < first + _span(owner):
+                seen = _bytes_of(owner).view(getattr(torch, dtype))
+                return seen.as_strided(shape, strides, seen.storage_offset() + (begin - first) // seen.element_size())
+        places.append((begin, made := self._tensor(data, begin, dtype, shape, strides)))
+        return made
 
     def _ask(self, value: Any, data: bytearray, **more: str) -> dict[str, Any]:
         """The answer; `data` has then the bytes that came with it."""
@@ -127,28 +148,16 @@ def _placed(tensor: Tensor, data: bytearray, places: list[tuple[int, Tensor]]) -
     data.extend(bytes(-len(data) % ALIGNMENT))
     places.append((len(data), plain))
     place = ["", len(data), str(plain.dtype).removeprefix("torch."), list(plain.shape), list(plain.stride())]
-    data.extend(ctypes.string_at(plain.data_ptr(), _span(plain)) if plain.numel() else b"")
+    if span := _span(plain):
+        here = _bytes_of(plain).cpu()
+        data.extend(ctypes.string_at(here.data_ptr(), span))
     return place
 
 
-def _tensor(data: bytearray, begin: int, dtype: str, shape: list[int], strides: list[int]) -> Tensor:
-    made = torch.empty_strided(shape, strides, dtype=getattr(torch, dtype))
-    ctypes.memmove(made.data_ptr(), bytes(data[begin : begin + made.nbytes]), made.nbytes)
-    return made
-
-
-def _result(held: list[Any], data: bytearray, places: list[tuple[int, Tensor]], state: Mapping[str, Tensor]) -> Tensor:
-    """A tensor that came: in the memory of one of `places` or of the module's state where it lay there, else a new
-    one."""
-    name, begin, dtype, shape, strides = held
-    owners = [(0, state[name])] if name else places
-    for first, owner in owners if math.prod(shape) else ():
-        if first <= begin < first + _span(owner):
-            flat = owner.detach().as_strided((_span(owner) // owner.element_size(),), (1,))
-            seen = flat.view(getattr(torch, dtype))
-            return seen.as_strided(shape, strides, seen.storage_offset() + (begin - first) // seen.element_size())
-    places.append((begin, made := _tensor(data, begin, dtype, shape, strides)))
-    return made
+def _bytes_of(tensor: Tensor) -> Tensor:
+    """Of dtype uint8, in the memory of a tensor that has elements."""
+    flat = tensor.detach().as_strided((_span(tensor) // tensor.element_size(),), (1,))
+    return flat.view(torch.uint8)
 
 
 def _put_outputs(tree: int | ResultContainer, value: Any, outputs: list[Any]) -> None:

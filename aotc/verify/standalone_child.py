@@ -66,6 +66,7 @@ def main() -> None:
     core = open_cpu()
 
     def put(part: Any, data: bytearray) -> list[Any]:
+        part = core.to_host(part)
         strides = part.strides if is_dense(part.shape, part.strides) else strides_in("contiguous", part.shape)
         dense = core.copied(part, part.shape, strides)
         data.extend(bytes(-len(data) % ALIGNMENT))
@@ -113,7 +114,7 @@ def main() -> None:
             memory = bytearray(Path(message["file"]).read_bytes())
             given = read(message, memory)
             if model is None:
-                where = {name: message[name] for name in ("store", "target")}
+                where = {name: message[name] for name in ("store", "target", "device")}
                 model = load(message["ref"], weights=given or None, trust=Trust(allow_untested=True), **where)
             else:
                 answer = answer_call(given, memory, Path(message["file"]))

@@ -78,3 +78,12 @@ def test_a_llama_keeps_its_cache_between_calls(store: Path, tmp_path: Path) -> N
     calls = [[torch.tensor([[at + 3]]), torch.tensor([at])] for at in range(8)]
     _, worst = run(store, tmp_path, "decode", module, calls)
     assert worst < 0.05
+
+
+@pytest.mark.parametrize("name", ["block", "bert", "decode"])
+def test_verify_finds_what_runs_without_torch_right(store: Path, name: str) -> None:
+    """With extreme inputs, and the buffers that a model writes to."""
+    ran = run_aotc("verify", f"{store}#{name}", "--standalone", "--seeds", "2", "--json", cwd=HERE)
+    rows = json.loads(ran.stdout)
+    assert ran.returncode == 0 and rows, ran.stdout + ran.stderr
+    assert {row["status"] for row in rows} == {"ok"}

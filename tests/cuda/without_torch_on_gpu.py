@@ -52,12 +52,12 @@ def main(ref: str, folder: Path, kind: str) -> dict[str, Any]:
         for thread in threads:
             thread.join()
         told["wrong"] = len(wrong)
-        there = core.to_gpu(core.view(calls[0][0]), 0)
+        [there] = core.to_gpu([core.view(calls[0][0])], 0)
         told["on_gpu"] = model(there).__dlpack_device__()[0]
         kept = []
         try:
             while True:
-                kept.append(core.to_gpu(core.view(numpy.zeros(1 << 30, numpy.uint8)), 0))
+                kept.append(core.to_gpu([core.view(numpy.zeros(1 << 30, numpy.uint8))], 0))
         except (MemoryLimitError, core.GpuError) as error:
             told["out_of_memory"] = str(error)
         kept.clear()

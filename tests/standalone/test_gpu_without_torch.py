@@ -132,9 +132,9 @@ def refused(error, run):
 """
 
 
-def run(driver: Path, store: Path, code: str, **changes: str) -> str:
+def run(driver: Path, store: Path, code: str, *arguments: str, **changes: str) -> str:
     """What the code prints, in a process without torch over the stand-in for the driver."""
-    ran = finish(start("-c", BEGIN + code, store, LD_LIBRARY_PATH=str(driver), **changes))
+    ran = finish(start("-c", BEGIN + code, store, *arguments, LD_LIBRARY_PATH=str(driver), **changes))
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout
 
@@ -253,7 +253,7 @@ class Array:
 
 model = load()
 x, total = inputs()
-there, into = (Array(core.to_gpu(core.view(each), 0)) for each in (x, total))
+there, into = map(Array, core.to_gpu([core.view(x), core.view(total)], 0))
 y = model(there, into)[0]
 assert y.__dlpack_device__() == (2, 0) and there.streams and all(there.streams)
 assert (numpy.asarray(memoryview(core.to_host(y))) == x * weight).all()
@@ -279,7 +279,7 @@ def test_an_array_whose_buffer_fails_is_read_by_dlpack(driver: Path, store: Path
         """
 core = open_cpu()
 core.open_gpu(0)
-there = core.to_gpu(core.view(weight), 0)
+[there] = core.to_gpu([core.view(weight)], 0)
 
 class Array(numpy.ndarray):
     def __dlpack_device__(self):
@@ -304,7 +304,7 @@ def test_memory_that_another_library_was_given_is_used_again_once_the_device_has
         """
 core = open_cpu()
 model = load()
-x, total = (core.to_gpu(core.view(each), 0) for each in inputs())
+x, total = core.to_gpu([core.view(each) for each in inputs()], 0)
 kept = model(x, total)[0]
 capsule = kept.__dlpack__(max_version=(1, 0))
 del kept
@@ -324,7 +324,7 @@ def test_memory_is_handed_out_once_its_work_is_done(driver: Path, store: Path) -
         """
 core = open_cpu()
 core.open_gpu(0)
-x = core.copied(core.to_gpu(core.view(inputs()[0]), 0))  # a copy that was enqueued, and no more
+x = core.copied(*core.to_gpu([core.view(inputs()[0])], 0))  # a copy that was enqueued, and no more
 waited = count("cuStreamSynchronize")
 x.__dlpack__(max_version=(1, 0))
 assert count("cuStreamSynchronize") == waited + 1
@@ -363,7 +363,7 @@ def test_freed_blocks_are_given_to_the_driver_where_there_is_no_more(driver: Pat
         """
 core = open_cpu()
 load().close()
-place = lambda bytes: core.to_gpu(core.view(numpy.zeros(bytes, numpy.uint8)), 0)
+place = lambda bytes: core.to_gpu([core.view(numpy.zeros(bytes, numpy.uint8))], 0)
 large = place(600_000)
 del large
 other = place(900_000)
@@ -373,6 +373,59 @@ assert load()(*inputs())[0].shape == (2, 4, 4)
 """,
         STAND_IN_MEMORY="1000000",
     )
+
+
+def test_large_weights_go_through_pinned_buffers(driver: Path, store: Path) -> None:
+    """By several threads, also where no memory can be pinned. A copy that fails in one of them fails the whole."""
+    run(
+        driver,
+        store,
+        """
+core = open_cpu()
+core.open_gpu(0)
+values = numpy.arange(65 << 20, dtype=numpy.uint32)  # of 260 MiB
+small, transposed = numpy.arange(5, dtype=numpy.int16), numpy.arange(12.0).reshape(3, 4).T
+tensors = [core.view(each) for each in (small, values, transposed)]
+
+def same(there):
+    came = [numpy.asarray(memoryview(core.to_host(each))) for each in there]
+    assert all((one == other).all() for one, other in zip(came, (small, values, transposed), strict=True))
+
+same(core.to_gpu(tensors, 0))
+assert count("cuMemHostAlloc") == 2
+driver.stand_in_fail(b"cuMemHostAlloc", 2)
+there = core.to_gpu(tensors, 0)
+same(there)
+again = core.to_gpu(there, 0)
+assert [each.address for each in again] == [each.address for each in there]
+del there, again
+driver.stand_in_fail(b"cuEventRecord", 999)
+assert "cuEventRecord" in refused(core.GpuError, lambda: core.to_gpu(tensors, 0))
+same(core.to_gpu(tensors, 0))
+""",
+        STAND_IN_MEMORY=str(2 << 30),
+    )
+
+
+def test_a_fetch_without_torch_takes_the_code_for_this_gpu(driver: Path, store: Path, tmp_path: Path) -> None:
+    code = """
+sys.modules["torch"] = None  # as where it is not installed
+import aotc
+from pathlib import Path
+fetch = lambda: aotc.fetch(f"{Path(store).as_uri()}#small", store=sys.argv[2])
+"""
+    fetched = """
+weights = {"count": numpy.zeros(1, numpy.float32), "weight": weight}
+model = aotc.standalone.load(fetch(), weights=weights, device="cuda")
+x, total = inputs()
+assert (model(x, total)[0] == x * weight).all()
+"""
+    run(driver, store, code + fetched, str(tmp_path / "fetched"))
+    told = "print(refused(EnvironmentMismatchError, fetch))"
+    out = run(driver, store, code + told, str(tmp_path / "none"), STAND_IN_GPUS="0")
+    assert "GPU 0 cannot be used" in out
+    out = run(driver, store, code + told, str(tmp_path / "none"), STAND_IN_CAPABILITY="80")
+    assert "built for cuda:sm_90, this GPU (Stand-in GPU) is cuda:sm_80" in out
 
 
 def test_a_load_without_room_says_both_values(driver: Path, store: Path) -> None:
@@ -434,7 +487,7 @@ def others():
     try:
         while not done.wait(0.0003):  # so that it comes at any point of a capture
             there = None
-            there = core.to_gpu(core.view(large), 0)
+            [there] = core.to_gpu([core.view(large)], 0)
             there.__dlpack__(max_version=(1, 0))
             assert (numpy.asarray(memoryview(core.to_host(there))) == large).all()
     except Exception as error:

@@ -26,15 +26,6 @@ bool fits(size_t block, size_t bytes) { return block <= bytes + bytes / 4 + 4096
 
 Address address_of(const Tensor& tensor) { return reinterpret_cast<Address>(tensor.bytes()); }
 
-// Whether the elements fill their memory, in any order of axes.
-bool is_dense(const Tensor& tensor) {
-  Reach reach = reach_of(tensor.rank, tensor.sizes, tensor.strides);
-  if (reach.low != 0 || reach.high + 1 != tensor.elements()) return false;
-  for (int axis = 0; axis < tensor.rank; axis++)
-    if (tensor.sizes[axis] > 1 && tensor.strides[axis] == 0) return false;
-  return true;
-}
-
 bool same_form(const Tensor& one, const Tensor& other) {
   if (one.rank != other.rank) return false;
   for (int axis = 0; axis < one.rank; axis++)
@@ -191,6 +182,14 @@ std::map<int32_t, std::unique_ptr<Device>>& devices() {
 pid_t opened_by = 0;
 
 }  // namespace
+
+bool is_dense(const Tensor& tensor) {
+  Reach reach = reach_of(tensor.rank, tensor.sizes, tensor.strides);
+  if (reach.low != 0 || reach.high + 1 != tensor.elements()) return false;
+  for (int axis = 0; axis < tensor.rank; axis++)
+    if (tensor.sizes[axis] > 1 && tensor.strides[axis] == 0) return false;
+  return true;
+}
 
 // -- memory -------------------------------------------------------------------------------------------------------------
 

@@ -87,6 +87,8 @@ class Allocating {
   Allocating(const Allocating&) = delete;
 };
 
+bool is_dense(const cpu::Tensor& tensor);  // whether the elements fill their memory, in any order of axes
+
 void mark_lent(const cpu::Tensor& tensor);  // memory of `Device::allocate`
 
 }  // namespace aotc::gpu

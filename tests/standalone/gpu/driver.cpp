@@ -152,7 +152,7 @@ DRIVER cuMemFree_v2(Address address) {
   return allocated.erase(found), SUCCESS;
 }
 DRIVER cuMemGetInfo_v2(size_t* available, size_t* total) { return *available = memory() - in_use, *total = memory(), SUCCESS; }
-DRIVER cuMemHostAlloc(void** made, size_t bytes, unsigned) { return *made = malloc(bytes), SUCCESS; }
+DRIVER cuMemHostAlloc(void** made, size_t bytes, unsigned) { IN_CONTEXT return *made = malloc(bytes), SUCCESS; }
 DRIVER cuMemFreeHost(void* memory) { return free(memory), SUCCESS; }
 DRIVER cuMemcpyAsync(Address into, Address from, size_t bytes, void* stream) {
   IN_CONTEXT

@@ -1,5 +1,5 @@
 // The module's functions for GPUs, whose memory tensors may lie in.
-#include "../../gpu/device.h"
+#include "../../gpu/upload.h"
 #include "table_object.h"
 #include "tensor_object.h"
 
@@ -13,25 +13,27 @@ PyObject* open_gpu(PyObject*, PyObject* args) {  // (number): its name, capabili
   int number;
   if (!PyArg_ParseTuple(args, "i", &number)) return nullptr;
   return translated([&] {
-    const gpu::Device& device = gpu::device_at(number);
-    return Py_BuildValue("(siii)", device.name.c_str(), device.major, device.minor, gpu::driver().version);
+    const gpu::Device* device;
+    {
+      WithoutLock unlocked;
+      device = &gpu::device_at(number);
+    }
+    return Py_BuildValue("(siii)", device->name.c_str(), device->major, device->minor, gpu::driver().version);
   });
 }
 
-PyObject* to_gpu(PyObject*, PyObject* args) {  // (tensor, number): itself where it lies there, else a copy with its strides
-  PyObject* object;
+PyObject* to_gpu(PyObject*, PyObject* args) {  // (list of tensors, number): copies with their strides, or those that lie there
+  PyObject* list;
   int number;
-  if (!PyArg_ParseTuple(args, "O!i", tensor_type, &object, &number)) return nullptr;
-  return translated([&]() -> PyObject* {
-    const Tensor& from = *of(object)->tensor;
-    if (from.device() == number) return Py_NewRef(object);
-    Owned made;
+  if (!PyArg_ParseTuple(args, "O!i", &PyList_Type, &list, &number)) return nullptr;
+  return translated([&] {
+    std::vector<Tensor*> tensors = tensors_of(list);
+    std::vector<Owned> made;
     {
       WithoutLock unlocked;
-      made.reset(new_empty(from.rank, from.sizes, from.strides, from.dtype, number));
-      copy(*made, from);
+      made = gpu::uploaded(tensors, gpu::device_at(number));
     }
-    return wrapped(std::move(made), false);
+    return list_of(made);
   });
 }
 

@@ -114,22 +114,6 @@ bool take_inputs(const LoadedTable& loaded, PyObject* given, TableCall& call, He
   return true;
 }
 
-std::vector<Tensor*> state_of(PyObject* tensors) {
-  std::vector<Tensor*> state;
-  for (Py_ssize_t at = 0; at < PyList_Size(tensors); at++) {
-    PyObject* each = PyList_GetItem(tensors, at);
-    require(is_tensor(each), "a tensor is expected");
-    state.push_back(of(each)->tensor);
-  }
-  return state;
-}
-
-PyObject* list_of(std::vector<Owned>& tensors) {
-  PyObject* list = checked(PyList_New(static_cast<Py_ssize_t>(tensors.size())));
-  for (size_t at = 0; at < tensors.size(); at++) PyList_SetItem(list, static_cast<Py_ssize_t>(at), wrapped(std::move(tensors[at]), false));
-  return list;
-}
-
 bool same_lie(const Tensor& one, const Tensor& other) {
   return one.bytes() == other.bytes() && std::equal(one.sizes, one.sizes + one.rank, other.sizes) && std::equal(one.strides, one.strides + one.rank, other.strides);
 }
@@ -147,7 +131,7 @@ PyObject* call_by_table(PyObject* self, PyObject* args) {
     Held views;
     if (!take_inputs(loaded, given, call, views)) Py_RETURN_NONE;
     call.fill();
-    std::vector<Tensor*> state = state_of(of_module);
+    std::vector<Tensor*> state = tensors_of(of_module);
     std::vector<Issue> issues;
     if (!call.decide(state, issues)) Py_RETURN_NONE;
     auto bucket = static_cast<size_t>(call.choice->bucket - loaded.table.buckets.data());
@@ -192,7 +176,7 @@ PyObject* explain_by_table(PyObject* self, PyObject* args) {
     }
     call.fill();
     std::vector<Issue> issues;
-    call.decide(state_of(of_module), issues);
+    call.decide(tensors_of(of_module), issues);
     auto place = [&](const Bucket* bucket) { return static_cast<Py_ssize_t>(bucket - loaded.table.buckets.data()); };
     PyObject* bucket = call.choice ? PyLong_FromSsize_t(place(call.choice->bucket)) : Py_NewRef(Py_None);
     PyObject* sizes = call.asked ? PyTuple_New(static_cast<Py_ssize_t>(call.asked->size())) : Py_NewRef(Py_None);
@@ -238,7 +222,7 @@ PyObject* capture_graphs(PyObject* self, PyObject* of_module) {
   return translated([&]() -> PyObject* {
     const LoadedTable& loaded = loaded_table(self);
     require(PyList_Check(of_module) && loaded.device != HOST, "the tensors of a module on a GPU are expected");
-    std::vector<Tensor*> state = state_of(of_module);
+    std::vector<Tensor*> state = tensors_of(of_module);
     {
       WithoutLock unlocked;
       for (size_t at = 0; at < loaded.codes.size(); at++)

@@ -14,6 +14,22 @@ PyObject* wrapped(Owned tensor, bool read_only) {
   return object;
 }
 
+PyObject* list_of(std::vector<Owned>& tensors) {
+  PyObject* list = checked(PyList_New(static_cast<Py_ssize_t>(tensors.size())));
+  for (size_t at = 0; at < tensors.size(); at++) PyList_SetItem(list, static_cast<Py_ssize_t>(at), wrapped(std::move(tensors[at]), false));
+  return list;
+}
+
+std::vector<Tensor*> tensors_of(PyObject* list) {
+  std::vector<Tensor*> tensors;
+  for (Py_ssize_t at = 0; at < PyList_Size(list); at++) {
+    PyObject* each = PyList_GetItem(list, at);
+    require(is_tensor(each), "a tensor is expected");
+    tensors.push_back(of(each)->tensor);
+  }
+  return tensors;
+}
+
 Owned tensor_over(void* data, int64_t rank, const int64_t* sizes, const int64_t* strides, int32_t dtype,
                   void (*release)(Storage*), void* owner, int32_t device) {
   Reach reach = reach_of(rank, sizes, strides);

@@ -2,6 +2,8 @@
 // own.
 #pragma once
 
+#include <vector>
+
 #include "errors.h"
 
 #include "../tensor.h"
@@ -20,6 +22,8 @@ PyObject* new_tensor_type();
 inline TensorObject* of(PyObject* object) { return reinterpret_cast<TensorObject*>(object); }
 inline bool is_tensor(PyObject* object) { return PyObject_TypeCheck(object, tensor_type); }
 PyObject* wrapped(Owned tensor, bool read_only);  // null with a Python exception
+PyObject* list_of(std::vector<Owned>& tensors);   // throws Failed
+std::vector<Tensor*> tensors_of(PyObject* list);  // which must not change meanwhile; throws std::runtime_error
 
 // The object itself where it is a Tensor, else one over its memory, which is of the CPU or of that GPU; None where it has no
 // such memory.

@@ -50,7 +50,7 @@ class Crop(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What is done for one set of sizes: `shapes` holds each leaf's required shape (None for a constant), `strides` the
+    """How calls of one set of sizes run: `shapes` holds each leaf's required shape (None for a constant), `strides` the
     strides of those leaves that have an axis of size 1, where they are not given by how the elements lie."""
 
     variant: int

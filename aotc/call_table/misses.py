@@ -62,7 +62,7 @@ def _shared_hint(explanation: Explanation) -> str:
 
 
 def _miss_hint(explanation: Explanation, way: str) -> str:
-    """What helps beside the hints of the reasons."""
+    """Further hints, beside those of the reasons."""
     ways = [hint] if (hint := _shared_hint(explanation)) else []
     if explanation.rejected and not explanation.bucket:
         ways.append("add a bucket to the manifest and rebuild")

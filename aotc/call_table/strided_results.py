@@ -36,7 +36,7 @@ class StridedForm(NamedTuple):
 
 
 class TensorLibrary(NamedTuple):
-    """What makes views of its tensors. `viewed` raises CorruptError for one beyond the tensor's memory."""
+    """A library whose tensors can be viewed. `viewed` raises CorruptError for one beyond the tensor's memory."""
 
     form: Callable[[Any], StridedForm]
     itemsize: Callable[[str], int]

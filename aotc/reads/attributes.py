@@ -59,8 +59,8 @@ def origin_of(attribute: str) -> str:
 
 
 def module_attributes(module: nn.Module) -> dict[str, dict[str, Any]]:
-    """What a capture may have baked in of each submodule: its class, its plain attributes, and which of its parameters,
-    buffers and children it has, or has as None.
+    """The parts of each submodule that a capture may have baked in: its class, its plain attributes, and which of its
+    parameters, buffers and children it has, or has as None.
 
     Plain are None, bool, numbers of any kind, str, bytes, enums, ranges, dtypes, layouts, memory formats, devices (but
     not which of a kind), tensors other than buffers (by their bytes), functions, methods and classes (by their names; a
@@ -90,7 +90,7 @@ NameOf = Callable[[Any], str]
 
 
 def _registered_names(module: nn.Module) -> NameOf:
-    """What a value is called that is registered with the module, or is a view of such a tensor; "" for any other."""
+    """The name of a value that is registered with the module, or is a view of such a tensor; "" for any other."""
     known = {id(part): f"module {name}" for name, part in reversed(list(module.named_modules()))}
     state = named_state(module)
     known |= {id(tensor): f"state {name}" for name, tensor in reversed(state.items())}
@@ -144,8 +144,8 @@ def _attributes(module: nn.Module, name_of: NameOf) -> Iterator[tuple[str, Any]]
 
 
 def kind_of(kind: str, held: Any) -> str:
-    """What an entry of a module's tables is: whether there is one, and a class of tensors that computes in its own way
-    (`__torch_function__`), which a capture has traced."""
+    """The kind of an entry of a module's tables: whether there is one, and its class if tensors of that class compute
+    in their own way (`__torch_function__`), which a capture has traced."""
     return f"no {kind}" if held is None else kind_of_class(kind, type(held))
 
 
@@ -179,8 +179,8 @@ def forward_hooks(module: nn.Module) -> list[Any]:
 
 
 def hooks_on_all_modules(trains: bool) -> list[dict[int, Any]]:
-    """What `torch.nn.modules.module.register_module_forward_hook` and its like have registered; where code is trained,
-    for the backward, too."""
+    """The hooks that `torch.nn.modules.module.register_module_forward_hook` and its like have registered; where code is
+    trained, those on the backward, too."""
     of = nn.modules.module
     backward = [of._global_backward_hooks, of._global_backward_pre_hooks] if trains else []
     return [of._global_forward_hooks, of._global_forward_pre_hooks, *backward]
@@ -208,9 +208,8 @@ def own_forward(module: nn.Module, method: str = "") -> Callable[..., Any]:
 
 
 def plain_forward(module: nn.Module, forward: Any, name_of: NameOf) -> Any:
-    """What stands in the place of the class's forward, by its name or its class's; nothing for compiled code of a
-    region, for a method that a manifest names, and for the class's forward itself, which a copy of an attached module
-    has there."""
+    """The name, or the class's name, of a forward that replaces the class's own. Nothing for compiled code of a region,
+    for a method that a manifest names, and for the class's forward itself, which a copy of an attached module has."""
     if getattr(forward, "is_compiled_code", False) is True or getattr(forward, "is_entry_point", False) is True:
         return _SKIP
     function = forward
@@ -310,7 +309,7 @@ _LIBRARIES = frozenset({*sys.stdlib_module_names, "torch", "numpy"})
 
 
 def parts_of(value: Any) -> dict[str, Any]:
-    """What a list, a tuple, a dict or a configuration holds, by its name there."""
+    """The items of a list, a tuple, a dict or a configuration, by their names there."""
     value = container_of(value)
     if isinstance(value, list | tuple | deque):
         return {str(index): item for index, item in enumerate(value)}
@@ -400,7 +399,7 @@ def _plain(value: Any, depth: int = 4, name_of: NameOf = lambda value: "") -> An
 
 
 def held_by(function: types.FunctionType) -> dict[str, Any]:
-    """What a function has beside its code, by name: its defaults and the variables of its closure. Of torch's own
+    """The values of a function beside its code, by name: its defaults and the variables of its closure. Of torch's own
     functions nothing: they come with the version."""
     if is_torchs(function):
         return {}

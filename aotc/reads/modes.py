@@ -12,7 +12,7 @@ from aotc.records import Ambient, Scalar
 
 
 def mode_readers(device: str) -> dict[str, Callable[[], Any]]:
-    """What reads each mode of this thread that code for torch device type `device` depends on: the fields of `Ambient`.
+    """A reader for each mode of this thread on which code for torch device type `device` depends, as in `Ambient`.
 
     A record holds a dtype by its name, and `num_threads` only where code was compiled for so many.
     """
@@ -31,7 +31,7 @@ ASKED: dict[str, Callable[[], Scalar]] = {
     "inference": torch.is_inference_mode_enabled,
     "device": lambda: default_device(),
 }
-"""What reads each mode that a forward may ask for: of these a call is compared only where it did."""
+"""A reader for each mode that a forward may ask for. A call is compared only by those that its forward asked for."""
 
 OF_STATE = "requires_grad of "
 """Asked of a parameter or buffer: the name follows."""

@@ -153,8 +153,7 @@ def _changed_imports(guard: ModuleGuard, module: nn.Module) -> Iterator[tuple[st
     """Files that the classes' files import, and these in turn, as far as they are imported here, or would be found:
     the names of those that changed, and what they are here.
 
-    Nothing where a class's own file goes by another name than at build: then so may the others, and another file by
-    theirs.
+    If a class's source module was renamed since the build, no import is compared: they may be renamed too.
     """
     if not guard.imports:
         return

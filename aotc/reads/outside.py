@@ -37,7 +37,7 @@ ABSENT = ["absent"]
 """The plain value of a name that is not there; no value has this form."""
 
 _environment: dict[Any, Any] = getattr(os.environ, "_data", {})
-"""What `os.environ` keeps its variables in, encoded."""
+"""The dict in which `os.environ` keeps its variables, encoded."""
 
 
 class Step(NamedTuple):

@@ -13,7 +13,7 @@ from torch import nn
 from aotc.digest import sha256_bytes
 
 BY_DIGEST = "sha256:"
-"""What the identity of a file begins with that is named by its code."""
+"""The prefix of the identity of a file that is named by its code."""
 
 cells_file: ContextVar[Path | None] = ContextVar("cells_file", default=None)
 """The file that stands for `__main__` in a notebook, where that has none, while a class of its cells is looked at."""

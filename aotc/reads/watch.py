@@ -184,7 +184,7 @@ class ModuleWatch:
         return tree, list(_slots(tree, self._reads, self._as_region))
 
     def look_outside(self, slots: Iterable[Slot]) -> dict[str, Any]:
-        """What each name outside the module is in this process, and what classes have for what their objects lack."""
+        """Fingerprints of names outside the module, and of class attributes that objects have not set."""
         of_classes = {f"{step.owner.__qualname__}.{step.key}": fingerprint(step.value) for step in _of_classes(slots)}
         return of_classes | {name: fingerprint(value) for name, value in Outside(self.module).found(self._outside)}
 
@@ -239,7 +239,7 @@ class ModuleWatch:
 
 
 def look_inside(slots: Iterable[Slot], parts: Collection[int]) -> dict[str, Any]:
-    """What each attribute is; nothing for the class's own forward, and for compiled code in a method's place, as after
+    """A fingerprint of each attribute; none of the class's own forward, nor of compiled code in a method's place, as in
     `module.method = aotc.load(…)`. A dataclass is its class: those of its attributes that are read are slots, too."""
     found = {}
     for slot in slots:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from aotc.errors import UnverifiedError
+from aotc.errors import AdvisoryError, Issue, UnverifiedError
 from aotc.store.signing.verified import check_verified_there
 
 if TYPE_CHECKING:
     from aotc.records import Artifact, LaunchPick
     from aotc.runtime.find import FoundBundle
     from aotc.runtime.options import LoadOptions
+    from aotc.store.advisory_feed import UnitHit
     from aotc.store.layout.bundle import BundleEntry
     from aotc.store.signing.attestations import Attestation
 
@@ -23,9 +25,7 @@ def attested_once(options: LoadOptions, found: FoundBundle, entry: BundleEntry) 
     artifact, trust = found.read_artifact(entry), options.trust
     if entry.digest not in found.attested:
         if trust and trust.advisories:
-            from aotc.runtime.advised import check_advisories
-
-            check_advisories(options, found, entry, artifact)
+            _check_advisories(options, found, entry, artifact)
         if not trust or trust.needs_attestation(artifact):
             keys = trust.keys if trust else None
             where, bundle = options.place()[1], found.bundle.digest
@@ -61,3 +61,36 @@ def _launched(artifact: Artifact, launches: Sequence[LaunchPick | None]) -> Arti
     variants = tuple(msgspec.structs.replace(variant, launch=launch or variant.launch) for variant, launch in pairs)
     kinds = tuple(_launched(kind, launches) for kind in artifact.kinds)
     return msgspec.structs.replace(artifact, variants=variants, kinds=kinds)
+
+
+def _check_advisories(options: LoadOptions, found: FoundBundle, entry: BundleEntry, artifact: Artifact) -> None:
+    """Raises AdvisoryError where an advisory is of one of the artifact's units, or may be; as `read_feed` does."""
+    from aotc.advisories import own_feed
+    from aotc.store.advisory_feed import artifact_hits, read_feed
+    from aotc.store.signing.trust import read_trust
+
+    assert options.trust is not None
+    where = options.trust.advisories
+    feed = own_feed() if isinstance(where, bool) else read_feed(os.fspath(where), read_trust(*options.signers))
+    if found_hits := list(artifact_hits(found.store, artifact, feed)):
+        raise _advised(options.ref, found.bundle.digest, entry.target, found_hits)
+
+
+def _advised(ref: str, digest: str, target: str, found: list[UnitHit]) -> AdvisoryError:
+    ids = tuple(dict.fromkeys(each.hit.advisory.id for each in found))
+    return AdvisoryError(
+        f"{ref} for {target} was built without {len(ids)} {'patch' if len(ids) == 1 else 'patches'} of torch that its "
+        f"graph needs, or may need: {', '.join(ids)}",
+        hint=f"build it again: `aotc audit {ref} --rebuild MANIFEST` prints the command; or load it without "
+        "aotc.Trust(advisories=…)",
+        issues=tuple(map(_issue, found)),
+        digest=digest,
+        target=target,
+        ids=ids,
+    )
+
+
+def _issue(found: UnitHit) -> Issue:
+    advisory = found.hit.advisory
+    applies = "applies" if found.hit.sure else "may apply, since the unit's graph is not recorded"
+    return Issue(f"{advisory.id} ({advisory.concern.effect}) {applies}: {advisory.summary}", where=found.unit)

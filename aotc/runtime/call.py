@@ -302,7 +302,7 @@ class CompiledCall:
         return explain_call(self, args, kwargs)
 
     def parts(self) -> Sequence[CompiledCall]:
-        """What runs libraries: itself, or the callables of its regions."""
+        """The callables that run libraries: this one, or those of its regions."""
         return [self]
 
     # -- swapping -----------------------------------------------------------------------------------------------------
@@ -314,11 +314,11 @@ class CompiledCall:
         update_weights(self, weights)
 
     def _part_of(self, checkpoint: Checkpoint) -> Checkpoint:
-        """What of a checkpoint is this process's."""
+        """The part of a checkpoint that is for this process."""
         return checkpoint
 
     def _replaceable(self) -> tuple[Bound, Sequence[Sequence[Attached]]]:
-        """What `update_weights` replaces, and the variants that run with each part of it."""
+        """The state that `update_weights` replaces, and the variants that run with each part of it."""
         return self._state, [self._attached]
 
     def refresh(self) -> None:

@@ -258,7 +258,7 @@ class Compiled(nn.Module):
         return self._aotc.buckets
 
 
-Compiled.__call__ = Compiled._aotc  # type: ignore[method-assign]  # a call costs no frame of Python's more
+Compiled.__call__ = Compiled._aotc  # type: ignore[method-assign]  # saves one Python frame per call
 
 HOOKS = ("forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook", "backward_hook")
 for _name in HOOKS:

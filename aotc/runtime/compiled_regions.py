@@ -369,7 +369,7 @@ def check_regions(chosen: Chosen, module: nn.Module | None, options: LoadOptions
 
 
 def _pool_of(graphs: Graphs | None, device: torch.device) -> GraphPool | None:
-    """What the graphs of all regions share: only one region runs at a time."""
+    """The pool that the graphs of all regions share: only one region runs at a time."""
     if graphs is None or graphs.use == "never":
         return None
     from aotc.runtime.cuda.graphs import GraphPool

@@ -1,4 +1,4 @@
-"""What one callable counts in its calls; `aotc.runtime.stats` reads it."""
+"""Counters of the calls of one callable; `aotc.runtime.stats` reads them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Counters:
     """Counters of a callable. Any thread may count, and a signal handler within another count of its thread.
 
     names, rows: of each bucket its calls, its padded calls, and elements of the inputs as they came and as they ran;
-    then the nanoseconds of its calls, and how many took each span. native: rows of those that Python did not see.
+    then the nanoseconds of its calls, and how many took each span. native: rows counted by the extension.
     kind_of: the kind of each miss by the hash of its form. log: when a minute began; kinds logged and not since.
     """
 

@@ -132,7 +132,7 @@ class Guards:
     def _differences(
         self, leaves: Sequence[Any], shapes: Sequence[Shape | None], shown: Callable[[Any], str]
     ) -> tuple[list[Issue], list[Issue]]:
-        """What a copy into the compiled layout removes, and all else."""
+        """The issues that a copy into the compiled layout removes, and all others."""
         found: list[Issue] = []
         layouts: list[Issue] = []
         for index, leaf, dtype, memory_format in self.tensors:
@@ -280,7 +280,7 @@ class Guards:
 
 
 def asked_readers(asked: Iterable[str], module: nn.Module | None) -> dict[str, Callable[[], Any]]:
-    """What reads each mode that forward asked for; of the module's tensors only with a module."""
+    """A function for each mode that forward asked for, which reads it; of the module's tensors only with a module."""
     readers: dict[str, Callable[[], Any]] = {name: ASKED[name] for name in asked if name in ASKED}
     for name in asked:
         if name.startswith(OF_STATE) and module is not None:

@@ -387,7 +387,7 @@ class Timer:
         self.parts: dict[str, float] = {}
 
     def took(self, part: str) -> None:
-        """What went by since the last part was this one."""
+        """Add the time since the last call of `took` as that of this part."""
         now = time.perf_counter()
         self.parts[part] = round(1000 * (now - self._last), 1)
         self._last = now

@@ -250,7 +250,7 @@ def _plan_of(
     runs_in_c: Sequence[bool],
     sizes: Shape,
 ) -> tuple[Any, ...] | None:
-    """What runs for these sizes, as the evaluator keeps it."""
+    """The evaluator's row for calls of these sizes; None where no bucket takes them."""
     plan = plan_for(sizes)
     if plan is None:
         return None
@@ -385,7 +385,7 @@ def facts_of(call: CompiledCall, compared: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def _ambient(call: CompiledCall) -> list[Reader]:
-    """What the thread's dispatch keys do not tell of `Ambient`; that autocast is on, they do."""
+    """Readers of the fields of `Ambient` that the thread's dispatch keys do not tell (they tell if autocast is on)."""
     ambient = call._guards.ambient
     readers: list[Reader] = [
         (torch.get_default_dtype, dtype_of(ambient.default_dtype)),

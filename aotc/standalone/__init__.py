@@ -8,15 +8,14 @@
 - `standalone_model`: what a call is asked and what it gives. `aotc.core._cpu` decides and makes the call, by the rows
   of the call table, as in an exported folder, and says why one is a miss: `call_rows` writes them, with expressions in
   `prefix_notation`.
-- `array_views`: arguments as tensors. `call_results`: the model's own result. `openmp_threads`: how many threads a call
-  uses.
+- `array_views`: arguments as tensors. `call_results`: the model's own result.
 - `exporting`: a model as a folder that needs neither aotc nor Python.
 
 Neither torch nor `aotc.runtime` is imported. numpy is not needed.
 """
 
+from aotc.standalone.cpu_environment import set_num_threads
 from aotc.standalone.loading import load
-from aotc.standalone.openmp_threads import set_num_threads
 from aotc.standalone.standalone_model import StandaloneModel
 
 __all__ = ["StandaloneModel", "load", "set_num_threads"]

@@ -152,7 +152,7 @@ def _fillings(place: int, leaf: TensorLeaf, names: Sequence[str]) -> Iterator[st
 def _changes(
     variant: Variant, dispatcher: Dispatcher, inputs: dict[int, int], state: Sequence[StateSpec]
 ) -> Iterator[str]:
-    """What is padded, cropped and written to."""
+    """The rows of pads, crops and tensors that are written to."""
     names = dispatcher.dims.names
     if any(leaf.pad for _, leaf, _, _ in named_axes(dispatcher.signature.leaves)):
         paddable = dispatcher.rules.paddable

@@ -39,6 +39,13 @@ def open_cpu() -> Any:
         ) from error
 
 
+def set_num_threads(count: int) -> None:
+    """How many threads a call that this thread makes uses, as `torch.set_num_threads`. Raises ValueError below 1."""
+    if count < 1:
+        raise ValueError(f"{count} threads were asked for, and a call needs one")
+    open_cpu().threads(count)
+
+
 @functools.cache
 def usable_features() -> frozenset[str]:
     """The CPU features that code may use: without AMX where the kernel refuses its tiles to this process."""

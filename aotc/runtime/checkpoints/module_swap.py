@@ -87,7 +87,7 @@ def commit(
 
 
 def _assignments(state: ModuleState, swap: Swap) -> list[tuple[dict[str, Any], str, Any]]:
-    """What a swap sets: each as a dict, a key and the value."""
+    """The assignments of a swap: a dict, a key and the new value."""
     slots = state._slots_of(swap.tensors)
     places = [(owner, key, tensor) for (owner, key), tensor in zip(slots, swap.tensors.values(), strict=True)]
     new = {(id(owner), key): tensor for owner, key, tensor in places}

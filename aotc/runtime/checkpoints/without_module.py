@@ -1,4 +1,4 @@
-"""What a load without a module returns: compiled code with the weights of a checkpoint, or frozen ones."""
+"""The result of a load without a module: compiled code with the weights of a checkpoint, or frozen ones."""
 
 from __future__ import annotations
 

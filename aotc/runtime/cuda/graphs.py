@@ -89,7 +89,7 @@ of them, so the next pool returns these to the GPU: while a model is loaded, no 
 
 
 class GraphPool:
-    """What all graphs of a model share: the memory pool and the turn; those of one region, the static buffers too."""
+    """The memory pool and the turn that all graphs of a model share; those of one region share static buffers, too."""
 
     def __init__(self, device: torch.device) -> None:
         if _freed:  # torch keeps the memory of a pool without graphs, which no other pool takes

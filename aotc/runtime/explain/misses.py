@@ -55,8 +55,8 @@ TRANSFORMED = Issue(
 def answer_miss(
     call: CompiledCall, args: Sequence[Any], kwargs: Mapping[str, Any], form: object, leaves: Sequence[Any]
 ) -> Any:
-    """What `on_miss` does, after the miss is counted. `form` and that of the leaves tell kinds of misses apart: the
-    cause is only worked out for an error or a log message."""
+    """Count a miss, and do what `on_miss` says. `form` and that of the leaves tell kinds of misses apart: the cause is
+    only worked out for an error or a log message."""
 
     def kind() -> str:
         return kind_of_miss(explain_call(call, args, kwargs, describe_form))
@@ -96,7 +96,7 @@ def module_takes(call: CompiledCall, args: Sequence[Any], kwargs: Mapping[str, A
 def explain_call(
     compiled: CompiledCall, args: Sequence[Any], kwargs: Mapping[str, Any], shown: Callable[[Any], str] = describe
 ) -> Explanation:
-    """What this call would run and why; `shown` puts an argument into words.
+    """The bucket that this call would run, and why; `shown` puts an argument into words.
 
     Raises TypeError where the arguments do not bind.
     """

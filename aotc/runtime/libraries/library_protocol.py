@@ -1,4 +1,4 @@
-"""What the loader asks of a compiled library, whatever opens it. Imported for types alone."""
+"""The interface of an open compiled library. Imported for types alone."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ Imports = bool | str | Collection[str]
 """The modules that may be imported: none, all that a record names, or those named here and what is in them."""
 
 COMPILERS = ("torch._dynamo", "torch._inductor", "triton", "sympy")
-"""What a load never imports, nor lets a record have imported."""
+"""Modules that a load never imports, not even if a record names them."""
 
 
 def provide_operators(needs: Iterable[OperatorNeed], allow_imports: Imports) -> None:

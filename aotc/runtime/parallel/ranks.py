@@ -25,7 +25,7 @@ _named: dict[str, weakref.ref[Any]] = {}
 """The process groups that compiled code finds, by the names in it."""
 
 STEPS = ("record", "bound", "loaded")
-"""What ranks wait for one another at: before any of them loads, before any of them runs a collective, at the end."""
+"""The steps at which ranks wait for each other: before any loads, before any runs a collective, at the end."""
 
 LONGEST_TEXT = 2000
 """Characters of a text that a rank tells the others of its failed load."""

@@ -235,7 +235,7 @@ class Watch:
         return [rank for rank in range(self._ranks.size) if rank != self._ranks.rank]
 
     def _said(self, rank: int) -> dict[str, Any]:
-        """What a rank has told of the last call that failed there."""
+        """The rank's report of the last call that failed there."""
         key, store = f"call/{rank}", self._ranks.store
         said: dict[str, Any] = json.loads(store.get(key)) if store.check([key]) else {}
         return said

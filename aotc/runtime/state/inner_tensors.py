@@ -21,7 +21,7 @@ DictSlot = tuple[dict[str, Any], str]
 
 
 class InnerTensor(NamedTuple):
-    """What a tensor's name refers to: a parameter, its slot, and the path within it ("" for itself)."""
+    """The place that a tensor's name refers to: a parameter, its slot, and the path within it ("" for itself)."""
 
     parameter: str
     slot: DictSlot

@@ -1,4 +1,4 @@
-"""What a callable asks of where the tensors of its calls come from. Imported for types alone."""
+"""The interface of the source of a call's tensors. Imported for types alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Bound(Protocol):
         ...
 
     def seen(self) -> Any:
-        """What `take` compared last: one object, which is replaced and never changed."""
+        """The state that `take` compared last: one object, which is replaced and never changed."""
         ...
 
     def rows(self, seen: Any) -> StateRows: ...

@@ -37,7 +37,7 @@ RunBackward = Callable[[list[Tensor | None]], list[Tensor]]
 
 
 class Pass:
-    """What the nodes of one call tell one another while autograd goes through them."""
+    """The state that the nodes of one call share while autograd goes through them."""
 
     def __init__(self, totals: Mapping[int, Total], count: int) -> None:
         self._totals, self._count = totals, count
@@ -50,7 +50,7 @@ class Pass:
         self.crops: Sequence[Crop] = ()
         """Of the results."""
         self.unpacked: Sequence[Tensor] | None = None
-        """What hooks on saved tensors have given back in the pass that runs now."""
+        """The results of hooks on saved tensors in the running pass."""
 
     def forget_unpacked(self) -> None:
         self.unpacked = None
@@ -83,7 +83,7 @@ class Pass:
         return self._step_by_step
 
     def not_seen(self, result: int, gradient: Tensor) -> Tensor | None:
-        """What no run has taken yet of the whole gradient of a result; None where nothing was added or changed."""
+        """The part of a result's gradient that no run has taken yet; None where nothing was added or changed."""
         if result not in self._passed_on:
             return gradient
         whole, part, version = self._passed_on[result]
@@ -94,7 +94,7 @@ class Pass:
     def pass_on(
         self, result: int, gradient: Tensor, to: Sequence[int], run: RunBackward, *, is_needed: bool
     ) -> list[Tensor]:
-        """What comes of a result's gradient for the results `to`. `is_needed`: the gradients of arguments are, too."""
+        """The gradients of the results `to` by a result's gradient. `is_needed`: those of arguments are needed, too."""
         with torch.no_grad():
             outputs = run([gradient if index == result else None for index in range(self._count)])
             found = [self.cut(each, outputs[self._totals[each].output]) for each in to]

@@ -115,7 +115,7 @@ class StepGraphs:
     # -- what has to be as it was at the capture ----------------------------------------------------------------------
 
     def _checked(self, args: Any, kwargs: Any) -> Checked | None:
-        """What a call of the model checks. None where it has to be called, as it may be a miss, or writes to inputs."""
+        """The checks of a call of the model. None where it has to be made, as it may be a miss, or writes to inputs."""
         if is_followed():
             return None
         if self._parts[0] is not self._call:
@@ -154,7 +154,7 @@ class StepGraphs:
             self._call._counters.count_call(checked.plan, None)
 
     def _current_facts(self) -> list[Any]:
-        """What a graph holds as addresses and values: the module's tensors and modes, and the optimizer's options."""
+        """The addresses and values that a graph holds: the module's tensors and modes, and the optimizer's options."""
         tensors = [owner.get(key) for owner, key in self._slots]
         device = self._call.device.type
         facts: list[Any] = [
@@ -261,7 +261,7 @@ def _on(value: Any, device: torch.device) -> bool:
 
 
 def _form_of(leaves: Sequence[Any], device: torch.device) -> list[Any] | None:
-    """What a graph takes for fixed of the inputs. None where it could not read one of them: one on another device."""
+    """The properties of the inputs that a graph has fixed. None where it could not read an input, on another device."""
     form: list[Any] = []
     places: dict[int, int] = {}
     for place, leaf in enumerate(leaves):

@@ -269,7 +269,7 @@ def _kept(source: Saved, arguments: Sequence[Tensor], outputs: Sequence[Tensor])
 
 
 def _unpacked(ctx: Any) -> Sequence[Tensor]:
-    """What hooks on saved tensors give back: once in a pass, as a checkpoint computes nothing twice."""
+    """The results of hooks on saved tensors. Each runs once in a pass: a checkpoint computes nothing twice."""
     if ctx.own is None:
         return tuple(map(_from_hook, ctx.saved_tensors, ctx.kept))
     if ctx.own.unpacked is None:
@@ -280,7 +280,7 @@ def _unpacked(ctx: Any) -> Sequence[Tensor]:
 
 
 def _from_hook(tensor: Tensor, form: _Form) -> Tensor:
-    """What a hook on saved tensors gave back, as it was saved. Raises GradientError where it is another tensor."""
+    """The result of a hook on saved tensors. Raises GradientError for another dtype, shape or device than saved."""
     given = f"{dtype_name(tensor.dtype)} {list(tensor.shape)} on {tensor.device}"
     saved = f"{dtype_name(form.dtype)} {list(form.shape)} on {form.device}"
     if given != saved:

@@ -255,20 +255,14 @@ def _heads(store: Store) -> Iterator[tuple[Path, _Head]]:
                 raise
 
 
-class _CostFile(msgspec.Struct):
-    digest: str
-    blob: str
-    blob_size: int
-
-
-class _CostVariant(msgspec.Struct):
+class _HeadVariant(msgspec.Struct):
     bucket: Bucket
-    files: tuple[_CostFile, ...]
+    files: tuple[File, ...]
     region: str = ""
     reads: tuple[str, ...] = ()
     read_values: File | None = None
-    report: _CostFile | None = None
-    picks: _CostFile | None = None
+    report: File | None = None
+    picks: File | None = None
     graph: str = ""
 
     def sizes(self) -> tuple[int, int]:
@@ -278,23 +272,23 @@ class _CostVariant(msgspec.Struct):
         return sum(file.blob_size for file in files) - mapped, mapped
 
 
-class _CostRegion(msgspec.Struct):
+class _HeadRegion(msgspec.Struct):
     name: str
     instances: tuple[str, ...]
 
 
-class _CostArtifact(msgspec.Struct):
+class _HeadArtifact(msgspec.Struct):
     model: str
     target: str
-    variants: tuple[_CostVariant, ...]
-    regions: tuple[_CostRegion, ...] = ()
-    kinds: tuple[_CostArtifact, ...] = ()
+    variants: tuple[_HeadVariant, ...]
+    regions: tuple[_HeadRegion, ...] = ()
+    kinds: tuple[_HeadArtifact, ...] = ()
 
 
 class _Head(msgspec.Struct):
     """The part of a UnitRecord that is needed here: the rest need not be made sense of."""
 
-    artifact: _CostArtifact
+    artifact: _HeadArtifact
     seconds: float
     created: str
     stages: dict[str, StageCost] = msgspec.field(default_factory=dict)

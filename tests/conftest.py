@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -118,6 +120,18 @@ def _needs(item: pytest.Item) -> Iterator[str]:
         yield "compile"
     if fixtures & {"backends_started", "registry"} or imported & SERVERS:
         yield "servers"
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """With `--durations=N`, also the seconds of whole files: what a file builds is spread over its tests."""
+    if not (most := config.option.durations):
+        return
+    seconds = Counter[str]()
+    for report in itertools.chain(*terminalreporter.stats.values()):
+        seconds[getattr(report, "nodeid", "").partition("::")[0]] += getattr(report, "duration", 0.0)
+    terminalreporter.section(f"slowest {most} files, of {sum(seconds.values()):.0f} s in all")
+    for name, spent in seconds.most_common(most):
+        terminalreporter.write_line(f"{spent:8.1f}s {name}")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -29,7 +29,9 @@ from aotc.store.reference import is_remote, parse_reference
 
 PODS = sorted((ROOT / "examples" / "kubernetes").glob("*.yaml"))
 ACTION = ROOT / "examples" / "ci" / "action.yml"
-DOCKERFILES = [ROOT / "examples" / folder / "Dockerfile" for folder in ("container", "bert", "small_image")]
+IMAGES = {"container": ROOT, "bert": ROOT / "examples" / "bert", "small_image": ROOT, "llm_without_torch": ROOT}
+"""Folders of `examples` with a Dockerfile, and the context of each."""
+DOCKERFILES = [ROOT / "examples" / folder / "Dockerfile" for folder in IMAGES]
 DOCKERFILE_USER = re.search(r"^USER (\d+):\d+$", DOCKERFILES[0].read_text(), re.MULTILINE) or ["", "0"]
 WORKFLOW = ROOT / "examples" / "ci" / "aotc-build.yml"
 OURS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -162,7 +164,7 @@ def test_an_image_pins_torch_once_and_runs_as_a_number(path: Path) -> None:
     assert not constraints.exists() or f"torch=={pinned[0]}" in constraints.read_text().splitlines()
     assert re.findall(r"^USER (\S+)$", text, re.MULTILINE)[-1] == "10001:10001"
     assert f"useradd --uid {DOCKERFILE_USER[1]} " in text or text.split("\nFROM ")[-1].startswith("scratch\n")
-    context = ROOT if path.parent.name in ("container", "small_image") else path.parent
+    context = IMAGES[path.parent.name]
     kept = {line.removeprefix("!") for line in (context / ".dockerignore").read_text().splitlines() if line[:1] == "!"}
     for *sources, _ in (line.split() for line in re.findall(r"^COPY (?!--)(.+)$", text, re.MULTILINE)):
         assert {source.partition("/")[0] for source in sources} <= kept

@@ -44,11 +44,12 @@ RUN = [
 TUTORIALS = [
     ("bert", "transformers"),
     ("llm", "transformers"),
+    ("llm_without_torch", "transformers"),
     ("diffusion", "diffusers transformers peft"),
     ("training", ""),
     ("flex_attention", ""),
 ]
-BUILT = ("flex_attention",)
+BUILT = ("flex_attention", "llm_without_torch")
 """Tutorials whose manifests other tests build, too: they find those units in their stores."""
 SETTING_UP = "pip install"
 """Commands that a test of these pages does not repeat: it runs in what they install."""

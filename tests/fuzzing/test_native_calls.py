@@ -19,8 +19,9 @@ from typing import Any
 import filelock
 import pytest
 import torch
-from fuzzing.native_calls import CLASSES, Both, build, natives, ran, untimed, usual_arguments
+from fuzzing.native_calls import CLASSES, Both, natives, ran, untimed, usual_arguments
 from fuzzing.native_models import Called, Pair
+from in_process import run_here
 from processes import ROOT, finish, start
 from torch import nn
 from torch.autograd import forward_ad
@@ -34,11 +35,11 @@ STEPS = 1000
 
 @pytest.fixture(scope="module")
 def store(shared_folder: Path) -> Path:
-    folder = shared_folder / "native-calls"
+    folder, tests = shared_folder / "native-calls", ROOT / "tests"
     with filelock.FileLock(shared_folder / "native-calls.lock"):
         if not (folder / "index.json").exists():
-            folder.mkdir(exist_ok=True)
-            build(folder)
+            ran = run_here("build", tests / "fuzzing" / "native.yaml", "--store", folder, cwd=tests)
+            assert ran.returncode == 0, ran.stdout + ran.stderr
     return folder
 
 

@@ -163,8 +163,9 @@ def test_a_receipt_of_a_load_that_failed_is_refused(begun: dict[str, str], store
 
 @pytest.mark.every_torch
 def test_a_program_runs_from_a_cache_with_a_receipt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of torch.compile. The first run finds no cache, and its own is saved after it; the second one compiles nothing
-    and saves nothing; after a library was lost, a compiler is told of."""
+    """Of torch.compile. The first run finds no cache, and its own is saved after it. The second one, a fresh process
+    with another folder, takes that code, and compiles and saves nothing. Once a library is lost, a compiler is told
+    of."""
     monkeypatch.setenv(HEADERS, "0")
     program, store, away = tmp_path / "program.py", tmp_path / "store", tmp_path / "away"
     program.write_text(COMPILED)

@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 import pytest
 from click.testing import CliRunner
-from processes import run_python
 from registry_server import RegistryServer, needs
 from signing import key_by_openssl, needs_openssl, private_key
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
@@ -484,27 +483,6 @@ with torch.no_grad():
     assert torch.compile(lambda x: (x.sin() + 1).softmax(-1))(torch.ones(4, 8)).shape == (4, 8)
 print(counters["inductor"]["fxgraph_cache_hit"])
 """
-
-
-@pytest.mark.every_torch
-def test_a_fresh_process_takes_compiled_code_from_a_restored_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In another folder than it was compiled in, and it runs no C++ compiler."""
-    store, folder, away = tmp_path / "store", tmp_path / "first", tmp_path / "second"
-    monkeypatch.setenv(HEADERS, "0")
-    assert run_python(COMPILED, TORCHINDUCTOR_CACHE_DIR=str(folder)).strip() == "0"
-    code, out = run("cache", "save", "sin:v1", "--store", store, "--cache", f"inductor={folder}")
-    assert code == 0 and "runs a C++ compiler" not in out
-    code, out = run("cache", "restore", "sin:v1", "--store", store, "--cache", f"inductor={away}")
-    assert code == 0 and HEADERS not in out
-    libraries = {path.name for path in away.rglob("*.so")}
-    compiler = tmp_path / "g++"  # torch asks it for its version, which is in its keys
-    compiler.write_text(f"""#!/bin/sh\ncase "$*" in --version|-v) exec {shutil.which("g++")} "$@";; esac\nexit 1\n""")
-    compiler.chmod(0o755)
-    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-    assert run_python(COMPILED, TORCHINDUCTOR_CACHE_DIR=str(away), PATH=path).strip() == "1"
-    assert libraries and {path.name for path in away.rglob("*.so")} == libraries
 
 
 def test_variables_of_the_compilers_are_kept_and_compared(

@@ -63,8 +63,7 @@ def build(request: BuildRequest, servers: ForkServers, watcher: Watcher | None =
 
     The other units are built even if one fails; its model's tag stays as it is, unless `request.settings.partial`. On
     KeyboardInterrupt every process is ended, and no tag is moved. Finished units are kept and need not be compiled
-    again. The units' processes are forked from `servers`, which may
-    already be importing, and which the caller closes.
+    again. The units' processes are forked from `servers`, which may already be importing, and which the caller closes.
 
     Raises ManifestError, BuildError, EnvironmentMismatchError where nothing can be planned, StoreError where the store
     cannot be written, RemoteError where its URL cannot be reached.

@@ -92,7 +92,7 @@ def known_targets() -> tuple[str, ...]:
 
 def gpu_for(target: str, name: str = "") -> Gpu | None:
     """The GPU of that name, else the target's representative; None for a target that is not in the table."""
-    of_target = [gpu for gpu in GPUS if gpu.target == target]
+    of_target = [gpu for gpu in GPUS if gpu.target == target.partition("@")[0]]
     return next((gpu for gpu in of_target if gpu.name == name), of_target[0] if of_target else None)
 
 

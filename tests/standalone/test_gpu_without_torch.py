@@ -35,27 +35,33 @@ HERE = Path(__file__).parent / "gpu"
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return stand_in(tmp_path_factory.mktemp("driver"))
+
+
+def stand_in(folder: Path, compiler: str = "g++") -> Path:
     """A folder with libcuda.so.1, and a library whose name compiled code links with."""
-    folder = tmp_path_factory.mktemp("driver")
-    compile_library(folder / "libcuda.so.1", HERE / "driver.cpp", "-Wl,-soname,libcuda.so.1")
+    compile_library(compiler, folder / "libcuda.so.1", HERE / "driver.cpp", "-Wl,-soname,libcuda.so.1")
     (folder / "empty.cpp").write_text("")
-    compile_library(folder / "libtorch_cuda.so", folder / "empty.cpp", "-Wl,-soname,libtorch_cuda.so")
+    compile_library(compiler, folder / "libtorch_cuda.so", folder / "empty.cpp", "-Wl,-soname,libtorch_cuda.so")
     return folder
 
 
-def compile_library(library: Path, source: Path, *options: str) -> None:
-    command = ["g++", "-std=c++20", "-shared", "-fPIC", "-O1", "-Wall", source, *options, "-o", library]
+def compile_library(compiler: str, library: Path, source: Path, *options: str) -> None:
+    command = [compiler, "-std=c++20", "-shared", "-fPIC", "-O1", "-Wall", source, *options, "-o", library]
     subprocess.run([*map(str, command)], check=True)
 
 
 @pytest.fixture(scope="module")
 def store(driver: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return models_for(driver, tmp_path_factory.mktemp("gpu-store"))
+
+
+def models_for(driver: Path, folder: Path, machine: str = "x86_64", compiler: str = "g++") -> Path:
     """The models of `library.cpp`: `small` of one size, launched as a graph, `ranged`, whose length is padded,
     `needy`, which calls an operator of torch, and `copying`, which a graph cannot hold."""
-    folder = tmp_path_factory.mktemp("gpu-store")
     names = ["-Wl,--no-as-needed", f"-L{driver}", "-ltorch_cuda", "-l:libcuda.so.1"]
     for name, options in (("model", []), ("needy", ["-DNEEDS_TORCH"]), ("copying", ["-DCOPIES"])):
-        compile_library(folder / f"{name}.so", HERE / "library.cpp", *options, *names)
+        compile_library(compiler, folder / f"{name}.so", HERE / "library.cpp", *options, *names)
     made = Store.create(folder / "store")
     fixed = {"batch": 2, "length": 4}
     ranged = {"batch": 2, "length": SizeRange(4, 8, multiple_of=4, tune_at=8)}
@@ -67,11 +73,13 @@ def store(driver: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("copying", "copying.so", fixed, LaunchPick(graph=True)),
         ("direct", "copying.so", fixed, None),
     ):
-        publish(made, name, "latest", [artifact_of(made, name, folder / library, bucket, launch)])
+        publish(made, name, "latest", [artifact_of(made, name, folder / library, bucket, launch, machine)])
     return folder / "store"
 
 
-def artifact_of(store: Store, name: str, library: Path, bucket: Any, launch: LaunchPick | None) -> Any:
+def artifact_of(
+    store: Store, name: str, library: Path, bucket: Any, launch: LaunchPick | None, machine: str = "x86_64"
+) -> Any:
     shape, ranged = ("batch", "length", 4), isinstance(bucket["length"], SizeRange)
     pads = {"length": PadRule()} if ranged else {}
     variant = BuiltVariant(
@@ -89,9 +97,9 @@ def artifact_of(store: Store, name: str, library: Path, bucket: Any, launch: Lau
     )
     return small_artifact(
         model=name,
-        target="cuda:sm_90",
+        target="cuda:sm_90" if machine == "x86_64" else f"cuda:sm_90@{machine}",
         environment=Environment(
-            os="linux", machine="x86_64", torch="2.13.0", cuda_capability="9.0", cuda="13.0", gpu="a GPU"
+            os="linux", machine=machine, torch="2.13.0", cuda_capability="9.0", cuda="13.0", gpu="a GPU"
         ),
         signature=Signature(
             (Parameter("x", 0), Parameter("total", 1)),

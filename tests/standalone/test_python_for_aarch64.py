@@ -20,10 +20,12 @@ from cross_model import WIDTH, mixed
 from in_process import run_here
 from processes import ROOT, environment
 from safetensors.torch import save_file
+from test_gpu_without_torch import BEGIN, models_for, stand_in
 from test_other_architectures import CPUS, EMULATOR, HALF, MANIFEST, emulated
 from test_standalone import TOLERANCE, module_of, write_case
 
 import aotc
+from aotc.machine.cpp_compiler import compiler_name
 from examples.models import transformer_block
 
 HERE = Path(__file__).parent
@@ -68,9 +70,10 @@ def python(cpu: str) -> list[str]:
     return [str(EMULATOR), "-cpu", cpu, "-L", ARM64, f"{ARM64}/usr/bin/python3.11"]
 
 
-def run(packages: Path, *arguments: object, cpu: str = CPUS["cpu:neon"]) -> str:
+def run(packages: Path, *arguments: object, cpu: str = CPUS["cpu:neon"], **changes: str) -> str:
     """What Python for aarch64 prints."""
     settings = {"PYTHONPATH": f"{packages}:{HERE}", "PATH": "", "HOME": str(packages), "OMP_NUM_THREADS": "2"}
+    settings |= changes
     command = [*python(cpu), *map(str, arguments)]
     done = subprocess.run(command, cwd=packages, env=settings, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -110,6 +113,22 @@ def test_models_give_eager_s_values(store: Path, packages: Path, tmp_path: Path)
         assert max(of["differences"]) < (HALF if name.startswith("mixed") else TOLERANCE), name
         assert all(of["shapes"]) and {*of["types"]} == {"ndarray"}
         assert (of["calls"], of["target"]) == (1, "cpu:neon")
+
+
+def test_code_for_a_gpu_runs_over_a_stand_in_for_its_driver(packages: Path, tmp_path: Path) -> None:
+    """As on Grace. The stand-in and the code are compiled by the cross compiler, as builds for such a host compile."""
+    driver = stand_in(tmp_path, compiler_name("aarch64"))
+    store = models_for(driver, tmp_path, "aarch64", compiler_name("aarch64"))
+    code = """
+import platform
+model = load()
+x, total = inputs()
+for calls in (1, 2):
+    assert (model(x, total)[0] == x * weight).all() and (total == calls).all()
+print(platform.machine(), model.artifact.target, model.stats().graph_launches)
+"""
+    told = run(packages, "-c", BEGIN + code, store, LD_LIBRARY_PATH=str(driver))
+    assert told.split() == ["aarch64", "cuda:sm_90@aarch64", "2"]
 
 
 def test_calls_with_arrays_of_any_form_are_numpy_s_or_misses(store: Path, packages: Path) -> None:

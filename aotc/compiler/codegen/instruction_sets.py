@@ -15,7 +15,8 @@ from aotc.machine.cpp_compiler import compiler_name, is_foreign
 from aotc.machine.environment import cpu_features
 from aotc.machine.targets import CPU_LEVELS, CpuLevel, Target
 
-_BESIDE_GPU = "x86-64-v2"
+_BESIDE_GPU = {"x86_64": "x86-64-v2", "aarch64": CPU_LEVELS["cpu:neon"].march}
+"""By architecture, what every machine with a GPU of the table has."""
 
 
 @contextmanager
@@ -30,16 +31,17 @@ def code_for(target: Target) -> Iterator[None]:
     from torch._inductor import config, cpp_builder, cpu_vec_isa
 
     options: dict[str, Any] = {}
+    machine = target.machine or platform.machine()
     if target.device == "cuda":
-        isas, march = [], f"march={_BESIDE_GPU}" if platform.machine() == "x86_64" else "march=native"
+        isas, march = [], f"march={_BESIDE_GPU.get(machine, 'native')}"
     else:
         level = CPU_LEVELS[target.name]
         isas, march = [_vectors(level)], f"march={level.march}"
         if target.name == "cpu:amx":
             cpu_features()  # requests AMX's tiles from the kernel, as Inductor's own probe does: candidates run here
         options = {"cpp.simdlen": isas[0].bit_width(), "cpp.vec_isa_ok": True}
-        if is_foreign(level.machine):
-            options["cpp.cxx"] = (compiler_name(level.machine),)
+    if is_foreign(machine):
+        options["cpp.cxx"] = (compiler_name(machine),)
     flags_of = cpp_builder._get_optimization_cflags
 
     def with_march(*args: Any, **kwargs: Any) -> Any:

@@ -401,8 +401,8 @@ def why_not_buildable(spec: ModelSpec, target: Target) -> Issue | None:
 
     Raises EnvironmentMismatchError where torch here has no CUDA.
     """
-    if target.device == "cuda" and is_foreign(target.machine):
-        return _other_host(target)
+    if is_foreign(target.machine) and (issue := _why_not_cross_compiled(spec, target)) is not None:
+        return issue
     if target.device == "cuda":
         here = _gpu_here()
         if here == target.name:
@@ -432,7 +432,7 @@ def why_not_buildable(spec: ModelSpec, target: Target) -> Issue | None:
             )
         return None
     if is_foreign(target.machine):  # without oneDNN, so that frozen weights are packed for no CPU
-        return _why_not_cross_compiled(spec, target)
+        return None
     here = resolve_target("native") if spec.weights == "frozen" else target.name
     if spec.weights != "frozen" or not here.startswith("cpu:") or here == target.name:
         return None
@@ -444,27 +444,16 @@ def why_not_buildable(spec: ModelSpec, target: Target) -> Issue | None:
     )
 
 
-def _other_host(target: Target) -> Issue:
-    gpu, here = target.name.partition("@")[0], platform.machine()
-    return Issue(
-        f"the target is {target.name}, and this machine is {here}: the code that launches the kernels calls torch and "
-        f"CUDA's runtime, of which those for {target.machine} would be needed",
-        expected=target.machine,
-        actual=here,
-        hint=f"write `{gpu}`, and build it on {target.machine}",
-    )
-
-
 def _why_not_cross_compiled(spec: ModelSpec, target: Target) -> Issue | None:
-    """Why the model cannot be built for a CPU of another architecture, if it cannot."""
+    """Why the model cannot be built for a machine of another architecture, if it cannot."""
     here = platform.machine()
     if spec.runtime != "standalone":
         return Issue(
-            f"the target is {target.name}, a CPU of {target.machine}, and this machine is {here}: code that calls "
+            f"the target is {target.name}, for machines of {target.machine}, and this one is {here}: code that calls "
             f"torch takes the torch of {target.machine}",
             expected="runtime: standalone",
             actual=f"runtime: {spec.runtime}",
-            hint=f"write `runtime: standalone`, or give the model CPU targets of {here} alone",
+            hint=f"write `runtime: standalone`, or give the model targets of {here} alone",
         )
     if not has_cross_compiler(target.machine):
         return Issue(

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from aotc.digest import sha256_bytes, sha256_json
+from aotc.machine.cpp_compiler import is_cross_compiler
 from aotc.store.compile_cache import FOLDER, CompileCache
 
 _HEADER = Path("torch/csrc/inductor/aoti_runtime/model_base.h")
@@ -96,6 +97,9 @@ without a container, and all but one of those that take or give maps as arrays."
 
 _TORCH = "torch_cpu"
 """The library of torch that a library for a CPU needs; `-ltorch` only links it once more."""
+
+_OF_TORCH_AND_CUDA = frozenset({"torch", _TORCH, "torch_cuda", "c10", "c10_cuda", "cuda", "cudart"})
+_DRIVER = "libcuda.so.1"
 
 _EXPORTS = f"{{ global: AOTInductor*; cpp_*; local: {'; '.join(_UNUSED)}; *; }};\n"
 """Exported: the functions that torch looks up, and the kernels, whose names a profiler shows. Names win over `*`."""
@@ -308,25 +312,39 @@ def needing_torch(command: Sequence[str], folder: Path) -> list[str]:
     """The link of a library for a CPU, with an empty library in `folder` in place of torch's, with the same soname.
 
     Reading torch's 74,000 symbols takes five times as long as the rest of a link, and is not needed: undefined symbols
-    are resolved when the library is loaded. The command is unchanged for a GPU, or if torch's library is a link, whose
-    soname may differ from its file name.
+    are resolved when the library is loaded. The command is unchanged if torch's library is a link, whose soname may
+    differ from its file name, and for a GPU, unless a cross compiler links, for whose machine torch and CUDA are not
+    here: the driver's library gets such an empty one, too.
 
     Raises subprocess.CalledProcessError, OSError.
     """
     import torch
 
     real = Path(torch.__file__).parent / "lib" / f"lib{_TORCH}.so"
-    if f"-l{_TORCH}" not in command or any("cuda" in word for word in command if word.startswith("-l")):
+    on_gpu = any("cuda" in word for word in command if word.startswith("-l"))
+    if is_cross_compiler(command[0]):
+        left_out, names = _OF_TORCH_AND_CUDA, [real.name, *([_DRIVER] if on_gpu else [])]
+    elif on_gpu or f"-l{_TORCH}" not in command or real.is_symlink() or not real.is_file():
         return [*command]
-    if real.is_symlink() or not real.is_file():
-        return [*command]
-    named = folder / real.name
+    else:
+        left_out, names = frozenset({"torch", _TORCH}), [real.name]
     nothing = folder / "nothing.c"
     nothing.touch()
-    stands_for_it = ["-shared", "-nostdlib", f"-Wl,-soname,{real.name}", "-o", str(named), "-x", "c", str(nothing)]
-    subprocess.run([command[0], *stands_for_it], capture_output=True, text=True, check=True)
-    others = [word for word in command if word not in ("-ltorch", f"-l{_TORCH}")]
-    return [*others, "-Wl,--push-state,--no-as-needed", str(named), "-Wl,--pop-state"]
+    for name in names:
+        stands_for_it = [
+            "-shared",
+            "-nostdlib",
+            f"-Wl,-soname,{name}",
+            "-o",
+            str(folder / name),
+            "-x",
+            "c",
+            str(nothing),
+        ]
+        subprocess.run([command[0], *stands_for_it], capture_output=True, text=True, check=True)
+    others = [word for word in command if word[:2] != "-l" or word[2:] not in left_out]
+    named = [str(folder / name) for name in names]
+    return [*others, "-Wl,--push-state,--no-as-needed", *named, "-Wl,--pop-state"]
 
 
 def link_arguments(command: Sequence[str], folder: Path) -> list[str]:

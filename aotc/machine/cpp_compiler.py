@@ -12,9 +12,8 @@ import platform
 import shutil
 import subprocess
 
-from aotc.machine.targets import CPU_LEVELS
-
 NOT_RUN = "cannot be run"
+_CROSS = "-linux-gnu-g++"
 
 
 def is_foreign(machine: str) -> bool:
@@ -24,11 +23,12 @@ def is_foreign(machine: str) -> bool:
 
 def compiler_name(machine: str = "") -> str:
     """The compiler's name for an architecture, as of `platform.machine()`; "" is this machine's."""
-    return f"{machine}-linux-gnu-g++" if is_foreign(machine) else os.environ.get("CXX", "g++")
+    return f"{machine}{_CROSS}" if is_foreign(machine) else os.environ.get("CXX", "g++")
 
 
 def is_cross_compiler(name: str) -> bool:
-    return any(name == compiler_name(level.machine) for level in CPU_LEVELS.values() if is_foreign(level.machine))
+    machine = name.removesuffix(_CROSS)
+    return machine != name and is_foreign(machine)
 
 
 def has_cross_compiler(machine: str) -> bool:

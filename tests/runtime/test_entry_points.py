@@ -20,7 +20,7 @@ from aotc.models.auto_inputs import auto_inputs
 from aotc.models.calls import call_model
 from aotc.models.factory import enter_by
 from aotc.models.signature import make_signature
-from aotc.reads.attributes import module_attributes
+from aotc.reads.attributes import module_attributes, read_attributes
 
 
 class Coder(nn.Module):
@@ -105,3 +105,10 @@ def test_automatic_inputs_are_those_that_the_method_takes() -> None:
     module.config = SimpleNamespace(vocab_size=9, vision_config=SimpleNamespace(image_size=8))  # type: ignore[assignment]
     enter_by(module, "get_image_features")
     assert auto_inputs(module) == {"pixel_values": {"shape": ["batch", 3, 8, 8]}}
+
+
+def test_a_forward_that_is_read_is_the_class_s_in_the_build_too() -> None:
+    """As of a VAE of diffusers, where accelerate is installed: its load was refused."""
+    entered, names = Coder(), {"Coder.forward"}
+    enter_by(entered, "encode")
+    assert read_attributes(entered, names) == read_attributes(Coder(), names) != {}

@@ -245,11 +245,11 @@ def _read_attributes(module: nn.Module, names: Collection[str], name_of: NameOf)
     for path, holder in (("", module), *objects_in(module)):
         for name in attributes_in(holder, names):
             value = getattr(holder, name, None)
-            entered = name == "forward" and not path and getattr(value, "is_entry_point", False) is True
-            if entered:  # in the build alone, for the manifest's `method`
-                value = own_forward(module)
+            if name == "forward" and not path and getattr(value, "is_entry_point", False) is True:  # in a build alone
+                yield name, plain_or_type(own_forward(module), name_of=name_of)
+                continue
             plain = _plain(without_origins(value), name_of=name_of)
-            if path or entered or name.startswith("_") or name not in vars(module) or plain is _SKIP:
+            if path or name.startswith("_") or name not in vars(module) or plain is _SKIP:
                 yield f"{path}.{name}".removeprefix("."), plain_or_type(value, name_of=name_of)
 
 

@@ -137,9 +137,29 @@ def _with_torch(compat: Compat) -> dict[str, Select]:
 
 def _without_torch() -> dict[str, Select]:
     """By device: what `aotc.standalone.load` would take."""
+    import subprocess
+
+    import msgspec
+
+    from aotc.machine.processes import child_command, child_environment
+    from aotc.records import Environment
+    from aotc.standalone.cpu_environment import cpu_environment
     from aotc.standalone.loading import select_standalone
 
-    return {"cpu": select_standalone, "cuda": functools.partial(select_standalone, gpu=0)}
+    def first_gpu() -> Environment:
+        """Another process opens it: one that is forked from this one can still do so."""
+        command = child_command("aotc.standalone.gpu_environment")
+        ran = subprocess.run(command, capture_output=True, text=True, env=child_environment(), check=False)
+        try:
+            return msgspec.json.decode(ran.stdout, type=Environment)
+        except ValueError:
+            said = [line for line in ran.stderr.splitlines() if line][-1:] or [f"status {ran.returncode}"]
+            raise EnvironmentMismatchError(f"the GPU cannot be looked at: {said[0]}") from None
+
+    return {
+        "cpu": functools.partial(select_standalone, device="cpu", this_machine=cpu_environment),
+        "cuda": functools.partial(select_standalone, device="cuda", this_machine=first_gpu),
+    }
 
 
 def remove_damaged(store: Store, error: CorruptError) -> None:

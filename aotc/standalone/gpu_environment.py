@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -111,3 +112,10 @@ def failure_of(error: RuntimeError) -> LibraryError | MemoryLimitError:
 
 def _mib(count: int) -> str:
     return f"{count / (1 << 20):.1f} MiB"
+
+
+if __name__ == "__main__":  # for a process whose children are to open the GPU
+    try:
+        sys.stdout.write(msgspec.json.encode(gpu_environment(0)).decode())
+    except EnvironmentMismatchError as error:
+        sys.exit(error.message)

@@ -98,7 +98,8 @@ def load(
     among = of_target(here if here and target is None else bundle.artifacts, target)
     read = functools.cache(functools.partial(read_artifact, opened))
     gpu = gpu_number(device)
-    artifact = select_standalone(among, read, gpu)
+    this_machine = cpu_environment if gpu is None else functools.partial(gpu_environment, gpu)
+    artifact = select_standalone(among, read, "cpu" if gpu is None else "cuda", this_machine)
     _check_trust(artifact, trust)
     refuse_unsupported(artifact)
     state = state_tensors(artifact, weights, functools.partial(opened.blobs.load, limit=_LIMIT))
@@ -143,12 +144,12 @@ def _check_trust(artifact: Artifact, trust: Trust | None) -> None:
         )
 
 
-def select_standalone(entries: Sequence[C], read: Callable[[C], Artifact], gpu: int | None = None) -> Artifact:
-    """The most capable artifact that this machine runs without torch, on its CPU or on the GPU of that number. Raises
+def select_standalone(
+    entries: Sequence[C], read: Callable[[C], Artifact], device: str, this_machine: Callable[[], Environment]
+) -> Artifact:
+    """The most capable artifact for "cpu" or "cuda" that `this_machine` runs without torch. Raises
     EnvironmentMismatchError."""
-    if gpu is None:
-        return most_capable(entries, "cpu", read, _mismatches, cpu_environment)
-    return most_capable(entries, "cuda", read, _mismatches, functools.partial(gpu_environment, gpu))
+    return most_capable(entries, device, read, _mismatches, this_machine)
 
 
 def _mismatches(artifact: Artifact, here: Environment) -> list[Issue]:

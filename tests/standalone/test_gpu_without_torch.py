@@ -428,7 +428,15 @@ model = aotc.standalone.load(fetch(), weights=weights, device="cuda")
 x, total = inputs()
 assert (model(x, total)[0] == x * weight).all()
 """
-    run(driver, store, code + fetched, str(tmp_path / "fetched"))
+    forked = """
+import os
+ref = fetch()
+if not (child := os.fork()):  # which a GPU that was opened here could not be used in
+    weights = {"count": numpy.zeros(1, numpy.float32), "weight": weight}
+    os._exit(0 if aotc.standalone.load(ref, weights=weights, device="cuda")(*inputs()) else 1)
+assert os.waitpid(child, 0)[1] == 0
+"""
+    run(driver, store, code + forked + fetched, str(tmp_path / "fetched"))
     told = "print(refused(EnvironmentMismatchError, fetch))"
     out = run(driver, store, code + told, str(tmp_path / "none"), STAND_IN_GPUS="0")
     assert "GPU 0 cannot be used" in out

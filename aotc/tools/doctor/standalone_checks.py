@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from aotc.standalone.cpu_environment import cpu_environment
 from aotc.standalone.loading import select_standalone
 from aotc.standalone.misfits import misfits
 from aotc.store.layout.bundle import BundleEntry, each_file, read_artifact, read_bundle
@@ -37,7 +38,7 @@ def check_standalone_bundle(reference: Reference, where: str) -> list[Check]:
 
 def _loads(store: ReadableStore, entries: list[BundleEntry]) -> Check:
     """Raises EnvironmentMismatchError, CorruptError and StoreError."""
-    artifact = select_standalone(entries, lambda entry: read_artifact(store, entry))
+    artifact = select_standalone(entries, lambda entry: read_artifact(store, entry), "cpu", cpu_environment)
     if reasons := misfits(artifact):
         hint = "load it with aotc.load, where torch is installed; or build it with `runtime: standalone`"
         return Check("bundle", "loads", "fail", f"{artifact.target} needs torch: {'; '.join(reasons)}", hint=hint)

@@ -68,7 +68,7 @@ def built(name: str, dtype: str, folder: Path) -> Path:
         for key, form in MODELS[name][1].items()
     }
     factory = {"factory": "tests/benchmarks/narrow_peers.py:narrowed", "kwargs": {"name": name, "dtype": dtype}}
-    model = factory | {"weights": "frozen", "inputs": described}
+    model = factory | {"weights": "frozen", "targets": ["native"], "inputs": described}
     (folder / "manifest.yaml").write_text(json.dumps({"version": 1, "models": {dtype: model}}))
     command = [sys.executable, "-m", "aotc", "build", folder / "manifest.yaml", "--store", folder / "store"]
     one_thread = os.environ | {"OMP_NUM_THREADS": "1"}

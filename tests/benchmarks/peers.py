@@ -160,6 +160,7 @@ def build(name: str, folder: Path, threads: int) -> Path:
             "factory": "tests/benchmarks/peers.py:made",
             "kwargs": {"name": name},
             "weights": weights,
+            "targets": ["native"],
             "inputs": MODELS[name][1],
         }
         for weights in ("live", "frozen")

@@ -19,9 +19,8 @@ from typing import Any
 import filelock
 import pytest
 import torch
-from fuzzing.native_calls import CLASSES, Both, natives, ran, untimed, usual_arguments
+from fuzzing.native_calls import CLASSES, Both, build, natives, ran, untimed, usual_arguments
 from fuzzing.native_models import Called, Pair
-from in_process import run_here
 from processes import ROOT, finish, start
 from torch import nn
 from torch.autograd import forward_ad
@@ -35,11 +34,11 @@ STEPS = 1000
 
 @pytest.fixture(scope="module")
 def store(shared_folder: Path) -> Path:
-    folder, tests = shared_folder / "native-calls", ROOT / "tests"
+    folder = shared_folder / "native-calls"
     with filelock.FileLock(shared_folder / "native-calls.lock"):
         if not (folder / "index.json").exists():
-            ran = run_here("build", tests / "fuzzing" / "native.yaml", "--store", folder, cwd=tests)
-            assert ran.returncode == 0, ran.stdout + ran.stderr
+            folder.mkdir(exist_ok=True)
+            build(folder)
     return folder
 
 

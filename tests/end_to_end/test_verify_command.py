@@ -349,15 +349,18 @@ def test_a_bucket_of_the_manifest_that_the_bundle_lacks_could_not_run(copied: St
     ]
 
 
-def test_an_interrupted_verify_shows_what_it_has_verified(copied: Store, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_verify_shows_what_it_has_verified(
+    copied: Store, tmp_path: Path, number: signal.Signals
+) -> None:
     for name in ("manifest.yaml", "models.py"):
         (tmp_path / name).write_text((ZOO / name).read_text())
     (tmp_path / "waiting.py").write_text(WAITING)
     other = {**artifact_of(copied, "pooled").manifest, "factory": "waiting.py:make"}
     publish_changed(copied, "pooled", lambda artifact: msgspec.structs.replace(artifact, manifest=other))
     arguments = ("verify", tmp_path / "manifest.yaml", "--model", "linear", "--model", "pooled", "--store", copied.path)
-    ran = interrupt_when_it_waits(start("-m", "aotc", *arguments, **own_cache(tmp_path)), signal.SIGTERM)
-    assert ran.returncode == 128 + signal.SIGTERM
+    ran = interrupt_when_it_waits(start("-m", "aotc", *arguments, **own_cache(tmp_path)), number)
+    assert ran.returncode == 128 + number
     lines = [line.split() for line in ran.stdout.splitlines()[1:]]
     assert {line[0] for line in lines} == {"linear"} and {line[-1] for line in lines} == {"ok"}, ran.stdout
     assert wait_until_none_names("aotc.verify", 10, "AOTC_CACHE_DIR=" + own_cache(tmp_path)["AOTC_CACHE_DIR"]) == []

@@ -40,6 +40,7 @@ ALWAYS = (
     Script("ema_copies.py"),
     Script("schedulers.py"),
     Script("fused_steps.py"),
+    Script("timm_training.py"),
     Script("web_handler.py"),
 )
 """The first six train the same model, which is built once."""
@@ -48,7 +49,6 @@ WITH_ANOTHER_TORCH = (Script("counter.py"),)
 """A small model, in training and in evaluation: the whole way, with the second torch of CI."""
 
 NIGHTLY = (
-    Script("timm_training.py"),
     Script("trainer.py", tolerance=2e-2, variables={"AOTC_TEST_BF16": "1"}),
     Script("accelerated.py", tolerance=2e-2),
     Script("ranks.py", ranks=2),

@@ -476,15 +476,6 @@ def test_a_model_is_no_cache(saved: Store, work: Path, tmp_path: Path) -> None:
         restore(saved, read_bundle(saved, Reference(None, "tiny", digest=digest)), fresh(tmp_path), ORIGIN)
 
 
-COMPILED = """
-import torch
-from torch._dynamo.utils import counters
-with torch.no_grad():
-    assert torch.compile(lambda x: (x.sin() + 1).softmax(-1))(torch.ones(4, 8)).shape == (4, 8)
-print(counters["inductor"]["fxgraph_cache_hit"])
-"""
-
-
 def test_variables_of_the_compilers_are_kept_and_compared(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

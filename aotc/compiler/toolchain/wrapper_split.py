@@ -330,18 +330,10 @@ def needing_torch(command: Sequence[str], folder: Path) -> list[str]:
         left_out, names = frozenset({"torch", _TORCH}), [real.name]
     nothing = folder / "nothing.c"
     nothing.touch()
+    empty = [command[0], "-shared", "-nostdlib", "-x", "c", str(nothing)]
     for name in names:
-        stands_for_it = [
-            "-shared",
-            "-nostdlib",
-            f"-Wl,-soname,{name}",
-            "-o",
-            str(folder / name),
-            "-x",
-            "c",
-            str(nothing),
-        ]
-        subprocess.run([command[0], *stands_for_it], capture_output=True, text=True, check=True)
+        soname = f"-Wl,-soname,{name}"
+        subprocess.run([*empty, soname, "-o", str(folder / name)], capture_output=True, text=True, check=True)
     others = [word for word in command if word[:2] != "-l" or word[2:] not in left_out]
     named = [str(folder / name) for name in names]
     return [*others, "-Wl,--push-state,--no-as-needed", *named, "-Wl,--pop-state"]

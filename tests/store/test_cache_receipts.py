@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from processes import environment, finish, run_aotc, run_python, start
-from test_compiler_caches import COMPILED, GPU, ORIGIN, REF, fill
+from test_compiler_caches import GPU, ORIGIN, REF, fill
 
 from aotc.errors import CorruptError, NotFoundError, StoreError
 from aotc.store.layout.bundle import read_bundle
@@ -159,6 +159,15 @@ def test_a_receipt_of_a_load_that_failed_is_refused(begun: dict[str, str], store
     with pytest.raises(StoreError, match="of a start that compiled") as error:
         save(store, REF, {"inductor": tmp_path / "fresh"}, ORIGIN, found)
     assert [issue.message for issue in error.value.issues] == ["was replaced"]
+
+
+COMPILED = """
+import torch
+from torch._dynamo.utils import counters
+with torch.no_grad():
+    assert torch.compile(lambda x: (x.sin() + 1).softmax(-1))(torch.ones(4, 8)).shape == (4, 8)
+print(counters["inductor"]["fxgraph_cache_hit"])
+"""
 
 
 @pytest.mark.every_torch

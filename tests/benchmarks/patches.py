@@ -60,6 +60,9 @@ YARDSTICKS = {
     "no_tma_templates_of_float32": Yardstick("linears", (1024, 1024), "float32"),
     "serial_small_loops": Yardstick("small", (1, 64), "float32", device="cpu"),
     "products_in_onednn": Yardstick("bert", (1, 128, 768), "float32", device="cpu"),
+    "constants_of_constructors": Yardstick(
+        "detector", (1, 3, 224, 224), "float32", device="cpu", more={"weights": "frozen"}
+    ),
 }
 
 
@@ -93,6 +96,24 @@ class Encoder(nn.Module):
 
 def bert() -> nn.Module:
     return Encoder()
+
+
+class Detector(nn.Module):
+    """YOLOS-Ti, of transformers, whose position embeddings are resized by `interpolate`."""
+
+    def __init__(self) -> None:
+        from transformers import YolosConfig, YolosForObjectDetection
+
+        super().__init__()
+        sizes = {"hidden_size": 192, "num_attention_heads": 3, "intermediate_size": 768, "image_size": [224, 224]}
+        self.model = YolosForObjectDetection(YolosConfig(**sizes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x).pred_boxes  # type: ignore[no-any-return]
+
+
+def detector() -> nn.Module:
+    return Detector()
 
 
 class Linears(nn.Module):

@@ -11,37 +11,37 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from aotc.errors import (
-    AdvisoryError,
-    AotcError,
-    BindError,
-    BuildError,
-    CorruptError,
-    EnvironmentMismatchError,
-    ForkError,
-    GradientError,
-    GroupError,
-    Issue,
-    LibraryError,
-    ManifestError,
-    MemoryLimitError,
-    MissError,
-    NotFoundError,
-    OperatorError,
-    ReferenceFormatError,
-    RemoteError,
-    SchemaVersionError,
-    SignatureError,
-    StoreError,
-    TorchMissingError,
-    TraceError,
-    UnverifiedError,
-    VerifyError,
-)
 from aotc.garbage import no_collection
 
 if TYPE_CHECKING:
     from aotc import adapters, optim, telemetry
+    from aotc.errors import (
+        AdvisoryError,
+        AotcError,
+        BindError,
+        BuildError,
+        CorruptError,
+        EnvironmentMismatchError,
+        ForkError,
+        GradientError,
+        GroupError,
+        Issue,
+        LibraryError,
+        ManifestError,
+        MemoryLimitError,
+        MissError,
+        NotFoundError,
+        OperatorError,
+        ReferenceFormatError,
+        RemoteError,
+        SchemaVersionError,
+        SignatureError,
+        StoreError,
+        TorchMissingError,
+        TraceError,
+        UnverifiedError,
+        VerifyError,
+    )
     from aotc.runtime.attach import attach
     from aotc.runtime.compiled import Compiled
     from aotc.runtime.fetch import fetch
@@ -105,6 +105,7 @@ if level := os.environ.get("AOTC_LOG"):
 del level
 
 _MODULES = {
+    **dict.fromkeys(("errors", "Issue", *(name for name in __all__ if name.endswith("Error"))), "aotc.errors"),
     "Compiled": "aotc.runtime.compiled",
     "Graphs": "aotc.runtime.options",
     "Ranks": "aotc.runtime.options",
@@ -123,7 +124,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """What imports torch comes with its first use. Raises TorchMissingError without one."""
+    """What imports torch, or msgspec, comes with its first use. Raises TorchMissingError without torch."""
     if name in _MODULES:
         try:
             with no_collection():

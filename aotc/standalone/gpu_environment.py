@@ -23,6 +23,8 @@ _NONE = frozenset({100, 101})
 """CUDA_ERROR_NO_DEVICE, also where there is no driver or one that is too old, and CUDA_ERROR_INVALID_DEVICE."""
 _CAPTURE = range(900, 909)
 """What a capture of a CUDA graph cannot hold, from CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED on."""
+_FORKED = 3
+"""CUDA_ERROR_NOT_INITIALIZED: what `cuInit` gives a child whose parent has called it."""
 
 
 def gpu_number(device: str | None) -> int | None:
@@ -105,6 +107,10 @@ def failure_of(error: RuntimeError) -> LibraryError | MemoryLimitError:
             limit=total,
         )
     hint = "the process can use no GPU any more: end it, and start another" if code in _LOST else ""
+    if code == _FORKED and by_driver:
+        hint = (
+            "a child of a process that has opened a GPU, as `aotc.early` does, can use none: open it in the child alone"
+        )
     if code in _CAPTURE:
         hint = "set `cuda_graphs: never` for it; a graph holds no host synchronisation and no CPU operator"
     return LibraryError(f"the GPU's driver failed: {words}" if by_driver else words, hint=hint)

@@ -110,6 +110,7 @@ def config_of_2gb() -> Any:
 
 
 def child(way: str, name: str, folder: Path) -> dict[str, Any]:
+    done("script")
     forms = json.loads((folder / f"{name}.json").read_text())
     calling = without_torch if way == "without torch" else with_torch
     call, first = calling(way, name, folder, forms)
@@ -128,7 +129,10 @@ Calling = tuple[Callable[[], Any], Callable[[], str]]
 
 
 def without_torch(way: str, name: str, folder: Path, forms: list[list[Any]]) -> Calling:
-    import aotc
+    import aotc.early
+
+    files = folder / "store", folder / f"{name}.safetensors"
+    aotc.early.start(f"{name}-alone", store=files[0], weights=files[1], cuda=True)
     import aotc.standalone
     from aotc.standalone.cpu_environment import open_cpu
     from aotc.tensors.strides import strides_in
@@ -137,9 +141,7 @@ def without_torch(way: str, name: str, folder: Path, forms: list[list[Any]]) -> 
     done("imports")
     open_cpu().open_gpu(0)
     done("driver")
-    model = aotc.standalone.load(
-        f"{name}-alone", store=folder / "store", weights=folder / f"{name}.safetensors", device="cuda", trust=trust
-    )
+    model = aotc.standalone.load(f"{name}-alone", store=files[0], weights=files[1], device="cuda", trust=trust)
     core, data = open_cpu(), (folder / f"{name}.bin").read_bytes()
     given = [core.placed(data, at, dtype, tuple(shape), strides_in("contiguous", shape)) for dtype, shape, at in forms]
     done("load")

@@ -652,12 +652,15 @@ def test_without_a_driver_a_gpu_is_refused_and_a_cpu_is_not_asked_for(tmp_path: 
 
 @pytest.mark.parametrize(
     ("function", "code", "hint"),
-    [("cuInit", 100, "install NVIDIA's driver"), ("cuDevicePrimaryCtxRetain", 700, "start another")],
+    [
+        ("cuInit", 100, "install NVIDIA's driver"),
+        ("cuInit", 3, "as `aotc.early` does"),
+        ("cuDevicePrimaryCtxRetain", 700, "start another"),
+    ],
 )
 def test_a_gpu_that_cannot_be_opened_has_the_hint_of_its_error(
     driver: Path, store: Path, function: str, code: int, hint: str
 ) -> None:
-    changes = {"STAND_IN_GPUS": "0"} if function == "cuInit" else {}
     out = run(
         driver,
         store,
@@ -665,7 +668,6 @@ def test_a_gpu_that_cannot_be_opened_has_the_hint_of_its_error(
 driver.stand_in_fail(b"{function}", {code})
 print(refused(EnvironmentMismatchError, load))
 """,
-        **changes,
     )
     assert f"{function}: CUDA_ERROR" in out and out.count("hint:") == 1 and hint in out
 
@@ -712,6 +714,25 @@ assert second._state[0].__dlpack_device__() == (2, 1)
 """,
         STAND_IN_GPUS="2",
     )
+
+
+def test_a_context_that_was_begun_early_is_that_of_the_load(driver: Path, store: Path) -> None:
+    early = """
+import sys
+import aotc.early
+aotc.early.start(sys.argv[1] + "#small", cuda=True)
+assert not {"msgspec", "numpy", "torch"} & sys.modules.keys()
+"""
+    code = """
+aotc.early.wait()
+assert count("cuInit") == count("cuDevicePrimaryCtxRetain") == 1
+assert aotc.early.report()["ms"].keys() == {"context", "store"} and not aotc.early.report()["failed"]
+x, total = inputs()
+assert (load()(x, total)[0] == x * weight).all()
+assert count("cuDevicePrimaryCtxRetain") == 2 and "torch" not in sys.modules
+"""
+    ran = finish(start("-c", early + BEGIN + code, store, LD_LIBRARY_PATH=str(driver)))
+    assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 def test_a_child_of_a_process_that_found_no_such_gpu_is_told_of_the_fork(driver: Path, store: Path) -> None:

@@ -104,7 +104,10 @@ extern "C" __attribute__((visibility("default"))) void stand_in_fail(const char*
 
 // -- the driver -----------------------------------------------------------------------------------------------------------
 
-DRIVER cuInit(unsigned) { return setting("STAND_IN_GPUS", 1) ? SUCCESS : NO_DEVICE; }
+DRIVER cuInit(unsigned) {
+  CALLED
+  return setting("STAND_IN_GPUS", 1) ? SUCCESS : NO_DEVICE;
+}
 DRIVER cuDriverGetVersion(int* version) { return *version = static_cast<int>(setting("STAND_IN_CUDA", 13000)), SUCCESS; }
 DRIVER cuGetErrorName(int code, const char** name) {
   *name = code == OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : code == NO_DEVICE ? "CUDA_ERROR_NO_DEVICE" : code == ILLEGAL_ADDRESS ? "CUDA_ERROR_ILLEGAL_ADDRESS" : "CUDA_ERROR";

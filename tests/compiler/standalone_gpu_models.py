@@ -30,17 +30,21 @@ class Products(nn.Module):
             nn.Conv1d(16, 32, 5),
             nn.Conv2d(16, 16, 1),
         )
+        self.wide, self.up = (
+            nn.Conv2d(16, 16, 3, padding=2, dilation=2),
+            nn.ConvTranspose2d(16, 16, 4, stride=2, padding=1),
+        )
         self.linear = nn.Linear(32, 48)
 
     def forward(self, x: Tensor) -> Tensor:
-        features = self.line(self.point(F.gelu(self.plane(x))).flatten(2))
+        features = self.line(self.point(self.up(self.wide(F.gelu(self.plane(x))))).flatten(2))
         return self.linear(features.transpose(1, 2)).topk(4).values
 
 
 class Left(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.transposed = nn.ConvTranspose2d(3, 4, 2)
+        self.transposed = nn.ConvTranspose2d(3, 4, 2, dilation=2)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.transposed(x)

@@ -212,7 +212,7 @@ HINTS = [
     ("aoti_torch_cpu_sort_stable", "aten::sort.stable", str(MOST_SORTED)),
     ("_ZN2at6native7cpublas6brgemmEllllllbPKfS3_Pfb", "", "x86-64-v3"),
     (CONVOLUTION, "aten::convolution", "`dtype: float32`"),
-    ("aoti_torch_cuda_convolution", "aten::convolution", "neither transposed nor dilated"),
+    ("aoti_torch_cuda_convolution", "aten::convolution", "not for both in one"),
     ("aoti_torch_cuda_mm_out", "aten::mm.out", "float32, float16 and bfloat16"),
 ]
 

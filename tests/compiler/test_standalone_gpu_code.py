@@ -69,4 +69,4 @@ def test_what_is_left_is_refused_all_at_once_with_the_model_s_lines(tmp_path: Pa
     for code, operator in (("transposed(x)", "convolution"), ("rfft", "_fft_r2c"), ("svdvals", "_linalg_svd")):
         (line,) = (number for number, text in enumerate(lines, 1) if code in text)
         assert f"standalone_gpu_models.py:{line} in forward: aten::{operator}\n" in shown, shown
-    assert "neither transposed nor dilated" in shown
+    assert "not for both in one" in shown

@@ -14,6 +14,16 @@ def bert() -> nn.Module:
     return BertModel(BertConfig(vocab_size=128, **sizes), add_pooling_layer=False).eval()
 
 
+def vocoder() -> nn.Module:
+    """HiFi-GAN, whose convolutions are transposed and dilated."""
+    from transformers import SpeechT5HifiGan, SpeechT5HifiGanConfig
+
+    torch.manual_seed(0)
+    upsampled = {"upsample_initial_channel": 64, "upsample_rates": [4, 4], "upsample_kernel_sizes": [8, 8]}
+    blocks = {"resblock_kernel_sizes": [3, 7], "resblock_dilation_sizes": [[1, 3, 5], [1, 3, 5]]}
+    return SpeechT5HifiGan(SpeechT5HifiGanConfig(model_in_dim=80, **upsampled, **blocks)).eval()
+
+
 class Decode(nn.Module):
     """A Llama that decodes a token at a time, with transformers' static cache over two buffers of the module."""
 

@@ -73,6 +73,11 @@ def test_bert_of_bfloat16_gives_eagers_values_with_a_mask(store: Path, tmp_path:
     assert worst < 0.05
 
 
+def test_transposed_and_dilated_convolutions_of_a_vocoder_give_eagers_values(store: Path, tmp_path: Path) -> None:
+    _, worst = run(store, tmp_path, "vocoder", models().vocoder().half(), [[torch.randn(2, 40, 80).half()]])
+    assert worst < 0.02
+
+
 def test_a_llama_keeps_its_cache_between_calls(store: Path, tmp_path: Path) -> None:
     module = models().decode().bfloat16()
     calls = [[torch.tensor([[at + 3]]), torch.tensor([at])] for at in range(8)]
@@ -80,7 +85,7 @@ def test_a_llama_keeps_its_cache_between_calls(store: Path, tmp_path: Path) -> N
     assert worst < 0.05
 
 
-@pytest.mark.parametrize("name", ["block", "bert", "decode"])
+@pytest.mark.parametrize("name", ["block", "bert", "decode", "vocoder"])
 def test_verify_finds_what_runs_without_torch_right(store: Path, name: str) -> None:
     """With extreme inputs, and the buffers that a model writes to."""
     ran = run_aotc("verify", f"{store}#{name}", "--standalone", "--seeds", "2", "--json", cwd=HERE)

@@ -1,5 +1,6 @@
 """Code for the standalone runtime (`runtime: standalone`): operators are avoided where torch's compiler can generate
-them, and those that the runtime lacks are refused, all at once. Attention on a GPU: `standalone_attention`."""
+them, and those that the runtime lacks are refused, all at once. Attention and convolutions on a GPU:
+`standalone_attention`, `standalone_convolutions`."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from aotc.amounts import counted
 from aotc.compiler.capture.replaced_functions import RECURRENT
 from aotc.compiler.codegen.library_imports import OperatorCalls
+from aotc.compiler.codegen.standalone_convolutions import convolution
 from aotc.compiler.scoped import replaced, replaced_items
 from aotc.errors import BuildError, Issue
 from aotc.records import Artifact, LibraryImports
@@ -69,7 +71,8 @@ def operators_avoided(device: str, *, frozen: bool) -> Iterator[None]:
 @contextmanager
 def _templates_alone() -> Iterator[None]:
     """While active, torch's own products and convolutions are no candidates where there is a template, also on a small
-    GPU, on which Inductor leaves templates out."""
+    GPU, on which Inductor leaves templates out. So the layout that a template was made for is decided with it: else
+    another reader may decide it, and Inductor takes torch's product."""
     from torch._inductor import select_algorithm, utils
 
     def templates(choices: list[Any]) -> list[Any]:
@@ -80,7 +83,10 @@ def _templates_alone() -> Iterator[None]:
 
     select_algorithm.add_preprocessing_fn(templates)
     try:
-        with replaced(utils, "is_big_gpu", lambda *_: True):
+        with (
+            replaced(utils, "is_big_gpu", lambda *_: True),
+            replaced(select_algorithm, "use_aten_gemm_kernels", lambda: False, create=True),  # torch 2.11 has none
+        ):
             yield
     finally:
         select_algorithm.clear_preprocessing_fns()
@@ -104,7 +110,7 @@ def _decompositions(device: str) -> dict[Any, Callable[..., Any]]:
     pools: Any = dict.fromkeys((aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool3d.default), _pooled)
     truths: Any = {aten._is_all_true.default: torch.all, aten._is_any_true.default: torch.any}
     own = {**recurrent, **sorts, **pools, **truths}
-    return {**own, aten.convolution.default: _in_two_axes} if device == "cuda" else {**own, **_on_a_cpu()}
+    return {**own, aten.convolution.default: convolution} if device == "cuda" else {**own, **_on_a_cpu()}
 
 
 def _on_a_cpu() -> dict[Any, Callable[..., Any]]:
@@ -120,16 +126,6 @@ def _on_a_cpu() -> dict[Any, Callable[..., Any]]:
 
     scans = {each: _scanning(known[each]) for each in (aten.cumsum.default, aten.cumprod.default)}
     return {**known, **scans, flash: attention}
-
-
-def _in_two_axes(x: Tensor, weight: Tensor, bias: Tensor | None, *args: Any) -> Any:
-    """A convolution along one axis, for which Inductor has a template of depthwise ones alone."""
-    stride, padding, dilation, transposed, output_padding, groups = args
-    depthwise = groups > 1 and weight.shape[1] == 1
-    if x.dim() != 3 or weight.dim() != 3 or depthwise:
-        return NotImplemented
-    spread = [1, *stride], [0, *padding], [1, *dilation], transposed, [0, *output_padding], groups
-    return torch.ops.aten.convolution(x.unsqueeze(2), weight.unsqueeze(2), bias, *spread).squeeze(2)
 
 
 def _one_layer(*_: Any) -> Callable[..., Any]:
@@ -225,8 +221,8 @@ _HINTS = (
     ("cumsum|cumprod", f"code is generated for axes of at most {MOST_SCANNED} elements: scan a shorter one"),
     (
         "cuda_convolution",
-        "kernels are generated for convolutions in one to three axes that are neither transposed nor dilated, of "
-        "float32, float16 and bfloat16",
+        "kernels are generated for convolutions in one to three axes, of float32, float16 and bfloat16; for transposed "
+        "or dilated ones of fixed sizes, and not for both in one",
     ),
     ("cuda_(mm|addmm|bmm|baddbmm)", "kernels are generated for products of float32, float16 and bfloat16"),
     ("aten::(lstm|gru|rnn)", "steps are generated for a fixed length: list fixed buckets instead of a range"),

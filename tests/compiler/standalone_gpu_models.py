@@ -38,7 +38,10 @@ class Products(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         features = self.line(self.point(self.up(self.wide(F.gelu(self.plane(x))))).flatten(2))
-        return self.linear(features.transpose(1, 2)).topk(4).values
+        position = torch.arange(48, device=x.device).to(x.dtype)  # as DETR's
+        return (
+            (self.linear(features.transpose(1, 2)) / 2 ** torch.div(position, 2, rounding_mode="floor")).topk(4).values
+        )
 
 
 class Left(nn.Module):

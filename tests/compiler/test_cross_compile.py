@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,12 @@ import torch
 from cubins import cubins_of, is_for
 from processes import ROOT, environment
 from small_artifact import small_artifact
+from torch import Tensor, nn
 
 import aotc
 from aotc.compiler.autotune.picker import Picker
 from aotc.compiler.cross_compile import stand_in
+from aotc.compiler.cross_compile.capture import _operators
 from aotc.compiler.messages import Settings
 from aotc.compiler.planning.plan import check_buildable, plan_units
 from aotc.errors import BuildError, EnvironmentMismatchError
@@ -160,6 +162,21 @@ def test_untuned_decisions_are_recorded_and_without_that_word_refused() -> None:
 # -- the stand-in -----------------------------------------------------------------------------------------------------
 
 
+def test_a_copy_for_a_layout_is_no_other_computation() -> None:
+    """A CPU's attention lays out its result so that `contiguous` copies nothing, and none is captured."""
+
+    def operators(function: Callable[[Tensor], Tensor]) -> list[str]:
+        class Model(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                return function(x)
+
+        return _operators(torch.export.export(Model(), (torch.ones(2, 3),)).graph)
+
+    plain = operators(lambda x: x.t().sin())
+    assert operators(lambda x: x.t().contiguous().sin()) == plain
+    assert operators(lambda x: x.t().cos()) != plain
+
+
 def test_a_process_that_was_not_started_for_it_has_no_stand_in() -> None:
     """A service, a test, a build's other processes: nothing in them loads one, and it cannot be made up for."""
     assert not stand_in.is_loaded()
@@ -180,6 +197,7 @@ def test_a_library_that_stands_in_is_told_what_gpu_it_is(tmp_path: Path) -> None
     code = f"""
 import ctypes
 from aotc.compiler.cross_compile import stand_in
+from aotc.compiler.cross_compile.capture import _operators
 stand_in.load([{str(library)!r}])
 stand_in.become("NVIDIA H100", 80 << 30, {{16: 132, 75: 9}})
 library = ctypes.CDLL({str(library)!r})
@@ -347,6 +365,7 @@ print(torch.cuda.is_available())
 """
     on_h100 = f"""
 from aotc.compiler.cross_compile import stand_in
+from aotc.compiler.cross_compile.capture import _operators
 from aotc.machine.gpus import attributes, gpu_for
 from aotc.machine.targets import parse_target
 stand_in.load({paths!r})

@@ -119,8 +119,9 @@ class Airy(nn.Module):
 class Quotients(nn.Module):
     """Rounded quotients and remainders, where a GPU's quotients are approximate."""
 
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return x // y, torch.div(x, y, rounding_mode="trunc"), x % y, x // 0.1
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        position = torch.arange(len(x), device=x.device).half()  # as DETR's
+        return x // y, torch.div(x, y, rounding_mode="trunc"), x % y, x // 0.1, position // 2
 
 
 class ExtremeValues(nn.Module):

@@ -51,32 +51,38 @@ def apply() -> AbstractContextManager[None]:
 
 
 def _rounded_quotient(x: Any, y: Any, *, rounding_mode: str | None) -> Any:
-    if rounding_mode is None or not torch.result_type(x, y).is_floating_point:
+    dtype = torch.result_type(x, y)
+    if rounding_mode is None or not dtype.is_floating_point:
         return NotImplemented
-    x, y = _operands(x, y)
     if rounding_mode == "trunc":
-        if x.dtype != torch.float32:
+        if dtype != torch.float32:
             return NotImplemented
+        x, y = _operands(x, y)
         return (x.double() / y.double()).float().trunc()  # a GPU's quotients of float64 are the nearest ones
+    x, y = _operands(x, y)
     quotient, rest = x / y, torch.fmod(x, y)
     times = (x - rest) / y
     times = torch.where(_other_side(rest, y), times - 1, times)
     down = times.floor()
     down = torch.where(times - down > 0.5, down + 1, down)
     down = torch.where(times != 0, down, torch.copysign(torch.zeros_like(quotient), quotient))
-    return torch.where(y != 0, down, quotient)
+    return torch.where(y != 0, down, quotient).to(dtype)
 
 
 def _remainder(x: Any, y: Any) -> Any:
-    if not torch.result_type(x, y).is_floating_point:
+    dtype = torch.result_type(x, y)
+    if not dtype.is_floating_point:
         return NotImplemented
     x, y = _operands(x, y)
     rest = torch.fmod(x, y)
-    return torch.where(_other_side(rest, y), rest + y, rest)
+    return torch.where(_other_side(rest, y), rest + y, rest).to(dtype)
 
 
 def _operands(*values: Any) -> list[Tensor]:
+    """As tensors; those of half precision in float32, as eager computes them. On a GPU, `fmod` of a float16 that is
+    made of an index, as `arange` is, has no code."""
     dtype = torch.result_type(*values)
+    dtype = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
     device = next(value.device for value in values if isinstance(value, Tensor))
     return [
         value.to(dtype) if isinstance(value, Tensor) else torch.scalar_tensor(value, dtype=dtype, device=device)

@@ -90,10 +90,11 @@ def load(
         raise BindError(f"{where} is a remote store, and a load without torch reads local ones", hint=hint)
     opened = StoreReader.open(Path(where))
     bundle = read_bundle(opened, reference)
-    if trust is not None or _TRUST & os.environ.keys():
-        from aotc.store.signing.trust import check_bundle
+    signed = (trust.keys, trust.signed_after) if trust else (None, None)
+    if signed != (None, None) or _TRUST & os.environ.keys():
+        from aotc.store.signing.trust import check_bundle  # 25 ms
 
-        check_bundle(opened, bundle, reference, *((trust.keys, trust.signed_after) if trust else (None, None)), cache)
+        check_bundle(opened, bundle, reference, *signed, cache)
     here = [entry for entry in bundle.artifacts if opened.blobs.has(entry.digest, entry.size)]
     among = of_target(here if here and target is None else bundle.artifacts, target)
     read = functools.cache(functools.partial(read_artifact, opened))

@@ -10,19 +10,6 @@ using namespace aotc::cpu;
 
 namespace {
 
-using Status = int32_t;  // AOTITorchError: 0 where all went well
-
-template <typename Run>
-Status guarded(Run run) {
-  try {
-    run();
-    return 0;
-  } catch (const std::exception& error) {
-    set_failure(error.what());
-    return 1;
-  }
-}
-
 int64_t axis_of(const Tensor* tensor, int64_t axis) {
   int64_t found = axis < 0 ? axis + tensor->rank : axis;
   require(found >= 0 && found < tensor->rank, "an axis that the tensor does not have");

@@ -96,4 +96,17 @@ void set_failure(const char* words);
 const std::string& failure();
 std::exception_ptr failure_cause();
 
+using Status = int32_t;  // AOTITorchError: 0 where all went well
+
+template <typename Run>
+Status guarded(Run run) {
+  try {
+    run();
+    return 0;
+  } catch (const std::exception& error) {
+    set_failure(error.what());
+    return 1;
+  }
+}
+
 }  // namespace aotc::cpu

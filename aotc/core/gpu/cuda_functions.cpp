@@ -9,20 +9,7 @@ using namespace aotc::gpu;
 
 namespace {
 
-using Status = int32_t;  // AOTITorchError, and cudaError_t, whose numbers are those of CUresult where both have an error
-
-template <typename Run>
-Status guarded(Run run) {
-  try {
-    run();
-    return 0;
-  } catch (const std::exception& error) {
-    set_failure(error.what());
-    return 1;
-  }
-}
-
-thread_local int last_error = 0;
+thread_local int last_error = 0;  // cudaError_t, whose numbers are those of CUresult where both have an error
 
 int told(int code) {
   if (code && code != NOT_READY) last_error = code;

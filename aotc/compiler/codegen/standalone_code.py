@@ -85,7 +85,7 @@ def _templates_alone() -> Iterator[None]:
     try:
         with (
             replaced(utils, "is_big_gpu", lambda *_: True),
-            replaced(select_algorithm, "use_aten_gemm_kernels", lambda: False, create=True),  # torch 2.11 has none
+            replaced(select_algorithm, "use_aten_gemm_kernels", lambda: False, create=True),  # not in each torch
         ):
             yield
     finally:

@@ -92,7 +92,7 @@ def _transposed(
     windows_of = ((2 + axis, 3 + axes + 2 * axis, 4 + axes + 2 * axis) for axis in range(axes))
     y = y.permute(1, 0, 2 + axes, *(each for triple in windows_of for each in triple))
     y = y.reshape(batch, groups * channels, *y.shape[3:])
-    for axis, tap in enumerate(taps, 2):  # of the places, the taps and the steps of an axis is one axis made
+    for axis, tap in enumerate(taps, 2):  # its places, taps and steps become one axis
         behind = 2 * (y.dim() - axis - 2)
         shifted = [functional.pad(y.select(axis + 1, at), [0] * behind + [at, tap - 1 - at]) for at in range(tap)]
         summed = sum(shifted[1:], shifted[0])

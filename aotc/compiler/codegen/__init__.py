@@ -13,5 +13,6 @@ In the order in which a unit meets the modules:
 - `library_imports`: what a library takes from torch's, with the lines of the model that call operators.
 - `standalone_code`: for `runtime: standalone`, avoid operators, and refuse those that the runtime lacks.
 - `standalone_attention`: for `runtime: standalone`, generate the kernels of attention on a GPU.
+- `standalone_convolutions`: likewise, those of convolutions for which Inductor has no template.
 - `generated_kernels`: the kernels that Inductor generated, for the report.
 """

@@ -14,19 +14,12 @@ from torch.nn import functional
 _aten = torch.ops.aten
 
 
-def convolution(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-) -> Any:
-    """As `aten.convolution`; NotImplemented where Inductor has a template, and where it has neither that nor another
-    way: of a range of sizes, and of a dilated transposed one."""
+def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *form: Any) -> Any:
+    """As `aten.convolution`, with its stride, padding, dilation, whether it is transposed, output padding and groups.
+
+    NotImplemented where Inductor has a template, and where it has neither that nor another way: of a range of sizes,
+    and of a dilated transposed one."""
+    stride, padding, dilation, transposed, output_padding, groups = form
     plain = all(step == 1 for step in dilation)
     fixed = all(isinstance(size, int) for size in (*x.shape[2:], *weight.shape))
     if transposed and plain and fixed:

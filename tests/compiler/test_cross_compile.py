@@ -365,7 +365,6 @@ print(torch.cuda.is_available())
 """
     on_h100 = f"""
 from aotc.compiler.cross_compile import stand_in
-from aotc.compiler.cross_compile.capture import _operators
 from aotc.machine.gpus import attributes, gpu_for
 from aotc.machine.targets import parse_target
 stand_in.load({paths!r})

@@ -197,7 +197,6 @@ def test_a_library_that_stands_in_is_told_what_gpu_it_is(tmp_path: Path) -> None
     code = f"""
 import ctypes
 from aotc.compiler.cross_compile import stand_in
-from aotc.compiler.cross_compile.capture import _operators
 stand_in.load([{str(library)!r}])
 stand_in.become("NVIDIA H100", 80 << 30, {{16: 132, 75: 9}})
 library = ctypes.CDLL({str(library)!r})

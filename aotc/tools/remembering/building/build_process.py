@@ -150,7 +150,7 @@ def _build(job: BuildJob, place: Place, memory: Memory, kinds: list[int]) -> Non
 
     place.change(None, begun)
     attempt = Attempt(job, place, memory, {place.model(n): memory.kinds[n] for n in kinds})
-    with _ended_after(job.seconds):
+    with suppress(KeyboardInterrupt), _ended_after(job.seconds):
         attempt.run()
     failed = attempt.failed
     for n in kinds:
@@ -243,7 +243,7 @@ class Attempt:
     def run(self) -> None:
         from aotc.compiler.workers.unit_servers import ForkServers
 
-        with suppress(KeyboardInterrupt), contextlib.closing(ForkServers()) as self.servers:
+        with contextlib.closing(ForkServers()) as self.servers:
             self.servers.begin()  # they import torch and its compiler while this process does
             asked = self.memory.asked.get("regions")
             if asked == "auto":

@@ -52,14 +52,11 @@ def apply() -> AbstractContextManager[None]:
 
 def _rounded_quotient(x: Any, y: Any, *, rounding_mode: str | None) -> Any:
     dtype = torch.result_type(x, y)
-    if rounding_mode is None or not dtype.is_floating_point:
+    if rounding_mode is None or not dtype.is_floating_point or (rounding_mode == "trunc" and dtype != torch.float32):
         return NotImplemented
-    if rounding_mode == "trunc":
-        if dtype != torch.float32:
-            return NotImplemented
-        x, y = _operands(x, y)
-        return (x.double() / y.double()).float().trunc()  # a GPU's quotients of float64 are the nearest ones
     x, y = _operands(x, y)
+    if rounding_mode == "trunc":
+        return (x.double() / y.double()).float().trunc()  # a GPU's quotients of float64 are the nearest ones
     quotient, rest = x / y, torch.fmod(x, y)
     times = (x - rest) / y
     times = torch.where(_other_side(rest, y), times - 1, times)

@@ -92,7 +92,7 @@ def load(
     bundle = read_bundle(opened, reference)
     signed = (trust.keys, trust.signed_after) if trust else (None, None)
     if signed != (None, None) or _TRUST & os.environ.keys():
-        from aotc.store.signing.trust import check_bundle  # 25 ms
+        from aotc.store.signing.trust import check_bundle
 
         check_bundle(opened, bundle, reference, *signed, cache)
     here = [entry for entry in bundle.artifacts if opened.blobs.has(entry.digest, entry.size)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 from unittest import mock
 
@@ -43,11 +44,9 @@ class Model(nn.Module):
         return (x @ x.mT).masked_fill(~allowed, 0), x + self.resized(), x + timed, x.sum() + ramp
 
 
-@pytest.fixture(scope="module")
-def frozen() -> tuple[Model, list[Tensor], str]:
-    """A model, the constants of its frozen code, and that code."""
-    torch.manual_seed(0)
-    model, x, found = Model().eval(), torch.randn(1, ROWS, 32), []
+def frozen_code(model: nn.Module, x: Tensor, *, patched: bool) -> tuple[list[Tensor], str]:
+    """The constants of a model's frozen code, and that code."""
+    found: list[tuple[list[Tensor], str]] = []
 
     def keep(graph: Any, wrapper: str, kernels: str, *args: Any, **kwargs: Any) -> list[str]:
         found.append(([graph.get_original_value_of_constant(name) for name in graph.constants], wrapper + kernels))
@@ -57,11 +56,28 @@ def frozen() -> tuple[Model, list[Tensor], str]:
     with (
         torch.no_grad(),
         mock.patch.object(AotCodeCompiler, "compile", keep),
-        constants_of_constructors.apply(),
+        constants_of_constructors.apply() if patched else nullcontext(),
     ):
         options = {"aot_inductor.package": True, "freezing": True}
         torch._inductor.aot_compile(captured.module(), (x,), options=options)
-    return model, *found[0]
+    return found[0]
+
+
+@pytest.fixture(scope="module")
+def frozen() -> tuple[Model, list[Tensor], str]:
+    """A model, the constants of its frozen code, and that code."""
+    torch.manual_seed(0)
+    model = Model().eval()
+    return model, *frozen_code(model, torch.randn(1, ROWS, 32), patched=True)
+
+
+def test_yolos_does_not_resize_its_position_embeddings_in_a_call() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64, "num_hidden_layers": 1}
+    config = transformers.YolosConfig(image_size=[96, 96], num_detection_tokens=10, **sizes)
+    embeddings = transformers.YolosModel(config).embeddings.eval()
+    assert "floor" in frozen_code(embeddings, torch.randn(1, 3, 96, 96), patched=False)[1]
+    assert "floor" not in frozen_code(embeddings, torch.randn(1, 3, 96, 96), patched=True)[1]
 
 
 def test_resized_embeddings_are_a_constant(frozen: tuple[Model, list[Tensor], str]) -> None:

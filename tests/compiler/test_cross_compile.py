@@ -162,7 +162,7 @@ def test_untuned_decisions_are_recorded_and_without_that_word_refused() -> None:
 # -- the stand-in -----------------------------------------------------------------------------------------------------
 
 
-def test_a_copy_for_a_layout_is_no_other_computation() -> None:
+def test_a_copy_for_a_layout_is_the_same_computation() -> None:
     """A CPU's attention lays out its result so that `contiguous` copies nothing, and none is captured."""
 
     def operators(function: Callable[[Tensor], Tensor]) -> list[str]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotc.compiler.codegen.standalone_convolutions import convolution
 
@@ -57,3 +59,24 @@ def test_a_convolution_along_one_axis_has_two() -> None:
     layer, x = nn.Conv1d(4, 6, 5, stride=2, padding=1), torch.randn(2, 4, 33)
     found = convolution(x, layer.weight, layer.bias, [2], [1], [1], False, [0], 1)
     torch.testing.assert_close(found, layer(x))
+
+
+def test_a_vocoder_of_transformers_has_plain_convolutions_alone() -> None:
+    transformers = pytest.importorskip("transformers")
+    upsampled = {"upsample_initial_channel": 64, "upsample_rates": [4, 4], "upsample_kernel_sizes": [8, 8]}
+    blocks = {"resblock_kernel_sizes": [3, 7], "resblock_dilation_sizes": [[1, 3, 5], [1, 3, 5]]}
+    torch.manual_seed(0)
+    model = transformers.SpeechT5HifiGan(transformers.SpeechT5HifiGanConfig(**upsampled, **blocks)).double().eval()
+    x = torch.randn(2, 40, 80, dtype=torch.float64)
+
+    def forms(table: dict[Any, Any]) -> tuple[Any, set[tuple[int, bool]]]:
+        """The traced model, and of its convolutions the dilations, and whether they are transposed."""
+        graph = make_fx(model, decomposition_table=table)(x)
+        nodes = graph.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)
+        return graph, {(max(node.args[5]), node.args[6]) for node in nodes}
+
+    with torch.no_grad():
+        assert forms({})[1] == {(1, False), (3, False), (5, False), (1, True)}
+        graph, found = forms({torch.ops.aten.convolution.default: convolution})
+        assert found == {(1, False)}
+        torch.testing.assert_close(graph(x), model(x))

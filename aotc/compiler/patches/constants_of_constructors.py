@@ -1,9 +1,9 @@
 """What a frozen model computes from weights and constructors, like `arange`, is computed by the build.
 
-Inductor leaves constructors to the generated code, which computes them for nothing, and so also all that is computed
-from them and weights: the position embeddings that DINOv2 and YOLOS resize by `interpolate`, rows that `arange` takes
-from a table, tables of sines. Here the build computes them, if one is no larger than the largest of the weights that
-it is made of, or than 1 MiB. What is made of constructors alone stays generated code.
+Inductor leaves constructors to the generated code, which computes them at no cost. So it also leaves there what is
+computed from them and from weights: the position embeddings that YOLOS resizes by `interpolate`, the rows that `arange`
+takes from a table, tables of sines. With this patch, the build computes such a tensor if its size is at most 1 MiB, or
+at most that of the largest weight that it is made of. What is made of constructors alone stays in the generated code.
 """
 
 from __future__ import annotations

@@ -316,6 +316,13 @@ def test_a_build_has_its_seconds_and_its_cores(program: Any) -> None:
     assert told["cores"][-1] == told["started"]
 
 
+def test_a_build_whose_time_ends_before_it_has_begun_has_a_reason(program: Any) -> None:
+    told = program.run(
+        "model = aotc.compile(Net().eval(), seconds=1e-5)\ncalled(model, (2, 16))\nassert not model.wait()\ntell(model)"
+    )
+    assert "the build took more than 1e-05 s" in told["failed"][told["name"]]
+
+
 def test_a_forked_child_records_and_would_build_by_itself(program: Any) -> None:
     told = program.run(
         "model = aotc.compile(Net().eval())\n"

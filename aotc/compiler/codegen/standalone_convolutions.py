@@ -1,5 +1,4 @@
-"""Convolutions on a GPU without torch's: those for which Inductor has no template, by products and others for which it
-has one."""
+"""Convolutions for which Inductor has no Triton template, by products and by convolutions for which it has one."""
 
 from __future__ import annotations
 
@@ -42,7 +41,8 @@ def _dilated(
     dilation: Sequence[int],
     groups: int,
 ) -> Tensor:
-    """Elements that are `dilation` apart are neighbours in a batch of their own."""
+    """A plain convolution of a batch that is `prod(dilation)` times as large: elements that are `dilation` apart in `x`
+    become neighbours there."""
     axes, batch = len(dilation), x.shape[0]
     missing = [-(size + 2 * pad) % step for size, pad, step in zip(x.shape[2:], padding, dilation, strict=True)]
     ends = ((pad, pad + more) for pad, more in zip(padding, missing, strict=True))
@@ -71,7 +71,8 @@ def _transposed(
     output_padding: Sequence[int],
     groups: int,
 ) -> Tensor:
-    """Each element's window by one product, and the sum of the windows, which overlap `taps` deep along an axis."""
+    """One product gives the window of each element of `x`; the windows are then added up. Along an axis, up to `taps`
+    windows overlap."""
     sizes, windows, axes = x.shape[2:], weight.shape[2:], len(stride)
     taps = [-(-window // step) for window, step in zip(windows, stride, strict=True)]
     more = [tap * step - window for tap, step, window in zip(taps, stride, windows, strict=True)]

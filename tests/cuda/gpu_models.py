@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import flex_attention
 
 
 class Mlp(nn.Module):
@@ -120,8 +121,17 @@ class Quotients(nn.Module):
     """Rounded quotients and remainders, where a GPU's quotients are approximate."""
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        position = torch.arange(len(x), device=x.device).half()  # as DETR's
+        position = torch.arange(2049, device=x.device).half()  # as DETR's; all that float16 holds exactly
         return x // y, torch.div(x, y, rounding_mode="trunc"), x % y, x // 0.1, position // 2
+
+
+class FewRows(nn.Module):
+    """FlexAttention of a query that is computed from a transposed tensor, as by rotary embeddings."""
+
+    def forward(self, x: Tensor, key: Tensor) -> Tensor:
+        query = x.unflatten(-1, (8, 64)).transpose(1, 2) * 1.5
+        result: Tensor = flex_attention(query, key, key + 1, enable_gqa=True)
+        return result
 
 
 class ExtremeValues(nn.Module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 
 
 def bert() -> nn.Module:
@@ -19,13 +20,47 @@ def vocoder() -> nn.Module:
     from transformers import SpeechT5HifiGan, SpeechT5HifiGanConfig
 
     torch.manual_seed(0)
-    upsampled = {"upsample_initial_channel": 64, "upsample_rates": [4, 4], "upsample_kernel_sizes": [8, 8]}
-    blocks = {"resblock_kernel_sizes": [3, 7], "resblock_dilation_sizes": [[1, 3, 5], [1, 3, 5]]}
+    upsampled = {"upsample_initial_channel": 32, "upsample_rates": [4], "upsample_kernel_sizes": [8]}
+    blocks = {"resblock_kernel_sizes": [3], "resblock_dilation_sizes": [[1, 3]]}
     return SpeechT5HifiGan(SpeechT5HifiGanConfig(model_in_dim=80, **upsampled, **blocks)).eval()
 
 
+class Attentions(nn.Module):
+    """Queries of rotary embeddings are computed from transposed tensors, as here."""
+
+    CASES = (
+        (1, 2, "bool"),
+        (2, 8, ""),
+        (5, 2, "float"),
+        (16, 2, "bool"),
+        (33, 8, "causal"),
+        (100, 2, "causal"),
+        (128, 2, "bool"),
+    )
+    """Rows, heads of keys, and the mask."""
+
+    def forward(self, x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        return torch.cat([self.attended(x, keys, values, *case).flatten(1) for case in self.CASES], 1)
+
+    def attended(self, x: Tensor, keys: Tensor, values: Tensor, rows: int, heads: int, kind: str) -> Tensor:
+        query = x[:, :rows].unflatten(-1, (8, 64)).transpose(1, 2) * 1.5
+        seen = torch.arange(keys.shape[2], device=x.device) <= torch.arange(rows, device=x.device)[:, None] + 7
+        mask: Tensor | None = None
+        if kind == "bool":
+            mask = seen
+        elif kind == "float":
+            mask = torch.where(seen, 0.0, -torch.inf).to(x.dtype)
+        options = {"is_causal": kind == "causal", "enable_gqa": heads < 8}
+        attended = scaled_dot_product_attention(query, keys[:, :heads], values[:, :heads], mask, **options)
+        return attended.transpose(1, 2).flatten(2)
+
+
+def attentions() -> nn.Module:
+    return Attentions().eval()
+
+
 class Decode(nn.Module):
-    """A Llama that decodes a token at a time, with transformers' static cache over two buffers of the module."""
+    """A Llama with transformers' static cache over two buffers of the module."""
 
     LENGTH = 64
 

@@ -57,6 +57,13 @@ def test_a_cache_in_pages_is_written_and_read_as_in_eager(store: Path) -> None:
     torch.testing.assert_close(compiled.keys.cpu(), module.keys, rtol=1e-3, atol=1e-4)
 
 
+def test_few_rows_of_a_query_that_is_computed_from_a_transposed_tensor_are_those_of_eager(store: Path) -> None:
+    compiled, module = loaded(store, "few-rows")
+    x, key = torch.randn(2, 32, 512), torch.randn(2, 2, 256, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x.cuda(), key.cuda()).cpu(), module(x, key), rtol=1e-3, atol=1e-4)
+
+
 def test_gradients_are_those_of_the_same_attention_without_it(store: Path) -> None:
     """Eager has no backward of FlexAttention on a CPU, so the reference is `scaled_dot_product_attention`."""
     compiled, module = loaded(store, "trained", train=True)

@@ -15,7 +15,8 @@ from aotc.compiler.autotune.attention import ATTENTION, attentions_traced_as
 from aotc.compiler.scoped import replaced_items
 
 BLOCK = 128
-"""Rows and columns of a block of a causal mask: blocks above the diagonal are left out."""
+"""Rows and columns of a block of a causal mask: blocks above the diagonal are left out. Fewer rows are FlexAttention's
+template for decoding, which packs the rows of all heads that share a key."""
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 _OPTIONS = {
@@ -41,17 +42,21 @@ def attention_generated(graph: fx.GraphModule) -> Iterator[None]:
 def _masks_stored() -> Iterator[None]:
     """While active, masks that the graph computes are stored before a template reads them: Inductor puts the code that
     computes them into the template, and fails where their shapes are not the template's."""
-    from torch._inductor.ir import TensorBox
+    from torch._inductor import ir
     from torch._inductor.lowering import lowerings
 
     (operator,) = (entry for entry in lowerings if str(entry) == "flex_attention")
     lower: Callable[..., Any] = lowerings[operator]
 
+    def in_memory(captured: Any) -> Any:
+        if not isinstance(captured, ir.TensorBox):
+            return captured
+        storage, layout = ir.as_storage_and_layout(ir.ExternKernel.realize_input(captured))
+        return ir.TensorBox(ir.ReinterpretView(data=storage, layout=layout))  # what reads no memory is computed again
+
     def stored(*args: Any, **kwargs: Any) -> Any:
-        for captured in (*args[-2], *args[-1]):
-            if isinstance(captured, TensorBox):
-                captured.realize()
-        return lower(*args, **kwargs)
+        *others, of_score, of_mask = args
+        return lower(*others, [*map(in_memory, of_score)], [*map(in_memory, of_mask)], **kwargs)
 
     with replaced_items(lowerings, {operator: stored}):
         yield
@@ -112,16 +117,24 @@ def _flex(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal
             masked, of_mask = _masked_by(place), (small,)
         else:
             scored, of_score = _scored_by(place), (small,)
-    blocks, size = _whole(query), 1 << 30
+    blocks, size = _whole(query), (_ANY_SIZE, _whole_blocks(columns))
     if causal and isinstance(rows, int) and isinstance(columns, int) and min(rows, columns) > BLOCK:
-        blocks, size = _below_the_diagonal(query, -(-rows // BLOCK), -(-columns // BLOCK)), BLOCK
+        blocks, size = _below_the_diagonal(query, -(-rows // BLOCK), -(-columns // BLOCK)), (BLOCK, BLOCK)
     form: dict[str, Any] = dict(zip(_BLOCKS, blocks, strict=False))
     form |= {"BLOCK_SIZE": size, "seq_lengths": (rows, columns), "compute_q_blocks": False}
     table = BlockMask.from_kv_blocks(**form).as_tuple()
+    options = _OPTIONS | {"FORCE_USE_FLEX_ATTENTION": not _packs(query, key)}
     result: tuple[Tensor, ...] = flex_attention(
-        query, key, value, scored, (*table[:-1], masked), scale, dict(_OPTIONS), of_score, of_mask
+        query, key, value, scored, (*table[:-1], masked), scale, options, of_score, of_mask
     )
     return result[0]
+
+
+def _packs(query: Tensor, key: Tensor) -> bool:
+    """Whether the rows of the heads that share a key are few enough for one tile: more do not fit into registers."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return statically_known_true(query.shape[2] * (query.shape[1] // key.shape[1]) <= BLOCK)
 
 
 # -- masks: of a score, the sequence, the head, the row and the column -------------------------------------------------
@@ -166,6 +179,12 @@ def _scored_by(place: Callable[..., Any]) -> Callable[..., Tensor]:
 # -- blocks of a mask: how many of each row of blocks are computed, and which ------------------------------------------
 
 _BLOCKS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
+_ANY_SIZE = 1 << 30
+
+
+def _whole_blocks(columns: Any) -> int:
+    """The size of a block of all columns, which the template for decoding divides among the processors."""
+    return -(-columns // BLOCK) * BLOCK if isinstance(columns, int) else _ANY_SIZE
 
 
 def _whole(like: Tensor) -> tuple[Tensor, ...]:

@@ -15,6 +15,40 @@ def bert() -> nn.Module:
     return BertModel(BertConfig(vocab_size=128, **sizes), add_pooling_layer=False).eval()
 
 
+class Queries(nn.Module):
+    """A product of zeros, as of DETR's queries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.value = nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.value(torch.zeros_like(x)) + x
+        return result
+
+
+def queries() -> nn.Module:
+    return Queries().eval()
+
+
+class Wide(nn.Module):
+    """Its table of 573 MB reaches the GPU by several threads; each row is read."""
+
+    ROWS = 140_000
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(self.ROWS, 2048)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        result: Tensor = self.table(ids).amax(-1)
+        return result
+
+
+def wide() -> nn.Module:
+    return Wide().eval()
+
+
 def vocoder() -> nn.Module:
     """HiFi-GAN, whose convolutions are transposed and dilated."""
     from transformers import SpeechT5HifiGan, SpeechT5HifiGanConfig

@@ -40,7 +40,11 @@ def models() -> Any:
 
 
 def run(store: Path, folder: Path, name: str, module: nn.Module, calls: list[list[Tensor]], kind: str = "") -> Any:
-    """What the process tells, and the largest difference from eager, of results that are at most `1 + |expected|`."""
+    """What the process tells, and the largest difference from eager, of results that are at most `1 + |expected|`. The
+    weights are others than those that the code was built with."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(1 + torch.rand(parameter.shape).to(parameter.dtype) / 4)
     weights = {key: value.clone().contiguous() for key, value in module.state_dict().items()}
     save_file(weights, folder / "weights.safetensors")
     arrays = {f"x{call}_{at}": each.numpy() for call, inputs in enumerate(calls) for at, each in enumerate(inputs)}
@@ -69,6 +73,17 @@ def test_a_block_of_float16_gives_eagers_values_many_times(store: Path, tmp_path
     assert worst < 0.02
     assert told["grown"] == 0 and told["wrong"] == 0 and told["on_gpu"] == 2 and told["after"]
     assert "CUDA_ERROR_OUT_OF_MEMORY" in told["out_of_memory"]
+
+
+def test_a_product_of_zeros_gives_eagers_values(store: Path, tmp_path: Path) -> None:
+    _, worst = run(store, tmp_path, "queries", models().queries().half(), [[torch.randn(64, 64).half()]])
+    assert worst < 0.02
+
+
+def test_large_weights_reach_the_gpu_by_several_threads(store: Path, tmp_path: Path) -> None:
+    module = models().wide().half()
+    _, worst = run(store, tmp_path, "wide", module, [[torch.randperm(module.ROWS)]])
+    assert worst == 0
 
 
 def test_bert_of_bfloat16_gives_eagers_values_with_a_mask(store: Path, tmp_path: Path) -> None:

@@ -8,7 +8,9 @@ with max-autotune, for `runtime: standalone` and for torch. Of fresh processes, 
 is torch): milliseconds from the start of the process to the first output, whose inputs come from the CPU, and of a call
 whose inputs lie on the GPU, to the end of its work (the median of 300). And the largest difference from eager's first
 output, as a share of `1 + |expected|`. `tokens` is a Llama of 1.05 billion parameters with its cache, which chooses
-tokens: `text` is the end of 32 tokens after a prompt of 32, and a call one further token, from the CPU and back.
+tokens: `text` is the end of 32 tokens after a prompt of 32, and a call one further token, from the CPU and back. Its
+`apart` is by how much the logit of a token of this text is at most below eager's greatest, after the same text: logits
+of bfloat16 tie.
 """
 
 from __future__ import annotations
@@ -152,7 +154,8 @@ def without_torch(way: str, name: str, folder: Path, forms: list[list[Any]]) -> 
         def integer(value: int, shape: tuple[int, ...]) -> Any:
             return core.placed(value.to_bytes(8, "little"), 0, "int64", shape, (1,) * len(shape))
 
-        return text(model, given, first, integer, lambda result: int(memoryview(result)[0])), str
+        step = text(model, given, first, integer, lambda result: int(memoryview(result)[0]))
+        return step, lambda: kept_tokens(folder, way)
     there = core.to_gpu(given, 0)
 
     def values() -> str:
@@ -193,7 +196,16 @@ def with_torch(way: str, name: str, folder: Path, forms: list[list[Any]]) -> Cal
         def integer(value: int, shape: tuple[int, ...]) -> Any:
             return torch.full(shape, value, device="cuda")
 
-        return text(model, given, first, integer, int), str
+        def values_of_text() -> str:
+            if way == "eager":
+                texts = {
+                    path.stem.partition("-")[2]: json.loads(path.read_text()) for path in folder.glob("tokens-*.json")
+                }
+                found = {other: behind(model, given, tokens, integer) for other, tokens in texts.items()}
+                (folder / "behind.json").write_text(json.dumps(found))
+            return kept_tokens(folder, way)
+
+        return text(model, given, first, integer, int), values_of_text
 
     def call() -> None:
         model(*given)
@@ -220,6 +232,24 @@ def text(model: Any, prompt: list[Any], first: Any, integer: Callable[..., Any],
     done("text")
     TOKENS.extend(tokens)
     return step
+
+
+def kept_tokens(folder: Path, way: str) -> str:
+    path = folder / f"tokens-{way}.json"
+    path.write_text(json.dumps(TOKENS))
+    return str(path)
+
+
+def behind(model: Any, prompt: list[Any], tokens: list[int], integer: Callable[..., Any]) -> float:
+    """By how much the logit of one of the tokens is at most below the greatest of the model."""
+    from examples.language_models import CachedLM
+
+    (ids, start, *_), most = prompt, 0.0
+    for at, token in enumerate(tokens):
+        logits = CachedLM.forward(model, ids, start)[0]
+        most = max(most, float(logits.max() - logits[token]))
+        ids, start = integer(token, (1, 1)), integer(PROMPT + at, ())
+    return most
 
 
 def _first(result: Any) -> Any:
@@ -357,7 +387,8 @@ def print_row(name: str, found: Mapping[str, list[dict[str, Any]]]) -> None:
             expected = next((each["tokens"] for each in found["eager"] if each), [])
             same = sum(one == other for one, other in zip(ran[0]["tokens"], expected, strict=False))
             cells.append(f"of {TEXT} tokens {same} are eager's")
-            apart = float("nan")
+            below = json.loads((Path(eager).parent / "behind.json").read_text()) if eager else {}
+            apart = below.get(way, 0.0)
         else:
             apart = difference(Path(ran[0]["values"]), Path(eager), dtype) if eager else float("nan")
         told = ", ".join(f"{step} {at:.0f}" for step, at in steps.items())

@@ -4,11 +4,12 @@
     python tests/benchmarks/standalone_fits.py --model vit --model t5          # builds these families, both ways
     python tests/benchmarks/standalone_fits.py --part 1/16 --work FOLDER       # every 16th family, from the first on
     python tests/benchmarks/standalone_fits.py --part 1/16 --target cpu:neon --python COMMAND   # for another machine
+    python tests/benchmarks/standalone_fits.py --part 1/4 --target cuda --dtype float16 --jobs 12   # for this GPU
 
 Families are those of tests/zoo/families.yaml: built once as they are, which says what fits by itself, and those that
 do not, once more with `runtime: standalone`. What fits is compared with eager, by `aotc verify --standalone`. `--work`
-keeps what was found, so that the table, in Markdown, is that of all parts so far. For another machine, families are
-built with `runtime: standalone` alone, and COMMAND is as of `aotc verify --python`.
+keeps what was found, so that the table, in Markdown, is that of all parts so far. For another machine and for a GPU,
+families are built with `runtime: standalone` alone; COMMAND is as of `aotc verify --python`. Nothing is tuned.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,8 @@ def main() -> None:
     parser.add_argument("--part", metavar="I/N", help="every N-th family from the I-th")
     parser.add_argument("--work", type=Path, metavar="FOLDER", help="keep what was found there, and add to it")
     parser.add_argument("--target", default="native", help="what to build the families for")
+    parser.add_argument("--dtype", help="of the models and their inputs")
+    parser.add_argument("--jobs", type=int, default=1, help="builds and comparisons side by side")
     parser.add_argument("--python", metavar="COMMAND", help="the Python that runs what was built")
     options = parser.parse_args()
     for store in options.store:
@@ -50,7 +54,7 @@ def main() -> None:
             kept = (options.work or Path(temporary)) / "found.json"
             found: Found = json.loads(kept.read_text()) if kept.exists() else {}
             names = options.model or part_of(options.part)
-            found |= measured(Path(temporary), names, options.target, options.python)
+            found |= measured(Path(temporary), names, options)
             kept.parent.mkdir(parents=True, exist_ok=True)
             kept.write_text(json.dumps(found, indent=1))
             print(table_of(found))
@@ -93,18 +97,21 @@ def show(title: str, found: dict[str, list[str] | None]) -> None:
 # -- families ---------------------------------------------------------------------------------------------------------
 
 
-def measured(work: Path, names: Sequence[str], target: str, python: str | None) -> Found:
+def measured(work: Path, names: Sequence[str], options: argparse.Namespace) -> Found:
     found: Found = {name: {} for name in names}
-    for runtime in WAYS[-1:] if python else WAYS:
+    for runtime in WAYS[-1:] if options.python or options.target.startswith("cuda") else WAYS:
         left = [name for name in names if all(map(calls_of, found[name].values()))]
         if not left:
             break
-        failed, store = build(work, left, runtime, target)
+        failed, store = build(work, left, runtime, options)
         of_store = {name.split()[0]: reasons or [] for name, reasons in fits_of(store)}
         for name in left:
             found[name][runtime] = of_store[name] if name in of_store else failed.get(name, [NOT_BUILT])
-            if not found[name][runtime]:
-                found[name]["verified"] = verified(work, store, name, python)
+        fitting = [name for name in left if not found[name][runtime]]
+        with ThreadPoolExecutor(options.jobs) as side_by_side:
+            said = side_by_side.map(lambda name: verified(work, store, name, options.python), fitting)  # noqa: B023
+            for name, of_sizes in zip(fitting, said, strict=True):
+                found[name]["verified"] = of_sizes
     return found
 
 
@@ -118,14 +125,17 @@ def code_fits(reasons: Sequence[str]) -> bool:
     return not any(reason.startswith((CALLS, NOT_BUILT)) for reason in reasons)
 
 
-def build(work: Path, names: Sequence[str], runtime: str, target: str) -> tuple[dict[str, list[str]], Path]:
+def build(
+    work: Path, names: Sequence[str], runtime: str, options: argparse.Namespace
+) -> tuple[dict[str, list[str]], Path]:
     """The errors, by family, and the store."""
     document = families()
     document["models"] = {name: document["models"][name] for name in names}
-    document["defaults"] |= {"runtime": runtime, "targets": [target]}
+    document["defaults"] |= {"runtime": runtime, "targets": [options.target]}
+    document["defaults"] |= {"dtype": options.dtype} if options.dtype else {}
     manifest, store = work / f"{runtime}.json", work / runtime
     manifest.write_text(json.dumps(document))
-    report = aotc(work, "build", manifest, "--store", store, "--jobs", 1, "--json")
+    report = aotc(work, "build", manifest, "--store", store, "--untuned", "--jobs", options.jobs, "--json")
     return {unit["model"]: reasons_of(unit) for unit in report["units"] if unit["error"]}, store
 
 

@@ -100,12 +100,14 @@ def test_a_library_that_is_loaded_again_is_not_mapped_again(
         assert library.answer() == 40 + len(beside)
         return ctypes.cast(library.answer, ctypes.c_void_p).value or 0, len(list(Path("/proc/self/fd").iterdir()))
 
-    first, *others = (load() for _ in range(5))
-    assert set(others) == {first}, "the same address, and no descriptor more"
+    first, descriptors = load()
+    addresses, counts = zip(*(load() for _ in range(4)), strict=True)
+    assert {*addresses} == {first}
+    assert max(counts) <= descriptors  # fewer where another test's are collected meanwhile
     with ThreadPoolExecutor(4) as pool:
-        assert {address for address, _ in pool.map(lambda _: load(), range(40))} == {first[0]}
+        assert {address for address, _ in pool.map(lambda _: load(), range(40))} == {first}
     if not (child := os.fork()):
-        os._exit(load()[0] != first[0])
+        os._exit(load()[0] != first)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,7 +13,7 @@ from store_backends import QUICK, STARTS, WRITTEN_OVER_A_NETWORK, Backend
 
 from aotc.errors import StoreError
 from aotc.store.opening import open_objects, open_remote
-from aotc.store.remote.interface import Limits, Traffic
+from aotc.store.remote.interface import Deadline, Limits, Traffic, retrying
 from aotc.store.remote.objects.object_interface import Objects
 from aotc.testing import ObjectsSuite
 
@@ -32,7 +33,16 @@ class TestOurBackends(ObjectsSuite):
         for name, value in backend.environment.items():
             monkeypatch.setenv(name, value)
         where = backend.new(tmp_path)
-        return lambda: open_objects(where, QUICK, Traffic())
+
+        def opened() -> Objects:
+            """Its reads are tried again, as a transfer does: rclone closes a connection that it kept open."""
+            objects = open_objects(where, QUICK, Traffic())
+            read = objects.read
+            again = functools.partial(retrying, QUICK, Deadline(QUICK.total, where))
+            monkeypatch.setattr(objects, "read", lambda name, limit: again(lambda: read(name, limit)))
+            return objects
+
+        return opened
 
 
 def test_a_package_adds_a_scheme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,6 +61,16 @@ def test_products_attention_and_convolutions_are_kernels(tmp_path: Path) -> None
     assert "flex_attention" in kernels
 
 
+def test_detr_of_transformers_calls_no_operator(tmp_path: Path) -> None:
+    """Its decoder begins with a product of zeros."""
+    detr = yaml.safe_load((HERE.parent / "zoo" / "families.yaml").read_text())["models"]["detr"]
+    detr |= {"runtime": "standalone", "targets": ["cuda:sm_90"], "dtype": "float16"}
+    (tmp_path / "manifest.yaml").write_text(yaml.safe_dump({"version": 1, "models": {"detr": detr}}))
+    built = run_aotc("build", tmp_path / "manifest.yaml", "--store", tmp_path / "store", "--untuned")
+    assert built.returncode == 0, built.stdout + built.stderr
+    assert imports_of(tmp_path / "store", "detr").operators == {}
+
+
 def test_what_is_left_is_refused_all_at_once_with_the_model_s_lines(tmp_path: Path) -> None:
     refused = build(tmp_path, "left")
     shown = refused.stdout + refused.stderr

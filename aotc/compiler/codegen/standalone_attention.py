@@ -15,8 +15,8 @@ from aotc.compiler.autotune.attention import ATTENTION, attentions_traced_as
 from aotc.compiler.scoped import replaced_items
 
 BLOCK = 128
-"""Rows and columns of a block of a causal mask: blocks above the diagonal are left out. Fewer rows are FlexAttention's
-template for decoding, which packs the rows of all heads that share a key."""
+"""Rows and columns of a block of a causal mask: blocks above the diagonal are left out. Calls with fewer rows take
+FlexAttention's template for decoding, whose tile holds the rows of all heads that share a key."""
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 _OPTIONS = {
@@ -52,7 +52,7 @@ def _masks_stored() -> Iterator[None]:
         if not isinstance(captured, ir.TensorBox):
             return captured
         storage, layout = ir.as_storage_and_layout(ir.ExternKernel.realize_input(captured))
-        return ir.TensorBox(ir.ReinterpretView(data=storage, layout=layout))  # what reads no memory is computed again
+        return ir.TensorBox(ir.ReinterpretView(data=storage, layout=layout))  # a stored buffer without reads is inlined
 
     def stored(*args: Any, **kwargs: Any) -> Any:
         *others, of_score, of_mask = args
@@ -123,15 +123,15 @@ def _flex(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal
     form: dict[str, Any] = dict(zip(_BLOCKS, blocks, strict=False))
     form |= {"BLOCK_SIZE": size, "seq_lengths": (rows, columns), "compute_q_blocks": False}
     table = BlockMask.from_kv_blocks(**form).as_tuple()
-    options = _OPTIONS | {"FORCE_USE_FLEX_ATTENTION": not _packs(query, key)}
+    options = _OPTIONS | {"FORCE_USE_FLEX_ATTENTION": not _fits_one_tile(query, key)}
     result: tuple[Tensor, ...] = flex_attention(
         query, key, value, scored, (*table[:-1], masked), scale, options, of_score, of_mask
     )
     return result[0]
 
 
-def _packs(query: Tensor, key: Tensor) -> bool:
-    """Whether the rows of the heads that share a key are few enough for one tile: more do not fit into registers."""
+def _fits_one_tile(query: Tensor, key: Tensor) -> bool:
+    """Whether the template for decoding has registers for the rows of all heads that share a key."""
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
     return statically_known_true(query.shape[2] * (query.shape[1] // key.shape[1]) <= BLOCK)

@@ -70,7 +70,7 @@ def operators_avoided(device: str, *, frozen: bool) -> Iterator[None]:
 
 @contextmanager
 def _templates_alone() -> Iterator[None]:
-    """While active, torch's own products and convolutions are no candidates where there is a template, also on a small
+    """While active, torch's own products and convolutions are left out where there is a template, also on a small
     GPU, on which Inductor leaves templates out. So the layout that a template was made for is decided with it: else
     another reader may decide it, and Inductor takes torch's product."""
     from torch._inductor import select_algorithm, utils

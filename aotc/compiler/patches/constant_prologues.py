@@ -1,8 +1,8 @@
 """[inductor] A product of a tensor that is constant does not compile by a template on a GPU.
 
-Expected: `F.linear(torch.zeros_like(x), weight)` builds, as DETR's queries do. Seen, where a template wins over cuBLAS:
-`Cannot broadcast, rank mismatch` in Triton. What an operand is computed from is put into the template as
-`tl.full([1], 0.0, tl.float32).broadcast_to(xindex.shape)`, and one axis is not broadcast to two.
+Expected: `F.linear(torch.zeros_like(x), weight)`, as in DETR's decoder, builds. Seen, where Triton's template is taken:
+`Cannot broadcast, rank mismatch`. Inductor computes the operand within the template, by `tl.full([1], 0.0, tl.float32)
+.broadcast_to(xindex.shape)`. Triton does not broadcast one axis to two.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Expected: what eager computes. Seen, on an H200 with torch 2.11: other values, where the query has two rows or more and
 is computed from a transposed tensor, as by rotary embeddings. `create_flex_decoding_kernel` reads the strides of the
-query, and then makes a view with them by `as_strided`, which decides how the query lies: as the tensor that it is
-computed from. Until then, its strides are said to be contiguous.
+query while its layout is flexible: they are those of a contiguous tensor. Then it makes a view by `as_strided`, which
+decides the layout: that of the tensor that the query is computed from. The view keeps the strides that were read.
 
     x = torch.randn(1, 32, 8 * 64, device="cuda")
     key = torch.randn(1, 8, 256, 64, device="cuda")
@@ -37,7 +37,7 @@ PATCH = Patch(
 
 
 def apply() -> AbstractContextManager[Any]:
-    """While active, how the query lies is decided before its strides are read."""
+    """While active, the layout of the query is decided before its strides are read."""
     lowering = inductor("kernel.flex.flex_attention")
     ir = inductor("ir")
     create = lowering.create_flex_decoding_kernel

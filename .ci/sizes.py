@@ -1,6 +1,6 @@
 """Sizes: code lines of each room, and their change since the last tag; the loader; the age of the last run on a GPU.
 
-A code line of Python holds a token that is no comment, docstring or import; one of C++ is neither blank nor a comment.
+A code line of Python holds a token other than a comment, docstring or import; one of C++ is not blank, nor a comment.
 
 python .ci/sizes.py                # of HEAD, with an aotc that can be imported
 python .ci/sizes.py main           # and its change since another commit: what a branch adds

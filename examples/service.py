@@ -107,7 +107,7 @@ def read_input(body: bytes) -> Tensor:
     try:
         request = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise BadRequest(f"the body is no JSON: {error}") from error
+        raise BadRequest(f"the body is not JSON: {error}") from error
     if not isinstance(request, dict):
         raise BadRequest("the body must be a JSON object")
     if "x" not in request:
@@ -148,7 +148,7 @@ class Service(ThreadingHTTPServer):
         threading.Timer(seconds, self.shutdown).start()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that leaves before it has read the answer is no error here."""
+        """It is not an error here if a client leaves before it has read the answer."""
         if isinstance(sys.exception(), ConnectionError):
             log.info("%s left before the answer", client_address[0])
         else:

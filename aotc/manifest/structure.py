@@ -62,7 +62,7 @@ def check_structure(data: Any, findings: Findings) -> None:
 
 def check_file(data: Any, kind: Any, findings: Findings, *, name: str, hint: str) -> None:
     """Report every place where a file's data is not of a type, a Struct with a title. `hint` is for a file of that
-    `name` that is no mapping."""
+    `name` that is not a mapping."""
     if isinstance(data, Mapping):
         _check(data, kind, (), findings)
         return

@@ -181,7 +181,7 @@ def _element(dtype: str, value: Scalar, what: str) -> str:
         return struct.pack(f"<{_FORMATS[dtype]}", int(number) if "int" in dtype else number).hex()
     except (KeyError, ValueError, TypeError, OverflowError, struct.error) as error:
         raise CorruptError(
-            f"the record's {what} cannot be made: {value!r} is no {dtype}", hint="build it again"
+            f"the record's {what} cannot be made: {value!r} is not a {dtype}", hint="build it again"
         ) from error
 
 

@@ -38,7 +38,7 @@ class Service(HTTPServer):
         threading.Timer(seconds, self.shutdown).start()
 
     def answer_the_rest(self) -> None:
-        """Answer connections that nobody has accepted, and stop listening, in all workers."""
+        """Answer connections that no worker has accepted, and stop listening, in all workers."""
         while self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             if not select.select([self.socket], [], [], 0)[0]:
                 with contextlib.suppress(OSError):  # another worker was faster

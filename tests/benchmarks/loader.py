@@ -29,7 +29,7 @@ PARTS = ("packages", "import of aotc", "load", "first call")
 CHILD = """
 import gc, json, sys, time
 import torch
-torch.set_num_threads(1)  # what OpenMP's threads spend on waiting is no loader's
+torch.set_num_threads(1)  # what OpenMP's threads spend on waiting is not the loader's
 from examples.models import transformer_block
 module = transformer_block(width=256, heads=4).eval()
 x = torch.randn(1, 128, 256)

@@ -18,7 +18,7 @@ X = torch.randn(1, 128, 256)
 
 @pytest.fixture
 def pipe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """A pipeline that is no module, as those of diffusers."""
+    """A pipeline that is not a module, as those of diffusers."""
     monkeypatch.setenv("AOTC_CACHE_DIR", str(tmp_path / "cache"))
     blocks = [transformer_block(width=256, heads=4).eval().requires_grad_(False) for _ in range(2)]
     return SimpleNamespace(quickstart=blocks[0], stack=nn.Sequential(blocks[1]), scheduler=object(), name="pipe")

@@ -30,7 +30,7 @@ from aotc.verify.verdicts import VerifyReport
 
 @pytest.fixture(scope="session")
 def store(shared_folder: Path, built: Any) -> Path:
-    """The example's models: one process built them, which was no rank of a real group."""
+    """The example's models: one process built them, which was not a rank of a real group."""
     folder: Path = built(shared_folder, "parallel-store", EXAMPLE / "manifest.yaml")
     return folder
 

@@ -826,7 +826,7 @@ KINDS: tuple[Kind, ...] = (
         at_slots(attribute_slots, ("in __dict__", write_dict), wanted=is_data),
     ),
     Kind(
-        "tensors that are no buffers, written to",
+        "tensors that are not buffers, written to",
         "attributes",
         plain_tensors(
             ("add_", lambda one: one.add_(1)),

@@ -604,7 +604,7 @@ def main() -> None:
     parser.add_argument("--form", action="append", default=[], choices=list(FORMS))
     parser.add_argument("--moment", action="append", default=[], choices=MOMENTS)
     parser.add_argument("--kind", action="append", default=[], help="only kinds in whose titles one of these stands")
-    parser.add_argument("--all", action="store_true", help="also print what is no fault")
+    parser.add_argument("--all", action="store_true", help="also print what is not a fault")
     parser.add_argument("--results", type=Path, help="write each change's verdict into this file, as JSON")
     parser.add_argument("--table", action="store_true", help="print the guide's table of what is noticed")
     given = parser.parse_args()

@@ -245,7 +245,7 @@ class Stopped(nn.Module):
 
 
 class Nested(nn.Module):
-    """Arguments and results within others; results that are no tensors, or have no gradient."""
+    """Arguments and results within others; results that are not tensors, or have no gradient."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -145,7 +145,7 @@ def test_a_folder_beside_the_manifest_replaces_no_package_that_torch_imports(fol
     found = [importlib.util.find_spec(name) for name in ("triton", "mpmath")]
     assert (found[0] is None) == (before is None) and found[1] is not None
     assert not any(str(folder) in str(spec.origin or spec.submodule_search_locations) for spec in found if spec)
-    assert import_object("triton/kernels.py:make", folder)() == "mine"  # which is no package of that name
+    assert import_object("triton/kernels.py:make", folder)() == "mine"  # which is not a package of that name
 
 
 def test_a_dotted_attribute_is_followed(folder: Path) -> None:

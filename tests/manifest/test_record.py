@@ -239,7 +239,7 @@ def test_sums_are_expressions(tmp_path: Path) -> None:
 
 
 def test_the_shorter_of_two_lengths_is_the_dim(tmp_path: Path) -> None:
-    """A mask comes before a cache that is one token shorter: of a range for each, most pairs are no call's."""
+    """A mask comes before a cache that is one token shorter: of two ranges, most pairs are not those of a call."""
     module = Joined()
     with aotc.record(tmp_path / "joined.yaml", module):
         for length in (5, 6, 7, 9):

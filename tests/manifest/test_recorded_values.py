@@ -300,7 +300,7 @@ HOSTILE: dict[str, tuple[Any, str]] = {
     "another shape": (({"net/0/ids": torch.ones(2, 1, dtype=torch.int64)}, {"net": CALL}), "not integers [1, 2]"),
     "floats": (({"net/0/ids": torch.ones(1, 2)}, {"net": CALL}), "not integers [1, 2]"),
     "another dtype": (({"net/0/ids": torch.ones(1, 2, dtype=torch.int32)}, {"net": CALL}), "values are int32"),
-    "calls that are no list": (({}, {"net": "{"}), "cannot be read"),
+    "calls that are not a list": (({}, {"net": "{"}), "cannot be read"),
     "a link": ("link", "is a link"),
     "a folder": ("folder", "there is no file"),
     "too large": ("large", "recorded values may have"),

@@ -98,7 +98,7 @@ def test_a_cache_is_a_text_and_tensors_and_becomes_itself_again() -> None:
     assert apart(again) == data
     longer = transformers.DynamicCache()
     longer.update(torch.ones(2, 1, 7, 4), torch.zeros(2, 1, 7, 4), 0)
-    assert apart(longer)["structure"] == data["structure"]  # another length is no other kind
+    assert apart(longer)["structure"] == data["structure"]  # another length is the same kind
 
 
 def test_a_cache_that_has_changed_is_looked_at_anew() -> None:

@@ -109,7 +109,7 @@ def trained(**fields: Any) -> Artifact:
 
 
 ABSURD = {
-    "a backward that is no file": (trained(library="other.so"), "is not one of its files, or is the forward's"),
+    "a backward that is not a file": (trained(library="other.so"), "is not one of its files, or is the forward's"),
     "a backward that is the forward": (trained(library="model.so"), "is not one of its files, or is the forward's"),
     "results that the outputs are not": (trained(results=0), "its forward has 0 results"),
     "a gradient that the backward does not give": (trained(gradients=(Gradient(1, 0),)), "1 of the tensors that pass"),

@@ -1,4 +1,4 @@
-"""An exception of a signal's handler, wherever Python lets one raise, shuts nobody out."""
+"""An exception of a signal's handler, wherever Python lets one raise, leaves no lock held."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "a hole between tensors": lambda: _file({"a": ONE, "b": {**ONE, "data_offsets": [9, 17]}}, data=17),
     "offsets in the wrong order": lambda: _file({"a": {**ONE, "data_offsets": [8, 0]}}, data=0),
     "a negative size": lambda: _file({"a": {**ONE, "shape": [-2]}}),
-    "metadata that is no mapping of texts": lambda: _file({"__metadata__": {"a": 1}, "a": ONE}),
+    "metadata that is not a mapping of texts": lambda: _file({"__metadata__": {"a": 1}, "a": ONE}),
 }
 
 

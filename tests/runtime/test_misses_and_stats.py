@@ -292,7 +292,7 @@ def test_kinds_of_misses_are_bounded_and_misses_counted_beyond() -> None:
 
 
 class Secret:
-    """An argument whose text is nobody's business, or cannot be made."""
+    """An argument whose text may not be shown, or cannot be made."""
 
     def __repr__(self) -> str:
         raise RuntimeError("a secret")

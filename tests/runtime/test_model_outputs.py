@@ -198,7 +198,7 @@ def test_without_a_module_a_class_that_is_imported_is_used() -> None:
 
 
 class Boxed:
-    """Registered with a context that is no JSON, and so with what writes and reads it."""
+    """Registered with a context that is not JSON, and so with what writes and reads it."""
 
     def __init__(self, items: list[Any], kind: type) -> None:
         self.items, self.kind = items, kind

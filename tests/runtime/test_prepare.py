@@ -279,7 +279,7 @@ def tasks():
     return len(os.listdir("/proc/self/task"))
 
 def held():
-    '''KiB of memory that is no file's, mappings, and open files: other processes change none of them.'''
+    '''KiB of memory that is not a file's, mappings, and open files: other processes change none of them.'''
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     memory = next(int(line.split()[1]) for line in lines if line.startswith("Anonymous:"))
     return memory, Path("/proc/self/maps").read_text().count("\\n"), len(os.listdir("/proc/self/fd"))

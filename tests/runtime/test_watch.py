@@ -363,7 +363,7 @@ class Caching(nn.Module):
 
 
 def test_a_buffer_that_an_object_holds_too_may_be_written_to() -> None:
-    """Each call gives it to the code. What is no buffer may not, nor may the object hold another tensor."""
+    """Each call gives it to the code. What is not a buffer may not, nor may the object hold another tensor."""
     module = Caching()
     watch = ModuleWatch(module, ["Caching.layers", "CacheLayer.keys", "CacheLayer.scale"], {}, "model")
     seen = watch._seen

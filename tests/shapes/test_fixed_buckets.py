@@ -154,7 +154,7 @@ def test_a_range_is_split_where_the_root_of_a_size_decides(folder: Path) -> None
         (
             "OneMore",
             TWO,
-            "{n: [2, 32], m: {range: [2, 34], tune_at: 33}}",  # 34 is no size of n, and one more
+            "{n: [2, 32], m: {range: [2, 34], tune_at: 33}}",  # 34 is not a size of n, and one more
             "the model needs `m` to be `n + 1`",
             'write "n + 1" for `m`',
         ),

@@ -90,7 +90,7 @@ def test_what_eager_decides_is_wrong_where_it_differs(
         ("and their logarithm", lambda x: x.log(), [X[5:]], torch.tensor([-inf])),
         ("a cast beyond the integer's range", lambda x: x.int(), [X], torch.tensor([5, 6, 1, 0, 7, 0]).int()),
         ("the NaN that a pooling chooses", indices, [torch.full((1, 1, 2), nan)], torch.tensor([[[0]]])),
-        ("a coordinate that is no number", sampled, [torch.full((1, 1, 1, 2), nan)], torch.zeros(1, 1, 1, 1)),
+        ("a coordinate that is NaN", sampled, [torch.full((1, 1, 1, 2), nan)], torch.zeros(1, 1, 1, 1)),
         ("a choice by rounding", lambda x: (x * x).argmax(), [torch.tensor([1.1, 1.1])], torch.tensor(1)),
         ("a size by rounding", lambda x: x[x / 3 * 3 == x], [torch.rand(50)], torch.rand(3)),
     ],

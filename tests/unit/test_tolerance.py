@@ -251,7 +251,7 @@ def test_a_model_that_rounds_to_8_bits_may_be_one_level_off() -> None:
     ],
 )
 def test_only_a_call_that_rounds_values_to_8_bits_has_that_floor(call: Any, rounded: bool) -> None:
-    """Weights that are 8 bits already, and masks, are no rounding."""
+    """Weights that are 8 bits already, and masks, do not count as rounding."""
     with RoundingTo8Bits() as watching:  # type: ignore[no-untyped-call]
         call(torch.randn(3))
     assert watching.rounded is rounded

@@ -31,9 +31,9 @@ def record(
 ) -> Iterator[None]:
     """Write a manifest of the modules that are called within, from what they are called with.
 
-    Sizes that vary become dims: batches and images get a bucket for each size, lengths a range. Arguments that are no
-    tensors become constants. A module that is called with other constants, dtypes or containers becomes several models
-    (`unet`, `unet-2`). Threads may call. Nothing is compiled, and this process imports no compiler.
+    Sizes that vary become dims: batches and images get a bucket for each size, lengths a range. Arguments that are
+    not tensors become constants. A module that is called with other constants, dtypes or containers becomes several
+    models (`unet`, `unet-2`). Threads may call. Nothing is compiled, and this process imports no compiler.
 
     Args:
         output: the manifest to write, which must not exist.

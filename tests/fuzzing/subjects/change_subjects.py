@@ -263,7 +263,7 @@ class Closures(nn.Module):
 
 
 class Shared:
-    """A base class that is no module."""
+    """A base class that is not a module."""
 
     ratio = 0.5
     settings = {"low": 0.25, "steps": [1.0]}

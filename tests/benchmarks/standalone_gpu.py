@@ -49,6 +49,15 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "qwen3": {"factory": f"{LIBRARY}:qwen3", "inputs": {"input_ids": {"shape": [1, 128], **IDS}}},
     "whisper": {"factory": f"{LIBRARY}:whisper", "inputs": {"input_features": {"shape": [2, 80, 3000]}}},
+    "swin": {"factory": f"{LIBRARY}:swin", "inputs": {"x": {"shape": [1, 3, 224, 224]}}},
+    "unet": {
+        "factory": f"{LIBRARY}:unet",
+        "inputs": {
+            "sample": {"shape": [1, 4, 64, 64]},
+            "timestep": {"shape": [], **IDS},
+            "encoder_hidden_states": {"shape": [1, 77, 2048]},
+        },
+    },
     "decode": {
         "factory": "tests/benchmarks/standalone_gpu.py:llama",
         "inputs": {"input_ids": {"shape": [1, 1], **IDS}, "start": {"shape": [], "dtype": "int64", "init": "zeros"}},

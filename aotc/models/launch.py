@@ -6,9 +6,12 @@ import itertools
 from collections.abc import Sequence
 
 from aotc.manifest.types import ModelSpec
-from aotc.records import Artifact, Bucket, Dims, LaunchPick, SizeRange, has_range, takes
+from aotc.records import Artifact, Bucket, Dims, LaunchPick, SizeRange, Variant, has_range, takes
 
 NOT_MEASURED = "not measured: built without such a GPU"
+READS_A_VALUE = "it reads a tensor's value, which no graph does"
+_ITEM = "aoti_torch_item_"
+"""How the functions of the shim begin that give a tensor's value."""
 
 
 def settled_launch(spec: ModelSpec, bucket: Bucket) -> LaunchPick | None:
@@ -24,13 +27,22 @@ def settled_launch(spec: ModelSpec, bucket: Bucket) -> LaunchPick | None:
 
 def unmeasured_launch(spec: ModelSpec, artifact: Artifact, pinned: LaunchPick | None = None) -> LaunchPick:
     """The pick for the one variant of `artifact`, which cannot be run here: the pinned one, else a graph. A region is
-    launched directly, as a graph copies its inputs, which are outputs."""
+    launched directly, as a graph copies its inputs, which are outputs, and so is code that waits for a value."""
     (variant,) = artifact.variants
     if (settled := settled_launch(spec, variant.bucket)) is not None:
         return settled
     if spec.cuda_graphs == "always":
         return LaunchPick(graph=True, reason="cuda_graphs: always")
-    return pinned or LaunchPick(graph=not variant.region, reason=NOT_MEASURED)
+    if pinned:
+        return pinned
+    if _reads_a_value(variant):
+        return LaunchPick(graph=False, reason=READS_A_VALUE)
+    return LaunchPick(graph=not variant.region, reason=NOT_MEASURED)
+
+
+def _reads_a_value(variant: Variant) -> bool:
+    """Whether its code takes a number out of a tensor, as by `tensor.item()`."""
+    return variant.imports is not None and any(each.startswith(_ITEM) for each in variant.imports.functions)
 
 
 def listed_sizes(spec: ModelSpec, bucket: Bucket) -> tuple[Dims, ...]:

@@ -27,10 +27,10 @@ from aotc.compiler.planning.plan import check_buildable, plan_units
 from aotc.errors import BuildError, EnvironmentMismatchError
 from aotc.machine.targets import parse_target
 from aotc.manifest import Manifest, read_manifest
-from aotc.models.launch import unmeasured_launch
+from aotc.models.launch import READS_A_VALUE, unmeasured_launch
 from aotc.picks import PICKS_SCHEMA_VERSION, Candidate, Pick, PickFile, UnitPicks
 from aotc.provenance import BuiltVariant
-from aotc.records import File, LaunchPick, Output, SizeRange
+from aotc.records import File, LaunchPick, LibraryImports, Output, SizeRange
 from aotc.store.layout.built import read_built
 from aotc.store.layout.bundle import read_bundle
 from aotc.store.layout.store import Store
@@ -143,6 +143,9 @@ def test_without_a_measurement_a_graph_is_launched_unless_the_picks_or_the_manif
     assert unmeasured_launch(spec, artifact, measured) == measured
     never = msgspec.structs.replace(spec, cuda_graphs="never")
     assert not unmeasured_launch(never, artifact).graph
+    reads = msgspec.structs.replace(variant, imports=LibraryImports(("aoti_torch_item_bool",)))
+    of_reads = msgspec.structs.replace(artifact, variants=(reads,))
+    assert unmeasured_launch(spec, of_reads) == LaunchPick(graph=False, reason=READS_A_VALUE)
     ranged = msgspec.structs.replace(variant, bucket={"batch": SizeRange(1, 8)})
     assert not unmeasured_launch(spec, msgspec.structs.replace(artifact, variants=(ranged,))).graph
 

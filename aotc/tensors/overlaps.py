@@ -24,6 +24,24 @@ def overlapping(tensors: Sequence[Tensor], written: Container[int]) -> Iterator[
         open_ones.append((end, index))
 
 
+def sharing(tensors: Sequence[Tensor]) -> list[list[int]]:
+    """The groups of tensors, by their positions, that have a storage in common and whose extents in it meet."""
+    groups: list[list[int]] = []
+    storage, furthest = 0, 0
+    for own, first, end, index in sorted(
+        (tensor.untyped_storage().data_ptr(), *extent(tensor), index)
+        for index, tensor in enumerate(tensors)
+        if has_memory(tensor)
+    ):
+        if groups and own == storage and first < furthest:
+            groups[-1].append(index)
+            furthest = max(furthest, end)
+        else:
+            groups.append([index])
+            storage, furthest = own, end
+    return [group for group in groups if len(group) > 1]
+
+
 class Places:
     """The address ranges of some tensors, searched for those that another one overlaps."""
 

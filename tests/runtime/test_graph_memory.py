@@ -99,6 +99,28 @@ def test_the_first_call_waits_until_the_static_leaves_are_filled(streams: list[S
         assert streams[1].waited_for == streams[:1]
 
 
+def test_outputs_that_share_memory_share_it_in_each_call_s_results() -> None:
+    """As in eager, where a later write to one shows in the other."""
+
+    def forward(leaves: Sequence[Any], _: State) -> list[Tensor]:
+        logits = leaves[0] * 2
+        return [logits.t(), logits, logits.view(torch.int32), logits[1:], leaves[0] * 3, logits[:0]]
+
+    pool, artifact = GraphPool(CPU), make_artifact([tensor("x", 2, 4)])
+    static = pool.memory(artifact.signature, [8]).static_leaves([(2, 4)], [None])
+    graph, state = Graph(forward, artifact.variants[0], static, {}, pool, "copy"), State()
+    x = torch.arange(8.0).view(2, 4)
+    held = graph.capture(state).outputs
+    held[1].copy_(x * 2), held[4].copy_(x * 3)  # what a replay would compute
+    first, second = (graph.launch([x], state) for _ in range(2))
+    for turned, logits, bits, row, other, empty in (first, second):
+        assert logits.equal(x * 2) and turned.equal((x * 2).t()) and row.equal(x[1:] * 2) and other.equal(x * 3)
+        assert bits.equal((x * 2).view(torch.int32)) and empty.shape == (0, 4)
+        turned[2, 1] = 7
+        assert logits[1, 2] == row[0, 2] == 7 and bits[1, 2] == 0x40E00000 and other.equal(x * 3)
+    assert first[1].data_ptr() != second[1].data_ptr() and held[1].equal(x * 2)
+
+
 def test_outputs_that_the_next_call_overwrites_are_one_thread_s() -> None:
     """Until it has ended: then another one may call."""
     pool, artifact = GraphPool(CPU), make_artifact([tensor("x", 2)])

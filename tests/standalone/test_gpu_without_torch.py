@@ -58,9 +58,14 @@ def store(driver: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def models_for(driver: Path, folder: Path, machine: str = "x86_64", compiler: str = "g++") -> Path:
     """The models of `library.cpp`: `small` of one size, launched as a graph, `ranged`, whose length is padded,
-    `needy`, which calls an operator of torch, and `copying`, which a graph cannot hold."""
+    `needy`, which calls an operator of torch, `copying`, which a graph cannot hold, and `shares`, whose outputs do."""
     names = ["-Wl,--no-as-needed", f"-L{driver}", "-ltorch_cuda", "-l:libcuda.so.1"]
-    for name, options in (("model", []), ("needy", ["-DNEEDS_TORCH"]), ("copying", ["-DCOPIES"])):
+    for name, options in (
+        ("model", []),
+        ("needy", ["-DNEEDS_TORCH"]),
+        ("copying", ["-DCOPIES"]),
+        ("shares", ["-DSHARES"]),
+    ):
         compile_library(compiler, folder / f"{name}.so", HERE / "library.cpp", *options, *names)
     made = Store.create(folder / "store")
     fixed = {"batch": 2, "length": 4}
@@ -72,6 +77,7 @@ def models_for(driver: Path, folder: Path, machine: str = "x86_64", compiler: st
         ("needy", "needy.so", fixed, None),
         ("copying", "copying.so", fixed, LaunchPick(graph=True)),
         ("direct", "copying.so", fixed, None),
+        ("shares", "shares.so", fixed, LaunchPick(graph=True)),
     ):
         publish(made, name, "latest", [artifact_of(made, name, folder / library, bucket, launch, machine)])
     return folder / "store"
@@ -82,14 +88,17 @@ def artifact_of(
 ) -> Any:
     shape, ranged = ("batch", "length", 4), isinstance(bucket["length"], SizeRange)
     pads = {"length": PadRule()} if ranged else {}
+    outputs = [
+        Output(index=at, dims=("", "length", "") if ranged else ()) for at in range(4 if name == "shares" else 1)
+    ]
     variant = BuiltVariant(
         bucket=bucket,
         key="",
         library=library.name,
         files=(store.blobs.put_file_zstd(library),),
         arguments=(Argument(leaf=0), Argument(leaf=1), Argument(state="count"), Argument(state="weight")),
-        outputs=(Output(index=0, dims=("", "length", "") if ranged else ()), Output(leaf=1)),
-        output_tree=ResultContainer("tuple", (0, 1)),
+        outputs=(*outputs, Output(leaf=1)),
+        output_tree=ResultContainer("tuple", tuple(range(len(outputs) + 1))),
         padded=("length",) if ranged else (),
         mutated_leaves=(1,),
         mutated_state=("count",),
@@ -167,6 +176,31 @@ assert count("launches") == captured == 8 and count("runs") == 4 + 3 * 4
 stats = model.stats()
 assert stats.calls == stats.graph_launches == 3 and stats.gpu_bytes > stats.free_gpu_bytes >= 0
 assert "torch" not in sys.modules
+""",
+    )
+
+
+def test_outputs_of_a_graph_that_share_memory_share_it_in_each_call_s_results(driver: Path, store: Path) -> None:
+    """As in eager, where a later write to one shows in the other."""
+    run(
+        driver,
+        store,
+        """
+model = load("shares")
+core = open_cpu()
+x, total = inputs()
+there = core.to_gpu([core.view(x), core.view(total)], 0)
+calls = [model(*there) for _ in range(2)]
+assert model.stats().graph_launches == 2
+for result, turned, but_one, other, _ in calls:
+    assert turned.address == result.address and but_one.address == result.address + 4
+    assert not 0 <= other.address - result.address < 128
+    read = lambda tensor: numpy.asarray(memoryview(core.to_host(tensor)))
+    assert (read(result) == x * weight).all() and (read(turned) == (x * weight).T).all()
+    assert (read(but_one) == (x * weight).ravel()[1:]).all() and (read(other) == x * weight).all()
+assert calls[0][0].address != calls[1][0].address
+for at, array in enumerate(model(x, total)[:4]):  # copies in the CPU's memory
+    assert (array == [x * weight, (x * weight).T, (x * weight).ravel()[1:], x * weight][at]).all()
 """,
     )
 

@@ -36,6 +36,7 @@ from aotc.runtime.cuda.memset_nodes import clear_by_kernels
 from aotc.runtime.options import Graphs, OutputMode
 from aotc.runtime.state.call_state import State, TakeState
 from aotc.runtime.variant import Attached, Launch
+from aotc.tensors.overlaps import sharing
 from aotc.tensors.strides import strides_in
 
 _log = logging.getLogger("aotc")
@@ -147,11 +148,31 @@ def _view(buffer: Tensor, shape: Shape, leaf: Any) -> Tensor:
 
 
 class Captured(NamedTuple):
-    """A graph, the tensors of the module whose addresses it holds, and the tensors that it writes its outputs to."""
+    """A graph, the tensors of the module whose addresses it holds, and the tensors that it writes its outputs to.
+    `shared` has the positions of those that share memory, as `sharing` gives them."""
 
     graph: torch.cuda.CUDAGraph
     state: State
     outputs: list[Tensor]
+    shared: list[list[int]]
+
+    def copies(self) -> list[Tensor]:
+        """Of the outputs. Those that share memory do so in the copies, too: a later write to one shows in the other."""
+        if not self.shared:
+            return [output.clone() for output in self.outputs]
+        storages: dict[int, torch.UntypedStorage] = {}
+        for positions in self.shared:
+            storage = self.outputs[positions[0]].untyped_storage().clone()  # type: ignore[no-untyped-call]
+            storages.update((position, storage) for position in positions)
+        return [_copy(output, storages.get(position)) for position, output in enumerate(self.outputs)]
+
+
+def _copy(output: Tensor, storage: torch.UntypedStorage | None) -> Tensor:
+    """A copy of its own, or a tensor in that copy of its storage."""
+    if storage is None:
+        return output.clone()
+    made = torch.empty(0, dtype=output.dtype, device=output.device)
+    return made.set_(storage, output.storage_offset(), output.shape, output.stride())
 
 
 class Graph:
@@ -238,7 +259,7 @@ class Graph:
                     f"the model cannot be captured as a CUDA graph: {error}",
                     hint="set `cuda_graphs: never` for it; a graph holds no host synchronisation and no CPU operator",
                 ) from error
-            return Captured(graph, state, outputs)
+            return Captured(graph, state, outputs, sharing(outputs))
 
     def _scratch(self, state: State) -> State:
         """The same tensors, with copies of those that the model writes to."""
@@ -265,7 +286,7 @@ class Graph:
             captured.graph.replay()
             for leaf in self._mutated:
                 write_into(leaves[leaf], self._static[leaf])
-            return [output.clone() for output in captured.outputs] if self._copies else list(captured.outputs)
+            return captured.copies() if self._copies else list(captured.outputs)
 
 
 class GraphLaunch:

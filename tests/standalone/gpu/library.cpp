@@ -7,7 +7,8 @@
 //         return x * weight
 //
 // The arguments are x, total, count and weight, the result is its one output. With NEEDS_TORCH it calls an operator,
-// with COPIES it copies memory of the CPU to the result before it is computed.
+// with COPIES it copies memory of the CPU to the result before it is computed. With SHARES it gives also `result.T`,
+// all but the first element of the result as a vector, and `x * weight` once more, in memory of its own.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -28,6 +29,7 @@ Status aoti_torch_get_device_type(Tensor*, int32_t*);
 Status aoti_torch_get_device_index(Tensor*, int32_t*);
 Status aoti_torch_empty_strided(int64_t, const int64_t*, const int64_t*, int32_t, int32_t, int32_t, Tensor**);
 Status aoti_torch_delete_tensor_object(Tensor*);
+Status aoti_torch__reinterpret_tensor(Tensor*, int64_t, const int64_t*, const int64_t*, int64_t, Tensor**);
 int32_t aoti_torch_dtype_float32();
 int32_t aoti_torch_device_type_cuda();
 Status aoti_torch_copy_(Tensor*, Tensor*, int32_t);
@@ -42,6 +44,12 @@ int cuLaunchKernel(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsi
 }
 
 namespace {
+
+#ifdef SHARES
+constexpr size_t OUTPUTS = 4;
+#else
+constexpr size_t OUTPUTS = 1;
+#endif
 
 struct Container { int device; void *scale, *increment; };
 thread_local std::string last;
@@ -117,7 +125,7 @@ API Status AOTInductorModelContainerDelete(Container* own) {
   return delete own, 0;
 }
 API Status AOTInductorModelContainerGetNumInputs(Container*, size_t* count) { return *count = 4, 0; }
-API Status AOTInductorModelContainerGetNumOutputs(Container*, size_t* count) { return *count = 1, 0; }
+API Status AOTInductorModelContainerGetNumOutputs(Container*, size_t* count) { return *count = OUTPUTS, 0; }
 API Status AOTInductorGetLastError(const char** words) { return *words = last.c_str(), 0; }
 
 API Status AOTInductorModelContainerRunSingleThreaded(Container* own, Tensor** inputs, size_t count, Tensor** outputs, size_t, void* stream, void*) {
@@ -144,7 +152,16 @@ API Status AOTInductorModelContainerRunSingleThreaded(Container* own, Tensor** i
     scale(*own, out, x, weight, stream);
     increment(*own, counted, stream);
     increment(*own, total, stream);
+#ifdef SHARES
+    int64_t all = elements_of(x), one = 1, *sizes = nullptr, *strides = nullptr;
+    aoti_torch_get_sizes(x, &sizes), aoti_torch_get_strides(x, &strides);
+    int64_t turned[] = {sizes[2], sizes[1], sizes[0]}, steps[] = {strides[2], strides[1], strides[0]}, but_one = all - 1;
+    check(aoti_torch__reinterpret_tensor(out, 3, turned, steps, 0, &outputs[1]), "reinterpret_tensor");
+    check(aoti_torch__reinterpret_tensor(out, 1, &but_one, &one, 1, &outputs[2]), "reinterpret_tensor");
+    outputs[3] = scratch;
+#else
     aoti_torch_delete_tensor_object(scratch);
+#endif
   });
   for (size_t at = 0; at < count; at++) aoti_torch_delete_tensor_object(inputs[at]);
   return status;

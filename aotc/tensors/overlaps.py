@@ -24,7 +24,7 @@ def overlapping(tensors: Sequence[Tensor], written: Container[int]) -> Iterator[
         open_ones.append((end, index))
 
 
-def sharing(tensors: Sequence[Tensor]) -> list[list[int]]:
+def sharing_groups(tensors: Sequence[Tensor]) -> list[list[int]]:
     """The groups of tensors, by their positions, that have a storage in common and whose extents in it meet."""
     groups: list[list[int]] = []
     storage, furthest = 0, 0

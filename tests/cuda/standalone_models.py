@@ -15,6 +15,17 @@ def bert() -> nn.Module:
     return BertModel(BertConfig(vocab_size=128, **sizes), add_pooling_layer=False).eval()
 
 
+def clip() -> nn.Module:
+    """Of its two logits one is a view of the other."""
+    from transformers import CLIPConfig, CLIPModel
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    text = {**sizes, "vocab_size": 99, "eos_token_id": 98, "max_position_embeddings": 64}
+    vision = {**sizes, "image_size": 32, "patch_size": 8}
+    return CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=16)).eval()
+
+
 class Queries(nn.Module):
     """A product of zeros, as of DETR's queries."""
 

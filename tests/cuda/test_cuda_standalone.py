@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,16 @@ def test_attention_of_few_rows_gives_eagers_values(store: Path, tmp_path: Path) 
 def test_verify_finds_what_runs_without_torch_right(store: Path, name: str) -> None:
     """With extreme inputs, and the buffers that a model writes to."""
     ran = run_aotc("verify", f"{store}#{name}", "--standalone", "--seeds", "2", "--json", cwd=HERE)
-    rows = json.loads(ran.stdout)
-    assert ran.returncode == 0 and rows, ran.stdout + ran.stderr
+    assert_right(ran)
+
+
+@pytest.mark.parametrize("runtime", [["--standalone"], []])
+def test_logits_of_clip_that_share_memory_share_it_in_the_results_of_a_graph(store: Path, runtime: list[str]) -> None:
+    """`verify` compares addresses."""
+    assert_right(run_aotc("verify", f"{store}#clip", *runtime, "--seeds", "1", "--json", cwd=HERE))
+
+
+def assert_right(verified: subprocess.CompletedProcess[str]) -> None:
+    rows = json.loads(verified.stdout)
+    assert verified.returncode == 0 and rows, verified.stdout + verified.stderr
     assert {row["status"] for row in rows} == {"ok"}

@@ -36,7 +36,7 @@ from aotc.runtime.cuda.memset_nodes import clear_by_kernels
 from aotc.runtime.options import Graphs, OutputMode
 from aotc.runtime.state.call_state import State, TakeState
 from aotc.runtime.variant import Attached, Launch
-from aotc.tensors.overlaps import sharing
+from aotc.tensors.overlaps import sharing_groups
 from aotc.tensors.strides import strides_in
 
 _log = logging.getLogger("aotc")
@@ -149,7 +149,7 @@ def _view(buffer: Tensor, shape: Shape, leaf: Any) -> Tensor:
 
 class Captured(NamedTuple):
     """A graph, the tensors of the module whose addresses it holds, and the tensors that it writes its outputs to.
-    `shared` has the positions of those that share memory, as `sharing` gives them."""
+    `shared` has the positions of those that share memory, as `sharing_groups` gives them."""
 
     graph: torch.cuda.CUDAGraph
     state: State
@@ -259,7 +259,7 @@ class Graph:
                     f"the model cannot be captured as a CUDA graph: {error}",
                     hint="set `cuda_graphs: never` for it; a graph holds no host synchronisation and no CPU operator",
                 ) from error
-            return Captured(graph, state, outputs, sharing(outputs))
+            return Captured(graph, state, outputs, sharing_groups(outputs))
 
     def _scratch(self, state: State) -> State:
         """The same tensors, with copies of those that the model writes to."""

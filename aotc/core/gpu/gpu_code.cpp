@@ -6,10 +6,10 @@ namespace aotc::gpu {
 
 using namespace aotc::cpu;
 
-// Its kernels read and write fixed addresses: inputs are copied to the graph's own before each launch, results from its own
-// after it. It serves calls with the module's tensors that lie where those of the capture lay, and keeps none of them.
 struct Span { int64_t first, end; };  // in bytes of a storage
 
+// Its kernels read and write fixed addresses: inputs are copied to the graph's own before each launch, results from its own
+// after it. It serves calls with the module's tensors that lie where those of the capture lay, and keeps none of them.
 struct Graph {
   std::vector<Owned> inputs, outputs;  // null for the module's tensors
   std::map<Storage*, Span> shared;     // where outputs share memory

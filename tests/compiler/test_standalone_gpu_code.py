@@ -12,7 +12,8 @@ import torch
 import yaml
 from processes import run_aotc
 
-from aotc.records import LibraryImports
+from aotc.models.launch import READS_A_VALUE
+from aotc.records import Variant
 from aotc.store.layout.bundle import read_artifact, read_bundle
 from aotc.store.layout.store import Store
 from aotc.store.reference import parse_reference
@@ -42,12 +43,12 @@ def build(folder: Path, *names: str) -> Any:
     return run_aotc("build", folder / "manifest.yaml", "--store", folder / "store", "--untuned", "--jobs", "2")
 
 
-def imports_of(store: Path, model: str) -> LibraryImports:
+def variant_of(store: Path, model: str) -> Variant:
     opened = Store.open(store)
     (entry,) = read_bundle(opened, parse_reference(model)).artifacts
     (variant,) = read_artifact(opened, entry).variants
-    assert variant.untested and variant.imports is not None
-    return variant.imports
+    assert variant.untested
+    return variant
 
 
 def test_products_attention_and_convolutions_are_kernels(tmp_path: Path) -> None:
@@ -55,20 +56,32 @@ def test_products_attention_and_convolutions_are_kernels(tmp_path: Path) -> None
     built = build(tmp_path, "attends", "products")
     assert built.returncode == 0, built.stdout + built.stderr
     for model in ("attends", "products"):
-        found = imports_of(tmp_path / "store", model)
-        assert found.operators == {} and "cuLaunchKernel" in {name.removesuffix("Ex") for name in found.functions}
+        found = variant_of(tmp_path / "store", model).imports
+        assert (
+            found is not None
+            and found.operators == {}
+            and "cuLaunchKernel" in {name.removesuffix("Ex") for name in found.functions}
+        )
     kernels = run_aotc("inspect", f"{tmp_path / 'store'}#attends", "--json").stdout
     assert "flex_attention" in kernels
 
 
-def test_detr_of_transformers_calls_no_operator(tmp_path: Path) -> None:
-    """Its decoder begins with a product of zeros."""
-    detr = yaml.safe_load((HERE.parent / "zoo" / "families.yaml").read_text())["models"]["detr"]
-    detr |= {"runtime": "standalone", "targets": ["cuda:sm_90"], "dtype": "float16"}
-    (tmp_path / "manifest.yaml").write_text(yaml.safe_dump({"version": 1, "models": {"detr": detr}}))
-    built = run_aotc("build", tmp_path / "manifest.yaml", "--store", tmp_path / "store", "--untuned")
+def test_families_of_transformers_call_no_operator(tmp_path: Path) -> None:
+    """DETR's decoder begins with a product of zeros. SigLIP 2 reads a value of its mask, which no graph does."""
+    families = yaml.safe_load((HERE.parent / "zoo" / "families.yaml").read_text())["models"]
+    of_gpu = {"runtime": "standalone", "targets": ["cuda:sm_90"], "dtype": "float16"}
+    models = {name: families[name] | of_gpu for name in ("detr", "siglip2")}
+    (tmp_path / "manifest.yaml").write_text(yaml.safe_dump({"version": 1, "models": models}))
+    built = run_aotc("build", tmp_path / "manifest.yaml", "--store", tmp_path / "store", "--untuned", "--jobs", "2")
     assert built.returncode == 0, built.stdout + built.stderr
-    assert imports_of(tmp_path / "store", "detr").operators == {}
+    found = {name: variant_of(tmp_path / "store", name) for name in models}
+    for variant in found.values():
+        assert variant.imports is not None and variant.imports.operators == {}
+    assert {name: variant.launch and variant.launch.graph for name, variant in found.items()} == {
+        "detr": True,
+        "siglip2": False,
+    }
+    assert READS_A_VALUE in built.stdout + built.stderr
 
 
 def test_what_is_left_is_refused_all_at_once_with_the_model_s_lines(tmp_path: Path) -> None:

@@ -16,6 +16,10 @@ from processes import ROOT, finish, run_aotc, start
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from aotc.store.layout.bundle import read_artifact, read_bundle
+from aotc.store.layout.store import Store
+from aotc.store.reference import parse_reference
+
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.cuda
 
@@ -124,6 +128,9 @@ def test_verify_finds_what_runs_without_torch_right(store: Path, name: str) -> N
 @pytest.mark.parametrize("runtime", [["--standalone"], []])
 def test_logits_of_clip_that_share_memory_share_it_in_the_results_of_a_graph(store: Path, runtime: list[str]) -> None:
     """`verify` compares addresses."""
+    opened = Store.open(store)
+    (entry,) = read_bundle(opened, parse_reference("clip")).artifacts
+    assert all(variant.launch and variant.launch.graph for variant in read_artifact(opened, entry).variants)
     assert_right(run_aotc("verify", f"{store}#clip", *runtime, "--seeds", "1", "--json", cwd=HERE))
 
 

@@ -11,16 +11,20 @@ from typing import Any
 import pytest
 import torch
 from hand_built import CPU, FakeLibrary, attach_regions, make_artifact, tensor
+from hypothesis import given
+from hypothesis import strategies as st
 from test_attached_regions import artifact_of, made
 from torch import Tensor
 
 from aotc.call_table.dispatch import Dispatcher
 from aotc.errors import LibraryError
 from aotc.runtime.cuda.captures import run_captured
-from aotc.runtime.cuda.graphs import Graph, GraphPool, graphs_of
+from aotc.runtime.cuda.graphs import Captured, Graph, GraphPool, graphs_of
 from aotc.runtime.options import Graphs
 from aotc.runtime.state.call_state import State
 from aotc.runtime.variant import Attached
+from aotc.tensors.overlaps import sharing_groups
+from aotc.tensors.sharing import sharing
 
 
 class Stream:
@@ -119,6 +123,30 @@ def test_outputs_that_share_memory_share_it_in_each_call_s_results() -> None:
         turned[2, 1] = 7
         assert logits[1, 2] == row[0, 2] == 7 and bits[1, 2] == 0x40E00000 and other.equal(x * 3)
     assert first[1].data_ptr() != second[1].data_ptr() and held[1].equal(x * 2)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 1), st.integers(0, 6), st.integers(0, 3), st.integers(0, 3), st.integers(1, 4)),
+        max_size=6,
+    )
+)
+def test_copies_share_what_the_outputs_share(drawn: list[tuple[int, int, int, int, int]]) -> None:
+    """Views of two storages: any sizes, steps and offsets."""
+    storages = [torch.arange(32.0), torch.arange(32.0) + 100]
+    outputs = [
+        storages[one].as_strided((rows, columns), (step * max(columns, 1), step), offset)
+        for one, offset, rows, columns, step in drawn
+        if offset + rows * columns * step <= 32
+    ]
+    graph: Any = None
+    copies = Captured(graph, State(), outputs, sharing_groups(outputs)).copies()
+    assert [one.equal(other) for one, other in zip(outputs, copies, strict=True)] == [True] * len(outputs)
+    before, after = ({str(at): each for at, each in enumerate(tensors)} for tensors in (outputs, copies))
+    assert sharing(after, {}) == sharing(before, {})
+    assert not any(
+        key[1].startswith("storage") for key in sharing(after, {"storage 0": storages[0], "storage 1": storages[1]})
+    )
 
 
 def test_outputs_that_the_next_call_overwrites_are_one_thread_s() -> None:

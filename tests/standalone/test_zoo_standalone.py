@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from processes import ZOO
@@ -17,8 +18,9 @@ from aotc.manifest import read_manifest
 from aotc.models.auto_inputs import with_inputs
 from aotc.models.calls import arguments_of, modes_of, signature_leaves
 from aotc.models.factory import build_module
+from aotc.models.launch import NOT_MEASURED, READS_A_VALUE, unmeasured_launch
 from aotc.models.signature import make_signature
-from aotc.records import Artifact, tuned_dims
+from aotc.records import Artifact, LaunchPick, tuned_dims
 from aotc.standalone.misfits import misfits
 from aotc.store.layout.bundle import read_artifact, read_bundle
 from aotc.store.layout.store import Store
@@ -62,6 +64,14 @@ def test_what_fits_by_its_record_gives_eager_s_values(zoo_store: Path, artifacts
             assert len(given) == len(expected) and difference(expected, given) <= 1, (name, bucket)
         counts = model.stats()
         assert (counts.calls, counts.misses) == (len(spec.buckets), 0), name
+
+
+def test_code_that_reads_a_value_is_told_by_its_record(artifacts: dict[str, Artifact]) -> None:
+    """On a GPU that the build machine lacks it is no graph, whose capture would have to wait."""
+    models = read_manifest(str(ZOO / "manifest.yaml"), ["looping", "linear"]).models
+    for name, reason in (("looping", READS_A_VALUE), ("linear", NOT_MEASURED)):
+        one = msgspec.structs.replace(artifacts[name], variants=artifacts[name].variants[:1])
+        assert unmeasured_launch(models[name], one) == LaunchPick(graph=name == "linear", reason=reason)
 
 
 def test_what_does_not_fit_is_refused_by_the_names_in_its_record(

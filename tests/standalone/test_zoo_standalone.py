@@ -67,7 +67,7 @@ def test_what_fits_by_its_record_gives_eager_s_values(zoo_store: Path, artifacts
 
 
 def test_code_that_reads_a_value_is_told_by_its_record(artifacts: dict[str, Artifact]) -> None:
-    """On a GPU that the build machine lacks it is no graph, whose capture would have to wait."""
+    """For a GPU that the build machine lacks, it is launched directly: a capture cannot wait for a value."""
     models = read_manifest(str(ZOO / "manifest.yaml"), ["looping", "linear"]).models
     for name, reason in (("looping", READS_A_VALUE), ("linear", NOT_MEASURED)):
         one = msgspec.structs.replace(artifacts[name], variants=artifacts[name].variants[:1])

@@ -119,6 +119,7 @@ def leave_early(running: RunningService) -> None:
     """As `curl … | head -c 300` does: the answer has megabytes. Several times, as now and then the system takes all of
     one at once, and no write fails."""
     body = b'{"batch": 4}'
+    request = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body
     until = time.monotonic() + 30
     while "left before the answer" not in running.text and time.monotonic() < until:
         with socket.socket() as client:

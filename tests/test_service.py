@@ -126,8 +126,6 @@ def leave_early(running: RunningService) -> None:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.settimeout(60)
             client.connect(("127.0.0.1", running.port))
-            client.sendall(
-                b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body
-            )
+            client.sendall(request)
             assert client.recv(300).startswith(b"HTTP/1.0 200 ")
         time.sleep(0.2)

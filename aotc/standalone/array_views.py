@@ -34,15 +34,19 @@ def tensor_of(value: Any, path: str, shown: Callable[[Any], str], gpu: int | Non
     return tensor
 
 
-def giving_from_gpu(value: Any) -> Give:
-    """As `giving_like`, of a `Tensor` on a GPU: a copy of it for the CPU, unless `value` lies on a GPU itself."""
-    give = giving_like(value)
+def lies_on_gpu(value: Any) -> bool:
     kind, _ = value.__dlpack_device__() if hasattr(value, "__dlpack_device__") else (0, 0)
-    return give if kind == _ON_GPU else lambda tensor: give(open_cpu().to_host(tensor))
+    return bool(kind == _ON_GPU)
 
 
 _ON_GPU = 2
 """kDLCUDA, of DLPack."""
+
+
+def giving_from_gpu(value: Any) -> Give:
+    """As `giving_like`, of a copy in the CPU's memory where the `Tensor` lies on a GPU."""
+    give = giving_like(value)
+    return lambda tensor: give(*open_cpu().to_host([tensor]))
 
 
 def giving_like(value: Any) -> Give:

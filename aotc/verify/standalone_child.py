@@ -66,7 +66,7 @@ def main() -> None:
     core = open_cpu()
 
     def put(part: Any, data: bytearray) -> list[Any]:
-        part = core.to_host(part)
+        (part,) = core.to_host([part])
         strides = part.strides if is_dense(part.shape, part.strides) else strides_in("contiguous", part.shape)
         dense = core.copied(part, part.shape, strides)
         data.extend(bytes(-len(data) % ALIGNMENT))

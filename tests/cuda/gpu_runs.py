@@ -30,9 +30,10 @@ TIMEOUT = 300
 
 
 def environment(**changes: str | None) -> dict[str, str]:
-    """This process's environment with aotc and the models importable; None takes a variable away."""
-    paths = [str(ROOT), str(FOLDER), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    merged = {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), **changes}
+    """This process's environment with aotc, the models and helpers of tests importable; None takes a variable away."""
+    own, others = (ROOT, FOLDER, FOLDER.parent), os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    paths = dict.fromkeys([*map(str, own), *filter(None, others)])
+    merged = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **changes}
     return {name: value for name, value in merged.items() if value is not None}
 
 

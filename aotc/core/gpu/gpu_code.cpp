@@ -1,18 +1,16 @@
 #include "gpu_code.h"
 
-#include <algorithm>
+#include "shared_copies.h"
 
 namespace aotc::gpu {
 
 using namespace aotc::cpu;
 
-struct Span { int64_t first, end; };  // in bytes of a storage
-
 // Its kernels read and write fixed addresses: inputs are copied to the graph's own before each launch, results from its own
 // after it. It serves calls with the module's tensors that lie where those of the capture lay, and keeps none of them.
 struct Graph {
   std::vector<Owned> inputs, outputs;  // null for the module's tensors
-  std::map<Storage*, Span> shared;     // where outputs share memory
+  SharedSpans shared;                  // where outputs share memory
   std::vector<const char*> places;     // of the module's tensors, in the order of the arguments
   void* launched = nullptr;            // CUgraphExec
 
@@ -28,55 +26,11 @@ struct Graph {
 
 namespace {
 
-constexpr int64_t WIDEST = 16;  // bytes of an element of the widest dtype
-
 Owned like(const Tensor& tensor) { return Owned(new_empty(tensor.rank, tensor.sizes, tensor.strides, tensor.dtype, tensor.device())); }
 
 Owned copy_of(const Tensor& tensor) {
   Owned made = like(tensor);
   copy(*made, tensor);
-  return made;
-}
-
-Span span_of(const Tensor& tensor) {
-  int64_t first = tensor.offset * itemsize_of(tensor.dtype);
-  return {first, first + storage_bytes(tensor.rank, tensor.sizes, tensor.strides, tensor.dtype)};
-}
-
-// The storages in which spans of several outputs meet, each with the span of all its outputs.
-std::map<Storage*, Span> shared_by(const std::vector<Owned>& outputs) {
-  std::map<Storage*, Span> found;
-  for (size_t at = 0; at < outputs.size(); at++)
-    for (size_t before = 0; before < at; before++) {
-      Span one = span_of(*outputs[at]), other = span_of(*outputs[before]);
-      if (outputs[at]->storage == outputs[before]->storage && std::max(one.first, other.first) < std::min(one.end, other.end))
-        found[outputs[at]->storage] = one;
-    }
-  for (const Owned& output : outputs)
-    if (auto place = found.find(output->storage); place != found.end()) {
-      Span own = span_of(*output), &all = place->second;
-      all = {std::min(all.first, own.first) / WIDEST * WIDEST, std::max(all.end, own.end)};
-    }
-  return found;
-}
-
-// Those that share memory do so in the copies, too: a later write to one shows in the other.
-std::vector<Owned> copies_of(const Graph& graph) {
-  std::vector<Owned> made;
-  std::map<Storage*, Owned> parts;
-  for (const Owned& output : graph.outputs) {
-    auto shared = graph.shared.find(output->storage);
-    if (shared == graph.shared.end()) {
-      made.push_back(copy_of(*output));
-      continue;
-    }
-    const Span& span = shared->second;
-    Owned& part = parts[output->storage];
-    if (!part) part = copy_of(Tensor{output->storage, span.first, 1, UINT8, {span.end - span.first}, {1}});
-    part->storage->keep();
-    int64_t offset = output->offset - span.first / itemsize_of(output->dtype);
-    made.emplace_back(new_tensor(part->storage, output->rank, output->sizes, output->strides, offset, output->dtype));
-  }
   return made;
 }
 
@@ -150,7 +104,7 @@ std::vector<Owned> GpuCode::launch(const std::vector<Tensor*>& inputs) const {
   launches_++;
   for (size_t at = 0; at < uses_.size(); at++)
     if (!uses_[at].of_module && uses_[at].written) copy(*inputs[at], *graph.inputs[at]);
-  return copies_of(graph);
+  return copies_of(graph.outputs, graph.shared, copy_of);
 }
 
 std::vector<const char*> GpuCode::places_of(const std::vector<Tensor*>& inputs) const {
@@ -196,7 +150,7 @@ void GpuCode::record(Graph& graph, const std::vector<Tensor*>& inputs) const {
     throw;
   }
   AOTC_CHECKED(cuStreamEndCapture, device_.stream(), &recorded);
-  graph.shared = shared_by(graph.outputs);
+  graph.shared = shared_spans(graph.outputs);
   int code = driver().cuGraphInstantiate(&graph.launched, recorded, 0);
   driver().cuGraphDestroy(recorded);
   check(code, "cuGraphInstantiateWithFlags");

@@ -1,4 +1,5 @@
 // The module's functions for GPUs, whose memory tensors may lie in.
+#include "../../gpu/shared_copies.h"
 #include "../../gpu/upload.h"
 #include "table_object.h"
 #include "tensor_object.h"
@@ -37,18 +38,27 @@ PyObject* to_gpu(PyObject*, PyObject* args) {  // (list of tensors, number): cop
   });
 }
 
-PyObject* to_host(PyObject*, PyObject* object) {  // (tensor): itself where it lies in the CPU's memory, else a copy
-  if (!is_tensor(object)) return PyErr_Format(PyExc_TypeError, "a tensor is expected");
-  return translated([&]() -> PyObject* {
-    const Tensor& from = *of(object)->tensor;
-    if (from.device() == HOST) return Py_NewRef(object);
-    Owned made;
+Owned host_copy_of(const Tensor& tensor) {
+  Owned made(new_dense_like(tensor, HOST));
+  copy(*made, tensor);
+  return made;
+}
+
+PyObject* to_host(PyObject*, PyObject* list) {  // (list of tensors): themselves where they lie in the CPU's memory, else copies
+  if (!PyList_Check(list)) return PyErr_Format(PyExc_TypeError, "a list of tensors is expected");
+  return translated([&] {
+    std::vector<Owned> made;
+    for (const Tensor* each : tensors_of(list))
+      if (each->device() != HOST) made.emplace_back(shared(*each));
     {
       WithoutLock unlocked;
-      made.reset(new_dense_like(from, HOST));
-      copy(*made, from);
+      made = gpu::copies_of(made, gpu::shared_spans(made), host_copy_of);
     }
-    return wrapped(std::move(made), false);
+    PyObject* result = checked(PyList_GetSlice(list, 0, PyList_Size(list)));
+    auto next = made.begin();
+    for (Py_ssize_t at = 0; at < PyList_Size(result); at++)
+      if (of(PyList_GetItem(result, at))->tensor->device() != HOST) PyList_SetItem(result, at, wrapped(std::move(*next++), false));
+    return result;
   });
 }
 

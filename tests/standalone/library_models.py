@@ -33,6 +33,17 @@ def resnet() -> nn.Module:
     return transformers.ResNetModel(config).eval()
 
 
+def dinov2() -> nn.Module:
+    """Its pooled output is a view of its last hidden state."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.Dinov2Config(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=32, patch_size=8
+    )
+    return transformers.Dinov2Model(config).eval()
+
+
 def llama() -> Any:
     """A decoder of transformers, of two layers."""
     import transformers

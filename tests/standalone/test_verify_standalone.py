@@ -20,6 +20,8 @@ from aotc.store.reference import parse_reference
 from aotc.verify.standalone_calls import StandaloneCalls
 from aotc.verify.standalone_child import decoded, encoded, is_dense
 
+HERE = Path(__file__).parent
+
 
 def calls_of(store: Path, name: str, module: torch.nn.Module) -> StandaloneCalls:
     (entry,) = read_bundle(StoreReader.open(store), parse_reference(name)).artifacts
@@ -39,6 +41,16 @@ def test_a_model_that_is_padded_or_writes_is_right_without_torch(zoo_store: Path
     ran = run_here("verify", f"{zoo_store}#{name}", "--standalone", "--seeds", "1", "--json", cwd=ZOO)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert {row["status"] for row in json.loads(ran.stdout)} == {"ok"}
+
+
+@pytest.mark.parametrize("runtime", [["--standalone"], []])
+def test_views_among_the_results_of_a_padded_call_are_views_as_in_eager(
+    shared_folder: Path, built: Any, runtime: list[str]
+) -> None:
+    store = built(shared_folder, "libraries-store", HERE / "libraries.yaml")
+    ran = run_here("verify", f"{store}#padded-dinov2", *runtime, "--seeds", "1", "--json", cwd=HERE)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert [row["sizes"] for row in json.loads(ran.stdout)] == ["batch=3", "batch=2", "batch=1"]
 
 
 def test_what_does_not_fit_could_not_run(zoo_store: Path) -> None:

@@ -1,5 +1,7 @@
 #include "table_call.h"
 
+#include "cut_views.h"
+
 #include <omp.h>
 
 #include <algorithm>
@@ -237,12 +239,7 @@ void TableCall::finish() {
       throw std::runtime_error("output " + std::to_string(each.output) + " of shape " + shown(sizes.data(), static_cast<int64_t>(sizes.size())) + " has no axis " + std::to_string(each.axis) + " to cut");
     sizes[each.axis] = *asked;
   }
-  for (auto& [output, sizes] : cut) {
-    Owned part = viewed(*outputs[output], sizes, outputs[output]->strides);
-    Owned made(new_dense_like(*part));
-    copy(*made, *part);
-    outputs[output] = std::move(made);
-  }
+  cut_back(outputs, cut);
   for (const Place& place : bucket.written) {
     if (place.kind != Place::INPUT || ran[place.index]->bytes() == given[place.index].tensor->bytes()) continue;
     const Tensor& into = *given[place.index].tensor;

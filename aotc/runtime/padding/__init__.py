@@ -1,2 +1,2 @@
-"""What only records with padded inputs need: pads and crops (`padded_tensors`), and calls of a model by regions
-(`padded_regions`)."""
+"""What only records with padded inputs need: pads and crops (`padded_tensors`), outputs that share
+memory (`cut_views`), and calls of a model by regions (`padded_regions`)."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from aotc.call_table.dispatch import Crop, Pad
 from aotc.errors import CorruptError
+from aotc.runtime.padding.cut_views import cut_copies
 from aotc.tensors.layouts import laid_out
 
 MOST_BYTES = 1 << 47
@@ -66,14 +67,16 @@ def take_crops() -> Sequence[Crop]:
     return crops
 
 
-def apply_crops(outputs: list[Tensor], crops: Sequence[Crop]) -> None:
-    """Cut off what was padded, in place: outputs without gaps, with memory of their own, as eager gives them. Raises
-    CorruptError for an output or an axis that is not there."""
-    for index in dict.fromkeys(crop.output for crop in crops):
-        of_it = [crop for crop in crops if crop.output == index]
-        if not 0 <= index < len(outputs):
-            raise CorruptError(f"the record's {of_it[0]} does not fit the library's {len(outputs)} outputs")
-        outputs[index] = without_gaps(cut(outputs[index], of_it))
+def apply_crops(outputs: list[Any], crops: Sequence[Crop]) -> None:
+    """Cut off what was padded, in place: outputs without gaps, with memory of their own, or that of another output, as
+    eager gives them. Raises CorruptError for an output or an axis that is not there."""
+    parts: dict[int, Tensor] = {}
+    for crop in crops:
+        if not 0 <= crop.output < len(outputs):
+            raise CorruptError(f"the record's {crop} does not fit the library's {len(outputs)} outputs")
+        parts[crop.output] = cut(parts.get(crop.output, outputs[crop.output]), [crop])
+    for index, tensor in cut_copies(outputs, parts).items():
+        outputs[index] = tensor
 
 
 def cut(output: Tensor, crops: Sequence[Crop]) -> Tensor:
@@ -84,10 +87,3 @@ def cut(output: Tensor, crops: Sequence[Crop]) -> Tensor:
         except (IndexError, RuntimeError, TypeError, ValueError) as error:  # the last two: no 64 bits hold the size
             raise CorruptError(f"the record's {crop} does not fit the library's output: {error}") from error
     return output
-
-
-def without_gaps(tensor: Tensor) -> Tensor:
-    """A copy in which the axes follow one another as in `tensor`."""
-    order = sorted(range(tensor.ndim), key=tensor.stride, reverse=True)
-    back = [order.index(axis) for axis in range(tensor.ndim)]
-    return tensor.permute(order).clone(memory_format=torch.contiguous_format).permute(back)

@@ -24,7 +24,8 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from aotc.call_table.dispatch import Crop
 from aotc.records import Total
-from aotc.runtime.padding.padded_tensors import apply_crops, cut, without_gaps
+from aotc.runtime.padding.cut_views import without_gaps
+from aotc.runtime.padding.padded_tensors import apply_crops, cut
 
 _current_pass: Callable[[], int] = torch._C._current_graph_task_id
 _is_asked_for: Callable[[Any], bool] = torch._C._will_engine_execute_node

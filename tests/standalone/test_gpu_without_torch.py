@@ -79,6 +79,7 @@ def models_for(driver: Path, folder: Path, machine: str = "x86_64", compiler: st
         ("direct", "copying.so", fixed, None),
         ("shares", "shares.so", fixed, LaunchPick(graph=True)),
         ("shares-direct", "shares.so", fixed, None),
+        ("shares-ranged", "shares.so", ranged, graph_of_8),
     ):
         publish(made, name, "latest", [artifact_of(made, name, folder / library, bucket, launch, machine)])
     return folder / "store"
@@ -90,7 +91,7 @@ def artifact_of(
     shape, ranged = ("batch", "length", 4), isinstance(bucket["length"], SizeRange)
     pads = {"length": PadRule()} if ranged else {}
     count = 4 if name.startswith("shares") else 1
-    outputs = [Output(index=at, dims=("", "length", "") if ranged else ()) for at in range(count)]
+    outputs = [Output(index=at, dims=("", "length", "") if ranged and at != 2 else ()) for at in range(count)]
     variant = BuiltVariant(
         bucket=bucket,
         key="",
@@ -204,6 +205,30 @@ for model in (model, load("shares-direct")):
     assert (result == x * weight).all() and (other == x * weight).all() and not numpy.shares_memory(result, other)
     result[:] = numpy.arange(32).reshape(result.shape)
     assert (turned == result.T).all() and (but_one == result.ravel()[1:]).all() and (other == x * weight).all()
+""",
+    )
+
+
+def test_views_among_the_results_of_a_padded_call_are_views_of_what_is_left(driver: Path, store: Path) -> None:
+    """As a graph and directly, on a GPU and in the CPU's memory; the third result needs the pad of the first."""
+    run(
+        driver,
+        store,
+        """
+model = load("shares-ranged")
+core = open_cpu()
+for length in (3, 5):
+    x, total = inputs(length)
+    there = core.to_gpu([core.view(x), core.view(total)], 0)
+    result, turned, but_one, other, _ = model(*there)
+    assert turned.address == result.address and not 0 <= other.address - result.address < x.nbytes
+    assert result.strides == (length * 4, 4, 1) and turned.strides == (1, 4, length * 4)
+    result, turned, but_one, other, _ = model(x, total)
+    assert (turned == (x * weight).T).all() and (other == x * weight).all()
+    result[:] = numpy.arange(x.size).reshape(x.shape)
+    assert (turned == result.T).all() and (other == x * weight).all()
+    assert not numpy.shares_memory(result, but_one)
+assert model.stats().graph_launches == 2 and model.stats().padded_calls == 4
 """,
     )
 

@@ -17,10 +17,12 @@
 - `sleef.h`, compiled for AVX2 and for AVX512: the vector functions that Inductor's code calls on x86-64, over glibc's
   libmvec.
 - `call_table.h`, `call_table.cpp`: which bucket takes a call. `table_call.h`, `table_call.cpp`: the call itself.
+  `cut_views.h`, `cut_views.cpp`: its outputs without their pads.
 - `library.h`, `library.cpp`: a bucket's library, by the interface of AOTInductor.
 - `c_api.cpp`: `libaotc.so` of exported folders, whose interface is `aotc.h`. `dlpack.h`: DLPack's structures.
 - `../gpu/`: GPUs by the driver alone. `driver`: its library; `device`: a GPU's stream and memory, in which tensors may
-  lie; `gpu_code`: a bucket's code, with CUDA graphs; `cuda_functions.cpp`: what code for GPUs takes of torch and CUDA.
+  lie; `upload`: weights to it; `gpu_code`: a bucket's code, with CUDA graphs; `shared_copies`: of outputs that share
+  memory; `cuda_functions.cpp`: what code for GPUs takes of torch and CUDA.
 - `python/`: the extension module. `tensor_object`: `Tensor`, over any object's memory (`buffers`, DLPack's `capsules`),
   with `tensor_functions`; `table_object`: `Table`, which makes calls; `module`: the rest.
 """

@@ -467,7 +467,7 @@ def choose(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], lis
     return of
 
 
-TABLE_SOURCES = ("call_table", "table_call", "library", "tensor")
+TABLE_SOURCES = ("call_table", "table_call", "cut_views", "library", "tensor")
 SHAPES: list[tuple[int | str, ...]] = [
     ("a", "b"),
     ("2*a + 1", "b", 3),

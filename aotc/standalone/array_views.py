@@ -43,9 +43,8 @@ _ON_GPU = 2
 """kDLCUDA, of DLPack."""
 
 
-def giving_from_gpu(value: Any) -> Give:
-    """As `giving_like`, of a copy in the CPU's memory where the `Tensor` lies on a GPU."""
-    give = giving_like(value)
+def giving_copies(give: Give) -> Give:
+    """As `give`, of a copy in the CPU's memory where the `Tensor` lies on a GPU."""
     return lambda tensor: give(*open_cpu().to_host([tensor]))
 
 

@@ -14,7 +14,7 @@ from aotc.call_table.values import describe
 from aotc.errors import BindError, CorruptError, Issue, LibraryError
 from aotc.machine.forks import renew_in_child
 from aotc.records import Artifact, ConstantLeaf, TensorLeaf, bucket_name
-from aotc.standalone.array_views import NoTensor, giving_from_gpu, giving_like, lies_on_gpu, tensor_of
+from aotc.standalone.array_views import NoTensor, giving_copies, giving_like, lies_on_gpu, tensor_of
 from aotc.standalone.call_results import ResultMaker, RunCall
 from aotc.standalone.call_rows import call_rows
 from aotc.standalone.cpu_environment import open_cpu
@@ -150,7 +150,7 @@ class StandaloneModel:
         if self._gpu is not None and not lies_on_gpu(first):
             with gpu_errors():
                 outputs = open_cpu().to_host(outputs)  # together: those that share memory do so in the copies
-            give = giving_from_gpu(first)
+            give = giving_copies(give)
         return self._results[variant](RunCall(given, leaves, ran, state, outputs, give))
 
     def _opened(self) -> Any:

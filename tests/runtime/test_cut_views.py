@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
+from drawn_views import drawn_part, drawn_tensor, drawn_view
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -65,32 +64,20 @@ def test_an_uncut_output_keeps_the_views_of_it() -> None:
     assert whole is cache and rows.data_ptr() == cache.data_ptr() and torch.equal(rows, cache[:3])
 
 
+def test_a_view_of_which_nothing_is_left_is_empty() -> None:
+    padded = torch.arange(40.0).reshape(8, 5)
+    whole, rows = cut_back([padded, padded[2:]], (0, 0, 4), (1, 0, 0))
+    assert torch.equal(whole, padded[:4]) and rows.shape == (0, 5)
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_a_drawn_view_of_what_is_left_has_its_values_in_the_copy(data: st.DataObject) -> None:
-    shape = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
-    order = data.draw(st.permutations(range(len(shape))))
-    padded = torch.arange(float(math.prod(shape))).reshape([shape[axis] for axis in order])
-    padded = padded.permute([order.index(axis) for axis in range(len(shape))])
-    left = [data.draw(st.integers(0, size)) for size in shape]
-    view = padded[tuple(slice(0, size) for size in left)]
-    for _ in range(data.draw(st.integers(0, 3))):
-        axis = data.draw(st.integers(0, view.ndim - 1)) if view.ndim else 0
-        kinds = ["unsqueeze", *(["select", "slice", "transpose", "diagonal"] if view.numel() and view.ndim else [])]
-        kind = data.draw(st.sampled_from(kinds))
-        if kind == "select":
-            view = view.select(axis, data.draw(st.integers(0, view.shape[axis] - 1)))
-        elif kind == "slice":
-            first = data.draw(st.integers(0, view.shape[axis] - 1))
-            view = view[(slice(None),) * axis + (slice(first, None, data.draw(st.integers(1, 3))),)]
-        elif kind == "transpose":
-            view = view.transpose(axis, data.draw(st.integers(0, view.ndim - 1)))
-        elif kind == "diagonal" and view.ndim > 1:
-            view = view.diagonal()
-        elif kind == "unsqueeze":
-            view = view.unsqueeze(axis)
+    padded = drawn_tensor(data, data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=4)))
+    left = drawn_part(data, padded)
+    view = drawn_view(data, left)
     expected = view.clone()
-    whole, moved = cut_back([padded, view], *((0, axis, size) for axis, size in enumerate(left)))
+    whole, moved = cut_back([padded, view], *((0, axis, size) for axis, size in enumerate(left.shape)))
     assert torch.equal(moved, expected)
     whole += 1000
     assert torch.equal(moved, expected + 1000)

@@ -81,15 +81,16 @@ void cut_back(std::vector<Owned>& outputs, const std::map<size_t, Sizes>& sizes)
     return whole;
   };
   for (size_t whole = 0; whole < outputs.size() && !sizes.empty(); whole++) {
-    if (made[whole]) continue;
-    std::optional<std::vector<Axis>> axes;
-    for (size_t at = 0; at < outputs.size(); at++) {
-      if (at == whole || made[at] || !holds(*outputs[whole], *outputs[at]) || !(sizes.count(whole) || sizes.count(at))) continue;
-      if (sizes.count(whole) && !made[whole]) made[whole] = copied(whole);
-      const Tensor& base = made[whole] ? *made[whole] : *outputs[whole];
-      if (!axes && !(axes = axes_of(*outputs[whole], base))) break;
-      made[at] = moved(part(at), *outputs[whole], base, *axes);
-    }
+    std::vector<size_t> inside;
+    for (size_t at = 0; at < outputs.size() && !made[whole]; at++)
+      if (at != whole && !made[at] && (sizes.count(whole) || sizes.count(at)) && holds(*outputs[whole], *outputs[at])) inside.push_back(at);
+    if (inside.empty()) continue;
+    Owned copy = sizes.count(whole) ? copied(whole) : Owned(shared(*outputs[whole]));
+    std::optional<std::vector<Axis>> axes = axes_of(*outputs[whole], *copy);
+    bool held = false;
+    for (size_t at : inside)
+      if (axes) made[at] = moved(part(at), *outputs[whole], *copy, *axes), held = held || made[at];
+    if (held) made[whole] = std::move(copy);
   }
   for (const auto& cut : sizes)
     if (!made[cut.first]) made[cut.first] = copied(cut.first);

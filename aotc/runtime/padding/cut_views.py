@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,10 +17,9 @@ def cut_copies(outputs: Sequence[Any], parts: Mapping[int, Tensor]) -> dict[int,
     copies: dict[int, Tensor] = {}
     positions = [at for at, output in enumerate(outputs) if isinstance(output, Tensor)]
     for group in sharing_groups([outputs[at] for at in positions]):
-        members = {positions[at]: outputs[positions[at]] for at in group}
-        whole = next((at for at in members if _holds(members.values(), members[at])), None)
-        if whole is not None:
-            copies |= _views(whole, members, parts)
+        members = {positions[at]: outputs[positions[at]] for at in sorted(group)}
+        if not any(member.requires_grad for member in members.values()):  # else autograd has to see each copy
+            copies |= _copies_of_views(members, parts)
     return copies | {at: without_gaps(part) for at, part in parts.items() if at not in copies}
 
 
@@ -31,26 +30,27 @@ def without_gaps(tensor: Tensor) -> Tensor:
     return tensor.permute(order).clone(memory_format=torch.contiguous_format).permute(back)
 
 
-def _holds(members: Iterable[Tensor], whole: Tensor) -> bool:
-    """Whether the memory of all is that of `whole`, and autograd has no say in it."""
-    first, end = extent(whole)
-    extents = [(*extent(each), each.requires_grad) for each in members]
-    return all(first <= one and other <= end and not tracked for one, other, tracked in extents)
-
-
-def _views(whole: int, members: Mapping[int, Tensor], parts: Mapping[int, Tensor]) -> dict[int, Tensor]:
-    """The copy of `whole`, if it is cut, and those of the others that are views of it."""
-    padded = copy = members[whole]
-    found: dict[int, Tensor] = {}
-    if whole in parts:
-        found[whole] = copy = without_gaps(parts[whole])
-    axes = _axes(padded, copy)
-    for at, member in members.items():
-        if at != whole and axes is not None and member.dtype == padded.dtype:
-            view = _moved(parts.get(at, member), padded, copy, axes)
+def _copies_of_views(members: Mapping[int, Tensor], parts: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    """Of tensors that share memory: copies of those that hold others, and views of these copies."""
+    copies: dict[int, Tensor] = {}
+    for whole, padded in members.items():
+        changed = [at for at in members if at != whole and at not in copies and (whole in parts or at in parts)]
+        inside = [at for at in changed if _holds(padded, members[at])]
+        if whole in copies or not inside:
+            continue
+        copy = without_gaps(parts[whole]) if whole in parts else padded
+        if (axes := _axes(padded, copy)) is None:
+            continue
+        for at in inside:
+            view = _moved(parts.get(at, members[at]), padded, copy, axes)
             if view is not None:
-                found[at] = view
-    return found
+                copies |= {whole: copy, at: view}
+    return copies
+
+
+def _holds(whole: Tensor, tensor: Tensor) -> bool:
+    (first, end), (own_first, own_end) = extent(whole), extent(tensor)
+    return whole.dtype == tensor.dtype and first <= own_first and own_end <= end
 
 
 class _Axis(NamedTuple):
@@ -86,7 +86,7 @@ def _axes(padded: Tensor, copy: Tensor) -> list[_Axis] | None:
 def _moved(view: Tensor, padded: Tensor, copy: Tensor, axes: Sequence[_Axis]) -> Tensor | None:
     """The tensor of the copy with the elements of `view`, which is one of `padded`; None where the copy lacks one, or
     no strides reach them."""
-    place = _steps((view.data_ptr() - padded.data_ptr()) // view.element_size(), axes)
+    place = _steps(int(view.storage_offset() - padded.storage_offset()), axes)  # an empty tensor has no address
     last, strides = place, []
     for size, stride in zip(view.shape, view.stride(), strict=True):
         steps = _steps(stride, axes)
